@@ -28,17 +28,9 @@ _NODES = (
     *("cluster.", "network.", "access.", "capacity.", "local.", "tags."),
     *("env.file", "env.kind", "env.python", "env.packages_from", "env.ca_bundle"),
 )
-
-
 _REACH = ("network.jump",)
-
-
 _JOB = ("env.", "sync.", "job.")
-
-
 _HOME = (*_REACH, "job.results", "job.exclude", "job.outputs", "sync.workdir")
-
-
 TAKES = {
     **dict.fromkeys(("plan", "doctor"), _NODES),
     **dict.fromkeys(("status", "cancel", "exec", "ssh"), _REACH),
@@ -49,8 +41,6 @@ TAKES = {
     "run": ("",),
 }
 """The verbs that work on one cluster and take -c, and which keys of awsddp.toml each heeds, by prefix."""
-
-
 HAS_OPTION = {
     "plan": ("cluster.", "env.file"),
     "up": ("cluster.", "env.file"),
@@ -59,17 +49,9 @@ HAS_OPTION = {
     "run": ("",),
 }
 """The keys, by prefix, that have an option of their own on a verb; the other keys are set with -o there."""
-
-
 _COMMAND = re.compile(rf"\bawsddp (?=({'|'.join(TAKES)})\b)")
-
-
 _ALONE = re.compile(rf"awsddp ({'|'.join(TAKES)})((?: .*)?)")
-
-
 _SCRIPT = ("job.script", "job.args")
-
-
 _HIDDEN = (NOT_SHOWN - {"job.resume", *_SCRIPT}) | {"cluster.region", "cluster.profile"}
 """Keys that no advice repeats: they may hold a secret, are said otherwise, or are global options."""
 

@@ -20,7 +20,7 @@ from awsddp.errors import AwsddpError, ConfigError, NodeError, NotFoundError
 from awsddp.jobs import health, protocol
 from awsddp.jobs.ranks import Host, layout
 from awsddp.jobs.supervisor import requests
-from awsddp.jobs.supervisor.hang import diagnose, ranges
+from awsddp.jobs.supervisor.hang import diagnose
 from awsddp.jobs.supervisor.requests import plain
 from awsddp.jobs.supervisor.stacks import DUMP, Answer
 from awsddp.known import told_job, told_jobs
@@ -38,6 +38,21 @@ from awsddp.spec import JobSection
 
 if TYPE_CHECKING:
     from awsddp.cluster import Cluster
+
+DIAL_S = 2.0
+"""How long a connection between two nodes may take."""
+GROUP_S, RANK_S, MOST_GROUP_S = 60.0, 2.0, 180.0
+"""How long ranks may take to import torch, to form a process group and to time an all-reduce: so long, so
+much longer for each rank (nodes of the local cloud share CPUs), and at most."""
+CLAIM_S = 5.0
+LEAST_SHARE = 0.5
+"""Of the network bandwidth that a type promises: below it the nodes are measured in pairs."""
+LEAST_GBYTE_S = 0.005
+"""So, too, where nothing is promised: no network is that slow."""
+HERE_BYTES = 3_000_000
+"""What each of two nodes sends here: between themselves they cannot tell which is slow."""
+STACKS_S = 8.0
+"""How long a node may take to answer: it bounds its own work to 2 s."""
 
 
 def before_launch(cluster: "Cluster") -> DoctorDocument:
@@ -120,30 +135,6 @@ def request_quota(cluster: "Cluster", *, confirm: Callable[[str], None]) -> Quot
         reply = aws.call("RequestServiceQuotaIncrease", asked, service="service-quotas")
         told.request = reply.get("RequestedQuota", {}).get("Id")
         return told
-
-
-DIAL_S = 2.0
-"""How long a connection between two nodes may take."""
-
-
-GROUP_S, RANK_S, MOST_GROUP_S = 60.0, 2.0, 180.0
-"""How long ranks may take to import torch, to form a process group and to time an all-reduce: so long, so
-much longer for each rank (nodes of the local cloud share CPUs), and at most."""
-
-
-CLAIM_S = 5.0
-
-
-LEAST_SHARE = 0.5
-"""Of the network bandwidth that a type promises: below it the nodes are measured in pairs."""
-
-
-LEAST_GBYTE_S = 0.005
-"""So, too, where nothing is promised: no network is that slow."""
-
-
-HERE_BYTES = 3_000_000
-"""What each of two nodes sends here: between themselves they cannot tell which is slow."""
 
 
 def preflight(cluster: "Cluster", launches: Mapping[int, requests.Launch]) -> None:
@@ -364,13 +355,6 @@ def _hear(
                 of[node].hear(step)
 
     cluster.fleet.stream(commands, on_data, timeout_s=timeout_s)
-
-
-__all__ = ["ranges", "why"]
-
-
-STACKS_S = 8.0
-"""How long a node may take to answer: it bounds its own work to 2 s."""
 
 
 def why(cluster: "Cluster", job: str) -> WhyDocument:

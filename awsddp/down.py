@@ -22,6 +22,9 @@ from awsddp.status import cluster_document
 if TYPE_CHECKING:
     from awsddp.cluster import Cluster
 
+STOP_REACH_S = 30.0
+FETCH_REACH_S = 60.0
+
 
 def down(
     cluster: "Cluster",
@@ -141,9 +144,6 @@ def _document(
     )
 
 
-STOP_REACH_S = 30.0
-
-
 def stop(cluster: "Cluster", *, confirm: Callable[[str], None]) -> ClusterDocument:
     """Stop the cluster's instances and return it as the `status` document.
 
@@ -203,9 +203,6 @@ def _end_jobs(cluster: "Cluster", listed: Listed) -> None:
         raise
     except AwsddpError as error:
         cluster.say(f"jobs could not be ended first: {error.message}")
-
-
-FETCH_REACH_S = 60.0
 
 
 def fetch_all(cluster: "Cluster", listed: Listed) -> None:

@@ -38,6 +38,18 @@ if TYPE_CHECKING:
 
 LARGE_BYTES = 100e6
 
+# What is the user's comes as words of its own: nothing is pasted into the script.
+_RUN = 'PATH="$1:$PATH"; export PATH; shift; cd ~/awsddp/work 2>/dev/null || cd; exec "$@"'
+_MISSING = 'cd ~/awsddp/work 2>/dev/null; for name; do [ -e "$name" ] || printf "%s\\0" "$name"; done'
+_LOOK_S = 20.0
+OnOutput = Callable[[int, bytes, bool], None]
+"""Gets a node's number, what it said, and whether it said so on stderr."""
+_FILES = ("requirements.txt", "uv.lock", "pyproject.toml", "environment.yml")
+_MODULE = re.compile(r"\w[\w.]*")
+_WORD = re.compile(r"'([^'\n]+)'|\"([^\"\n]+)\"|([^\s'\",;:()]+)")
+_VARIABLE = re.compile(r"\bos\b.*^KeyError: '([A-Z_][A-Z0-9_]*)'", re.DOTALL | re.MULTILINE)
+_ON_NODE = re.compile(r"^(.*/awsddp/work[^/]*/|\./)")
+
 
 def sync(cluster: "Cluster", *, confirm: Callable[[str], None]) -> SyncDocument:
     """Send the working folder, and return what went as the `sync` document.
@@ -109,20 +121,6 @@ def moved(files: "Mapping[int, Sent | Fetched]") -> tuple[NodeFiles, ...]:
     return tuple(
         NodeFiles(node=node, files=one.files, bytes=one.bytes) for node, one in sorted(files.items())
     )
-
-
-# What is the user's comes as words of its own: nothing is pasted into the script.
-_RUN = 'PATH="$1:$PATH"; export PATH; shift; cd ~/awsddp/work 2>/dev/null || cd; exec "$@"'
-
-
-_MISSING = 'cd ~/awsddp/work 2>/dev/null; for name; do [ -e "$name" ] || printf "%s\\0" "$name"; done'
-
-
-_LOOK_S = 20.0
-
-
-OnOutput = Callable[[int, bytes, bool], None]
-"""Gets a node's number, what it said, and whether it said so on stderr."""
 
 
 def exec(
@@ -247,21 +245,6 @@ def _command(record: Record, node: int, words: Sequence[str]) -> list[str]:
     if not words or python is None:
         return ["--", *words] if words else []
     return ["--", f'export PATH={shlex.quote(posixpath.dirname(python))}:"$PATH";', *words]
-
-
-_FILES = ("requirements.txt", "uv.lock", "pyproject.toml", "environment.yml")
-
-
-_MODULE = re.compile(r"\w[\w.]*")
-
-
-_WORD = re.compile(r"'([^'\n]+)'|\"([^\"\n]+)\"|([^\s'\",;:()]+)")
-
-
-_VARIABLE = re.compile(r"\bos\b.*^KeyError: '([A-Z_][A-Z0-9_]*)'", re.DOTALL | re.MULTILINE)
-
-
-_ON_NODE = re.compile(r"^(.*/awsddp/work[^/]*/|\./)")
 
 
 def explained(cluster: "Cluster", job: JobRecord) -> JobRecord:

@@ -34,6 +34,24 @@ from awsddp.values import seconds
 if TYPE_CHECKING:
     from awsddp.cluster import Cluster
 
+SILENT_S = 12.0
+HINT_S = 300.0
+"""After how long without a line a job is said to be silent."""
+BEYOND_S = 60.0
+"""How much longer than `job.heartbeat_timeout` we try to connect: the supervisors notice a break later.
+
+So long, too, to a node whose sshd refuses, once the others say that the job has ended."""
+_CONNECT_S = 5.0
+_RETRY_S = 10.0  # between two tries while other nodes are followed
+_CHECK_S = 1.0
+_GONE = ("terminated", "stopped")
+_FRUITLESS = 30  # streams in a row that a node may end before it has said anything
+EVERY_S = 30.0
+BYTES_PER_SECOND = 100e3
+"""How much is fetched on average: after 16 MB nothing is for 160 s."""
+BUSY = 0.05
+"""The share of the time that a node may spend on listing them."""
+
 
 def logs(
     cluster: "Cluster",
@@ -49,7 +67,7 @@ def logs(
     `last` shows only so many of the lines so far. With `follow` to the job's end; then its results are
     fetched. A fetched job needs no node; a part that is missing is shown from the nodes that are reachable.
     Raises NotFoundError for an unknown job or rank, NoNodes if no node is reachable, and what
-    `Cluster.finish` raises.
+    `finish` raises.
     """
     if job is not None and (kept := whole_at_home(cluster, job)):
         return _replay(cluster, kept, ranks, last, on_lines)
@@ -138,34 +156,6 @@ def finish(cluster: "Cluster", job: JobRecord) -> JobDocument:
     for text in lost.values():
         cluster.say(text)
     return job_result(cluster, job)
-
-
-SILENT_S = 12.0
-
-
-HINT_S = 300.0
-"""After how long without a line a job is said to be silent."""
-
-
-BEYOND_S = 60.0
-"""How much longer than `job.heartbeat_timeout` we try to connect: the supervisors notice a break later.
-
-So long, too, to a node whose sshd refuses, once the others say that the job has ended."""
-
-
-_CONNECT_S = 5.0
-
-
-_RETRY_S = 10.0  # between two tries while other nodes are followed
-
-
-_CHECK_S = 1.0
-
-
-_GONE = ("terminated", "stopped")
-
-
-_FRUITLESS = 30  # streams in a row that a node may end before it has said anything
 
 
 class _Interruption(Exception):
@@ -371,17 +361,6 @@ def _end_of(node: Node) -> tuple[str, str]:
 
     kind, why = end_of(node)
     return kind, f"EC2 says that its instance is {node.state} ({why})"
-
-
-EVERY_S = 30.0
-
-
-BYTES_PER_SECOND = 100e3
-"""How much is fetched on average: after 16 MB nothing is for 160 s."""
-
-
-BUSY = 0.05
-"""The share of the time that a node may spend on listing them."""
 
 
 class Events:

@@ -23,19 +23,16 @@ if TYPE_CHECKING:
 
 JUMP = "network.jump"
 
+REACH_S = 20.0
+"""How long connecting to a node may take before the others are asked without it."""
+OFF = ("stopping", "stopped")
+"""EC2's states of an instance that `up` starts."""
+
 
 class NoNodes(NodeError):
     """The cluster exists, and none of its nodes can be reached now. `stopped` hold these jobs."""
 
     stopped: tuple[str, ...] = ()
-
-
-REACH_S = 20.0
-"""How long connecting to a node may take before the others are asked without it."""
-
-
-OFF = ("stopping", "stopped")
-"""EC2's states of an instance that `up` starts."""
 
 
 def login_nodes(cluster: "Cluster") -> tuple[Node, ...]:

@@ -33,14 +33,9 @@ if TYPE_CHECKING:
 
 Confirm = Callable[[LaunchPlan | str], None]
 
-
 # What holds from now on without a launch.
 _REACH = (JUMP, "network.ssh_cidr", "access.user", "cluster.expires", "cluster.idle", "cluster.budget_usd")
-
-
 _CHANGEABLE = {"cluster.nodes", *NODE_KEYS, *_REACH}
-
-
 _LOST = "what only the disks of ended nodes hold is lost; results are fetched first"
 
 

@@ -50,11 +50,13 @@ if TYPE_CHECKING:
 ASK_S = 5.0
 """How long connecting to a node may take before a running job is shown as last seen."""
 
-
 # This login is not a use of the node: the watchdog ignores its port.
 _READ_IDLE = (
     'set -- $SSH_CONNECTION; echo "$2" | sudo -n tee -a /run/awsddp/asked > /dev/null; cat /run/awsddp/left'
 )
+
+PAGE = "report.html"
+_SIZE = ("cluster.nodes", "cluster.instance_type", "cluster.gpus")
 
 
 def status(cluster: "Cluster", *, ask_nodes: bool = False) -> ClusterDocument:
@@ -333,12 +335,6 @@ def home(cluster: "Cluster") -> HomeDocument:
         if (record := past.record) is not None
     ]
     return HomeDocument(clusters=tuple(clusters), local_cloud=local.runs(cluster.home))
-
-
-PAGE = "report.html"
-
-
-_SIZE = ("cluster.nodes", "cluster.instance_type", "cluster.gpus")
 
 
 def write_report(cluster: "Cluster", *, job: str | None = None) -> JobReport:

@@ -35,11 +35,7 @@ if TYPE_CHECKING:
 
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-
-
 _WORDS = ("all", "last")
-
-
 _PLACEHOLDER = re.compile(r"\{[^{}]*\}")
 
 

@@ -36,12 +36,8 @@ if TYPE_CHECKING:
 
 IDLE = "10m"
 """The idle time of a run's nodes: no user logs in to them."""
-
-
 END_S = 600.0
 """How long a run tries to terminate its nodes while AWS does not answer; then they are idle anyway."""
-
-
 _Stage = TypeVar("_Stage")
 
 
