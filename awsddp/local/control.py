@@ -113,7 +113,7 @@ def sweep(place: Place) -> None:
     :raises LocalCloudError: something is still there.
     """
     mark = f"{place.tag}-"
-    if not (cgroups.end(place) and ending.end(mark)):
+    if not (ending.end(mark) and cgroups.end(place)):  # a daemon first, which could boot hosts meanwhile
         raise LocalCloudError(
             "processes of the local cloud do not end",
             why=f"pids {sorted({*cgroups.processes(place), *ending.marked(mark)})[:10]}",
@@ -247,7 +247,9 @@ def _spawn(place: Place) -> bool:
         if report := read_report(place):
             write_json(place.report, {key: report[key] for key in report if key not in ("pid", "error")})
         daemon = [sys.executable, "-m", "awsddp.local.daemon", str(place.home.resolve()), str(lock.fileno())]
-        environ = {**os.environ, "PYTHONPATH": path, "PATH": machine.SEARCH}
+        # The mark is how it is found once its files are removed.
+        marked = {"AWSDDP_HOST": place.daemon_mark}
+        environ = {**os.environ, **marked, "PYTHONPATH": path, "PATH": machine.SEARCH}
         run_into(log, "setsid", "--fork", *daemon, env=environ, pass_fds=[lock.fileno()], check=True)
     return True
 

@@ -41,8 +41,9 @@ def main() -> None:
     lock = int(sys.argv[2])
     os.set_inheritable(lock, False)
     os.write(lock, str(os.getpid()).encode())
-    ending.end(place.daemon_mark)  # commands that a killed one left half done
-    os.environ["AWSDDP_HOST"] = place.daemon_mark  # what it starts ends with the cloud, as its hosts do
+    # One whose files were removed, and commands that a killed one left half done: AWSDDP_HOST is the mark
+    # of this one and of what it starts.
+    ending.end(place.daemon_mark)
     try:
         serve(place)
     except AwsddpError as error:
