@@ -130,28 +130,20 @@ def squeeze(place: Place, instance_id: str, *, tight: bool) -> None:
 
 
 def end(place: Place, instance_id: str = "", *, deadline_s: float = 10) -> bool:
-    """Kills what is in the cgroups and removes them; false if something was left at the deadline."""
+    """Kills what is in the cgroups and removes them; false if something was left at the deadline.
+
+    A cgroup stays busy for a moment after its last process is gone.
+    """
     until = time.monotonic() + deadline_s
-    while pids := processes(place, instance_id):
-        for pid in pids:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+    trees = [tree / place.cgroup / instance_id for tree in (*hierarchies(), CPU)]
+    while left := [folder for tree in trees for folder, _, _ in os.walk(tree, topdown=False)]:
         if time.monotonic() > until:
             return False
+        for pid in processes(place, instance_id):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        for folder in left:
+            with suppress(OSError):
+                Path(folder).rmdir()
         time.sleep(0.01)
-    removed = [_remove(tree / place.cgroup / instance_id, until) for tree in (*hierarchies(), CPU)]
-    return all(removed)
-
-
-def _remove(folder: Path, until: float) -> bool:
-    """Removes a tree of cgroups; a cgroup stays busy for a moment after its last process is gone."""
-    for name, _, _ in os.walk(folder, topdown=False):
-        path = Path(name)
-        while path.is_dir():
-            try:
-                path.rmdir()
-            except OSError:
-                if time.monotonic() > until:
-                    return False
-                time.sleep(0.01)
     return True

@@ -96,14 +96,15 @@ class Hosts:
 
     def complaint(self, instance_id: str) -> str:
         """Return why it is broken, in a line."""
-        lines = self.console(instance_id)[-2000:].decode(errors="replace").splitlines()
-        return lines[-1] if lines else "the host ended before it answered"
-
-    def console(self, instance_id: str) -> bytes:
-        """Return what it wrote to its console since it was made."""
+        console, last = self.folder(instance_id) / "console.log", ""
         with suppress(FileNotFoundError):
-            return (self.folder(instance_id) / "console.log").read_bytes()
-        return b""
+            last = console.read_text(errors="replace")[-2000:]
+        if "Too many open files" in last:  # systemd's last words
+            return (
+                "the nodes of this machine have used up fs.inotify.max_user_instances; "
+                "raise it: sysctl -w fs.inotify.max_user_instances=1024"
+            )
+        return [*last.splitlines()[-1:], "the host ended before it answered"][0]
 
     def apply_rules(self, instance_id: str, ruleset: str) -> None:
         """Put its security groups in force (nftables)."""
@@ -187,7 +188,8 @@ class LoopbackHosts(Hosts):
     def boot(self, spec: HostSpec) -> None:
         node = self.folder(spec.instance_id)
         ending.end(self._mark(spec.instance_id))
-        if not (node / "made").exists():
+        first = not (node / "booted").exists()
+        if first:
             self._make(node, spec)
         for name in ("off", "again", "sshd.pid"):
             (node / name).unlink(missing_ok=True)
@@ -195,7 +197,6 @@ class LoopbackHosts(Hosts):
         (node / "root/run/cloud-init").mkdir(parents=True)
         environ = self._environ(node, spec.instance_id)
         with (node / "console.log").open("ab") as console:
-            first = not (node / "booted").exists()
             carry_out(spec.user_data, root=node / "root", first=first, environ=environ, console=console)
             (node / "booted").touch()
             if _end(node) is None:
@@ -227,7 +228,6 @@ class LoopbackHosts(Hosts):
             _show_torch(root / "opt/pytorch", image.ensure("loopback"), spec.rehearsal)
         key = root / "etc/ssh/ssh_host_ed25519_key"
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True)
-        (node / "made").touch()
 
     def _start_sshd(self, node: Path, spec: HostSpec, environ: dict[str, str], console: IO[bytes]) -> None:
         sshd = shutil.which("sshd", path=SEARCH) or "/usr/sbin/sshd"
@@ -240,11 +240,10 @@ class LoopbackHosts(Hosts):
 
     def shut_down(self, instance_id: str, *, reboot: bool = False) -> None:
         node = self.folder(instance_id)
-        (node / ("again" if reboot else "off")).touch()
+        ask = [str(node / "bin/systemctl"), "reboot" if reboot else "poweroff"]
+        environ = self._environ(node, instance_id)  # not the daemon's mark: it outlives that
         with (node / "console.log").open("ab") as console:
-            end = [sys.executable, ending.__file__, self._mark(instance_id)]
-            environ = self._environ(node, instance_id)  # not the daemon's mark: it outlives that
-            run_into(console, "setsid", "--fork", *end, env=environ, check=True)
+            run_into(console, "setsid", "--fork", *ask, env=environ, check=True)
 
     def cut_power(self, instance_id: str) -> None:
         ending.end(self._mark(instance_id))

@@ -154,14 +154,6 @@ class NspawnHosts(Hosts):
             return Condition.UP
         return Condition.STARTING
 
-    def complaint(self, instance_id: str) -> str:
-        if b"Too many open files" in self.console(instance_id)[-2000:]:  # systemd's last words
-            return (
-                "the nodes of this machine have used up fs.inotify.max_user_instances; "
-                "raise it: sysctl -w fs.inotify.max_user_instances=1024"
-            )
-        return super().complaint(instance_id)
-
     def apply_rules(self, instance_id: str, ruleset: str) -> None:
         node = self.folder(instance_id)
         node.mkdir(parents=True, exist_ok=True)
