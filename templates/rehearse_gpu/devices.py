@@ -212,8 +212,7 @@ def _answers():
 def answer_cuda(cuda):
     """Have `torch.cuda` say what it would on the node."""
     answers = _answers()
-    for name, value in answers.items():
-        setattr(cuda, name, value)
+    cuda.__dict__.update(answers)
     for name in ("CUDAGraph", "graph", "make_graphed_callables"):
         refuse(cuda, name)
     torch._C.__getattr__ = _missing
@@ -232,15 +231,10 @@ def answer_cuda(cuda):
 def answer_accelerator(accelerator):
     """Have `torch.accelerator` say the same as `torch.cuda`."""
     cuda = torch.cuda
-    for name, value in {
-        "is_available": cuda.is_available,
-        "device_count": cuda.device_count,
-        "current_accelerator": lambda check_available=False: torch.device("cuda") if visible() else None,
-        "current_device_index": current_device,
-        "current_device_idx": current_device,
-        "set_device_index": set_device,
-        "set_device_idx": set_device,
-        "current_stream": Stream,
-        "synchronize": cuda.synchronize,
-    }.items():
-        setattr(accelerator, name, value)
+    accelerator.current_accelerator = lambda check_available=False: (
+        torch.device("cuda") if visible() else None
+    )
+    accelerator.is_available, accelerator.device_count = cuda.is_available, cuda.device_count
+    accelerator.current_device_index = accelerator.current_device_idx = current_device
+    accelerator.set_device_index = accelerator.set_device_idx = set_device
+    accelerator.current_stream, accelerator.synchronize = Stream, cuda.synchronize
