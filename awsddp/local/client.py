@@ -85,16 +85,7 @@ def opened(
         try:
             if start and info.mode != "records":
                 image.ensure(info.mode, on_event=lambda text: on_event(Event(text, "local cloud")))
-            yield Target(
-                name="local",
-                region=info.region,
-                endpoint=info.endpoint,
-                access_key_id=info.access_key_id,
-                secret_access_key=info.secret_access_key,
-                ssh_port=info.ssh_port,
-                caller_address=info.caller_address,
-                daemon_home=str(place),
-            )
+            yield msgspec.convert({**vars(info), "name": "local", "daemon_home": str(place)}, Target)
         finally:
             if ending and info.auto and alone() and not _lives(info):
                 control.stop(place)
@@ -104,13 +95,13 @@ def start(awsddp_home: Path, *, mode: str | None, share: tuple[Path, ...]) -> "L
     """Start the daemon where it does not run, and return its status. Raises LocalCloudError."""
     place = home(awsddp_home)
     with _presence(place):
-        return _document(control.ask(control.start(place, mode=mode, share=share)))
+        return control.ask(control.start(place, mode=mode, share=share))
 
 
 def status(awsddp_home: Path) -> "LocalDocument":
     """Return the status of a running daemon; a dead one is revived. Raises NotFoundError."""
     with _running(awsddp_home) as info:
-        return _document(control.ask(info))
+        return control.ask(info)
 
 
 def runs(awsddp_home: Path) -> bool:
@@ -129,7 +120,8 @@ def fault_add(awsddp_home: Path, operation: str, effect: str, **choices: Any) ->
     value (a launch has its zone). Raises UsageError, NotFoundError where no local cloud is running.
     """
     with _running(awsddp_home) as info:
-        return _faults(info, {"add": {"operation": operation, "effect": effect, **choices}})
+        order = {"add": {"operation": operation, "effect": effect, **choices}}
+        return [*control.ask(info, order).faults]
 
 
 def instance_of(awsddp_home: Path, cluster: str, node: int) -> str:
@@ -147,17 +139,7 @@ def instance_of(awsddp_home: Path, cluster: str, node: int) -> str:
 def fault_clear(awsddp_home: Path, number: int | None = None) -> "list[Fault]":
     """Take one fault away, or all; return the rest. Raises UsageError, NotFoundError as `fault_add`."""
     with _running(awsddp_home) as info:
-        return _faults(info, {"clear": number})
-
-
-def _faults(info: control.LocalInfo, order: dict[str, Any]) -> "list[Fault]":
-    return [*_document(control.ask(info, order)).faults]
-
-
-def _document(told: dict[str, Any]) -> "LocalDocument":
-    from awsddp.returns import LocalDocument
-
-    return msgspec.convert(told, LocalDocument)
+        return [*control.ask(info, {"clear": number}).faults]
 
 
 def stop(awsddp_home: Path) -> bool:
@@ -182,7 +164,7 @@ def _running(awsddp_home: Path) -> Iterator[control.LocalInfo]:
 
 
 def _lives(info: control.LocalInfo) -> bool:
-    return any(instance["state"] != "terminated" for instance in control.ask(info)["instances"])
+    return any(instance.state != "terminated" for instance in control.ask(info).instances)
 
 
 @contextlib.contextmanager

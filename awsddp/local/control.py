@@ -13,12 +13,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from awsddp.errors import LocalCloudError, UsageError
 from awsddp.local import cgroups, ending, machine, network, nspawn
 from awsddp.local.machine import Place, run_into, write_json
 from awsddp.state import make_folder, take
+
+if TYPE_CHECKING:
+    from awsddp.returns import LocalDocument
 
 REGION = "us-east-1"
 START_S = 60.0
@@ -128,8 +133,8 @@ def sweep(place: Place) -> None:
         shutil.rmtree(place.folder)
 
 
-def ask(info: LocalInfo, order: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Return the document of `awsddp local status`, after an order to the daemon.
+def ask(info: LocalInfo, order: dict[str, Any] | None = None) -> LocalDocument:
+    """Return what `awsddp local status` shows, after an order to the daemon.
 
     :param order: {"add": the fields of a fault} (faults.py), which is in force once this returns, or
         {"clear": its number, None for all}.
@@ -137,6 +142,8 @@ def ask(info: LocalInfo, order: dict[str, Any] | None = None) -> dict[str, Any]:
     :raises LocalCloudError: its daemon does not answer.
     """
     from http.client import HTTPConnection, HTTPException
+
+    from awsddp.returns import LocalDocument
 
     line = HTTPConnection(info.endpoint.removeprefix("http://"), timeout=10)  # never through a proxy
     try:
@@ -147,10 +154,8 @@ def ask(info: LocalInfo, order: dict[str, Any] | None = None) -> dict[str, Any]:
         if reply.status == 400:
             refused = said["error"]
             raise UsageError(refused["message"], refused["why"], refused["next"])
-        shown = ("endpoint", "region", "access_key_id", "secret_access_key", "mode", "why")
-        known = {name: getattr(info, name) for name in shown}
-        return {**known, "instances": said["instances"], "faults": said["faults"]}
-    except (OSError, HTTPException, ValueError, LookupError, TypeError) as error:
+        return msgspec.convert({**said, **vars(info)}, LocalDocument)
+    except (OSError, HTTPException, ValueError, LookupError, TypeError, msgspec.ValidationError) as error:
         # A daemon that ends may cut its answer; another program may have its port by then.
         raise LocalCloudError(
             f"the local cloud at {info.endpoint} does not answer", why=str(error), next="awsddp local start"

@@ -72,22 +72,22 @@ def serve(place: Place) -> None:
 
     from awsddp.local.emulator import Emulator, Store
     from awsddp.local.faults import Faults
-    from awsddp.local.front import Front, respond_metadata, serve_metadata
+    from awsddp.local.front import Front, serve_metadata
     from awsddp.local.lifecycle import Lifecycle
 
     gc.freeze()
     gc.enable()
     emulator = Emulator(block, image_tags=_image_tags(mode))
-    store = Store(place.state, place.living)
+    faults = Faults(place.faults)
+    store = Store(place.state, place.living, keeps=partial(faults.hold, "stale"))
     store.load()
     emulator.backend(REGION)
     key, secret = emulator.credentials()
     store.save()
-    if mode == "nspawn":
-        serve_metadata(partial(respond_metadata, emulator, store, secret), place.switch)
-    faults = Faults(place.faults)
     lifecycle = Lifecycle(emulator, store, hosts, faults)
     front = Front(emulator, store, lifecycle, faults, secret=secret, mode=mode)
+    if mode == "nspawn":
+        serve_metadata(front.respond_metadata, place.switch)
     port = int(earlier.get("port", 0))
     logging.getLogger("werkzeug").setLevel(logging.ERROR)  # no line for each request
     try:

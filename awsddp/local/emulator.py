@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -26,7 +26,6 @@ from moto.core.models import DEFAULT_ACCOUNT_ID
 from moto.core.utils import utcnow
 from moto.ec2 import exceptions as ec2_exceptions
 from moto.ec2 import utils as ec2_utils
-from moto.ec2.models import ec2_backends
 from moto.ec2.models.amis import Ami, AmiBackend
 from moto.ec2.models.availability_zones_and_regions import RegionsAndZonesBackend
 from moto.ec2.models.elastic_network_interfaces import Attachment, NetworkInterface
@@ -34,23 +33,16 @@ from moto.ec2.models.instances import Instance, StateReason
 from moto.ec2.models.security_groups import SecurityGroupBackend
 from moto.ec2.models.subnets import Subnet
 from moto.ec2.models.vpcs import VPCBackend
-from moto.iam.models import iam_backends
 from moto.kms import models as kms_models
-from moto.sts.models import sts_backends
 
 from awsddp.errors import LocalCloudError
 from awsddp.local import offers
 from awsddp.local.network import hardware_address
 
+BACKENDS: dict[str, Any] = {name: get_backend(name) for name in ("ec2", "iam", "kms", "sts")}
 USER = "local"
-CODES = {
-    "pending": 0,
-    "running": 16,
-    "shutting-down": 32,
-    "terminated": 48,
-    "stopping": 64,
-    "stopped": 80,
-}
+STATES = ("pending", "running", "shutting-down", "terminated", "stopping", "stopped")
+"""In the order of EC2's codes: 0, 16, 32 and so on."""
 USER_SHUTDOWN = ("Client.UserInitiatedShutdown", "User initiated shutdown")
 INSTANCE_SHUTDOWN = ("Client.InstanceInitiatedShutdown", "Instance initiated shutdown")
 RECLAIMED = ("Server.SpotInstanceTermination", "Spot instance termination")
@@ -74,16 +66,16 @@ class Emulator:
 
         :raises KeyError: no such region.
         """
-        return ec2_backends[DEFAULT_ACCOUNT_ID][region]
+        return BACKENDS["ec2"][DEFAULT_ACCOUNT_ID][region]
 
     def instances(self) -> Iterator[Any]:
         """All instances of all regions, terminated ones too."""
-        for backend in list(ec2_backends[DEFAULT_ACCOUNT_ID].values()):
+        for backend in list(BACKENDS["ec2"][DEFAULT_ACCOUNT_ID].values()):
             yield from backend.all_instances()
 
     def credentials(self) -> tuple[str, str]:
         """Access key id and secret of the account's first user; made on first use, the same ever after."""
-        iam = iam_backends[DEFAULT_ACCOUNT_ID]["aws"]
+        iam = BACKENDS["iam"][DEFAULT_ACCOUNT_ID]["aws"]
         if USER not in iam.users:
             user = iam.create_user("us-east-1", USER)
             user.id = f"AIDA{user.id.upper()[:17]}"
@@ -93,17 +85,17 @@ class Emulator:
 
     def secret(self, access_key_id: str, session_token: str = "") -> str | None:
         """Return the secret of an access key of a user or of an assumed role; None if it is not valid now."""
-        role = sts_backends[DEFAULT_ACCOUNT_ID]["aws"].get_assumed_role_from_access_key(access_key_id)
+        role = BACKENDS["sts"][DEFAULT_ACCOUNT_ID]["aws"].get_assumed_role_from_access_key(access_key_id)
         if role is not None:
             valid = role.session_token == session_token and role.expiration > utcnow()
             return role.secret_access_key if valid else None
-        key = iam_backends[DEFAULT_ACCOUNT_ID]["aws"].access_keys.get(access_key_id)
+        key = BACKENDS["iam"][DEFAULT_ACCOUNT_ID]["aws"].access_keys.get(access_key_id)
         return key.secret_access_key if key is not None and key.status == "Active" else None
 
     def forget_old(self, *, older_than_s: float = 3600) -> bool:
         """Drops terminated instances that EC2 would no longer list; true if there were any."""
         now, changed = datetime.now(UTC), False
-        for backend in list(ec2_backends[DEFAULT_ACCOUNT_ID].values()):
+        for backend in list(BACKENDS["ec2"][DEFAULT_ACCOUNT_ID].values()):
             for key, reservation in list(backend.reservations.items()):
                 ends = [getattr(instance, "ended", None) for instance in reservation.instances]
                 if all(end is not None and (now - end).total_seconds() > older_than_s for end in ends):
@@ -113,7 +105,7 @@ class Emulator:
 
 
 def set_state(instance: Any, name: str) -> None:
-    instance._state.name, instance._state.code = name, CODES[name]
+    instance._state.name, instance._state.code = name, 16 * STATES.index(name)
 
 
 def set_reason(instance: Any, reason: tuple[str, str], detail: str = "") -> None:
@@ -219,7 +211,7 @@ def _subnet_ip(self: Any, instance: Any) -> str:
 
     All VPCs share one network here: an address that another subnet gave away is not free.
     """
-    backends = ec2_backends[DEFAULT_ACCOUNT_ID].values()
+    backends = BACKENDS["ec2"][DEFAULT_ACCOUNT_ID].values()
     taken = {str(eni.private_ip_address) for backend in list(backends) for eni in list(backend.enis.values())}
     for address in list(self.cidr.hosts())[3:]:
         if str(address) not in taken | self._subnet_ips.keys() and address not in self._reserved_ips:
@@ -261,18 +253,17 @@ def route_out(backend: Any, vpc: Any) -> None:
 
 
 def _load_images(self: Any, tags: dict[str, str]) -> None:
-    for image in offers.IMAGES:
+    for name in offers.IMAGES:
         ami: Any = Ami(
             self,
-            image.id(self.region_name),
-            name=image.name,
+            offers.image_id(name, self.region_name),
+            name=name,
             owner_id=offers.OWNER,
             owner_alias="amazon",
             public=True,
-            architecture=image.architecture,
-            creation_date=datetime.fromisoformat(image.created).replace(tzinfo=None),
+            architecture=offers.architecture(name),
+            creation_date=datetime.strptime(name[-8:], "%Y%m%d"),
             root_device_type="ebs",
-            root_device_name=offers.ROOT_DEVICE,
             tags={"awsddp:gpus": "rehearsed", "awsddp:internet": "none", **tags},
         )
         ami.ebs_snapshot.volume.size = offers.ROOT_GIB
@@ -286,31 +277,24 @@ def _image_disks(self: Any) -> list[dict[str, Any]]:
     return [disk]
 
 
-BACKENDS: dict[str, Any] = {name: get_backend(name) for name in ("ec2", "iam", "kms", "sts")}
 KEPT = 1000  # so many states are remembered
 
 
 @dataclass
 class Store:
-    """The pickled state in one file."""
+    """The pickled state in one file; what was is kept, too, for as long as `keeps` says so."""
 
     path: Path
     living: Path
-    _past: list[tuple[float, bytes]] | None = None
-
-    def remember(self, wanted: bool) -> None:
-        """From now on keeps what was, for `as_it_was`; or forgets it."""
-        if wanted and self._past is None:
-            self._past = [(time.time(), self._pickled())]
-        elif not wanted:
-            self._past = None
+    keeps: Callable[[], bool]
+    _past: list[tuple[float, bytes]] = field(default_factory=list)
 
     @contextmanager
     def as_it_was(self, region: str, *, seconds: float) -> Iterator[None]:
         """Within it EC2 is in this region as it was so long ago, or when it was first kept."""
-        kept = [data for moment, data in self._past or () if moment <= time.time() - seconds]
-        data = kept[-1] if kept else self._past[0][1] if self._past else self._pickled()
-        regions = ec2_backends[DEFAULT_ACCOUNT_ID]
+        kept = [data for moment, data in self._past if moment <= time.time() - seconds]
+        data = [self._past[0][1], *kept][-1]
+        regions = BACKENDS["ec2"][DEFAULT_ACCOUNT_ID]
         now = regions[region]
         then = pickle.loads(data)["backends"]["ec2"].get((DEFAULT_ACCOUNT_ID, region), now)
         dict.__setitem__(regions, region, then)
@@ -343,9 +327,8 @@ class Store:
     def save(self) -> None:
         """Writes everything down; when it returns a power cut loses nothing."""
         data = self._pickled()
-        if self._past is not None:
-            self._past = [*self._past[-KEPT:], (time.time(), data)]
-        backends: list[Any] = [backend for _, _, backend in ec2_backends.iter_backends()]
+        self._past = [*(self._past[-KEPT:] if self.keeps() else ()), (time.time(), data)]
+        backends: list[Any] = [backend for _, _, backend in BACKENDS["ec2"].iter_backends()]
         if alive := any(one.state != "terminated" for each in backends for one in each.all_instances()):
             self.living.touch()
         new = self.path.with_suffix(".new")
@@ -366,4 +349,4 @@ class Store:
 
     def size(self) -> int:
         """How many back ends of EC2 there are: a read makes that of a region, with its VPC, on first use."""
-        return sum(1 for _ in ec2_backends.iter_backends())
+        return sum(1 for _ in BACKENDS["ec2"].iter_backends())

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import difflib
-import json
 import re
 import time
 from collections.abc import Iterator, Mapping, Set
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from awsddp.errors import UsageError
 from awsddp.local import cgroups
@@ -18,6 +18,7 @@ from awsddp.local.machine import write_json
 from awsddp.local.nspawn import faketime
 from awsddp.local.requests import Refusal, kept
 from awsddp.local.scope import OPERATIONS
+from awsddp.returns import Fault
 
 CALL_EFFECTS = ("delay", "late", "cut", "lost", "stale")
 CODE = re.compile(r"[A-Z][A-Za-z0-9]+(\.[A-Za-z0-9]+)*")
@@ -33,30 +34,16 @@ NO_CAPACITY = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Fault:
-    """One fault. `operation`: of the API, or the id of an instance that has it.
-
-    `times`: how often it still strikes, None always; `only`: a word that the request holds; `heals_at`: when
-    it ends by itself (Unix time), None never.
-    """
-
-    id: int
-    operation: str
-    effect: str
-    times: int | None = None
-    seconds: float = 5.0
-    only: str = ""
-    heals_at: float | None = None
-
-
 class Faults:
-    """The faults that are in force. Whoever uses it holds the emulator's lock."""
+    """The faults that are in force. Whoever uses it holds the emulator's lock.
+
+    A fault's `operation` is one of the API, or the id of an instance that has it; `times`: how often it still
+    strikes, None always; `only`: a word that the request holds; `heals_at`: when it ends by itself.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        saved = json.loads(path.read_text()) if path.exists() else []
-        self._faults = [Fault(**one) for one in saved]
+        self._faults = msgspec.json.decode(path.read_bytes(), type=list[Fault]) if path.exists() else []
 
     def act(self, asked: dict[str, Any]) -> list[dict[str, Any]]:
         """Adds one (`add`: its fields), or clears one or all (`clear`: an id or null); returns all in force.
@@ -71,7 +58,8 @@ class Faults:
             if wanted not in (None, *known):
                 raise UsageError(f"fault not found: {wanted}", "", "awsddp local fault list")
             self._keep([fault for fault in self._faults if wanted not in (None, fault.id)])
-        return [asdict(fault) for fault in self._in_force()]
+        in_force: list[dict[str, Any]] = msgspec.to_builtins(self._in_force())
+        return in_force
 
     def of(self, instance_id: str) -> frozenset[str]:
         """The faults that an instance has."""
@@ -90,7 +78,7 @@ class Faults:
         for fault in self._in_force():
             if fault.operation in ("*", operation) and fault.only in ("", *words):
                 if fault.times is not None:
-                    left = replace(fault, times=fault.times - 1)
+                    left = msgspec.structs.replace(fault, times=fault.times - 1)
                     rest = [left if one is fault else one for one in self._faults]
                     self._keep([one for one in rest if one.times != 0])
                 return fault
@@ -104,7 +92,7 @@ class Faults:
     def _keep(self, faults: list[Fault]) -> None:
         if faults != self._faults:
             self._faults = faults
-            write_json(self._path, [asdict(fault) for fault in faults])
+            write_json(self._path, msgspec.to_builtins(faults))
 
 
 def refusal(fault: Fault, *, instance_type: str, zone: str) -> Refusal:
@@ -151,7 +139,7 @@ def _collections(backend: Any) -> list[dict[str, Any]]:
 
 def _checked(asked: dict[str, Any], *, number: int) -> Fault:
     """Return the fault that was asked for. Raises UsageError where it cannot be."""
-    fields = dict(asked)
+    fields = {"times": None, "seconds": 5.0, "only": "", **asked}
     lasts_s = fields.pop("for_s", None)
     if lasts_s is not None and lasts_s <= 0:
         raise invalid("a fault lasts longer than nothing")

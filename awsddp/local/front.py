@@ -31,13 +31,15 @@ from werkzeug.serving import make_server
 from werkzeug.wrappers import Response
 
 from awsddp.errors import AwsddpError
-from awsddp.local import faults, offers, refusals, requests, scope
+from awsddp.local import faults, refusals, requests, scope
 from awsddp.local.emulator import Emulator, Store
-from awsddp.local.faults import Fault, Faults
+from awsddp.local.faults import Faults
 from awsddp.local.lifecycle import Lifecycle
 from awsddp.local.network import METADATA_ADDRESS, NAMESPACES
+from awsddp.local.offers import Call
 from awsddp.local.requests import Refusal, Request, answered, internal_error
 from awsddp.records import read_numbers
+from awsddp.returns import Fault
 
 ADMIN = "/_awsddp/"
 
@@ -55,9 +57,6 @@ class Front:
     asked_at: float = field(default_factory=time.monotonic)
     """When the API was last asked for something."""
     _moto: Any = field(default_factory=lambda: DomainDispatcherApplication(create_backend_app))
-
-    def __post_init__(self) -> None:
-        self.store.remember(self.faults.hold("stale"))
 
     def __call__(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         try:
@@ -80,7 +79,6 @@ class Front:
                 if self._orders(asked.get("add", {})):
                     del asked["add"]
                 in_force = self.faults.act(asked)
-                self.store.remember(self.faults.hold("stale"))
         except AwsddpError as error:
             return Response(json.dumps(error.document()), 400, content_type=requests.JSON)
         if length:
@@ -163,7 +161,7 @@ class Front:
         zone = ""
         if request.service == "ec2" and request.action == "RunInstances":
             with suppress(ServiceException):
-                zone = offers.subnet_of(request, self._backend(request)).availability_zone
+                zone = Call(request, self._backend(request)).zone
         fault = self.faults.strike(request.action, (*request.parameters.values(), zone, request.region))
         if fault is None or fault.effect in ("delay", "late", "lost", "stale"):
             return fault
@@ -216,14 +214,25 @@ class Front:
             raise Refusal("AuthFailure", f"Unknown region {request.region}") from None
 
     def _answer(self, request: Request) -> Response:
-        row, backend = scope.find(request), self._backend(request)
-        refusals.check(request, backend)
+        row, call = scope.find(request), Call(request, self._backend(request))
+        refusals.check(call)
         if request.changes and request.dry:
             raise requests.dry_run()
         if row.answer is not None:
-            return answered(request, row.answer(request, backend))
+            return answered(request, row.answer(call))
         again = {**request.environ, "wsgi.input": BytesIO(request.body)}
         return Response.from_app(self._moto, again, buffered=True)
+
+    def respond_metadata(self, environ: dict[str, Any], start_response: Any) -> Any:
+        """Answer a metadata request of the instance that it comes from."""
+        with self.emulator.lock:
+            alive = (one for one in self.emulator.instances() if one.state != "terminated")
+            found = next((one for one in alive if one.private_ip == environ["REMOTE_ADDR"]), None)
+            before = getattr(found, "role_session", None)
+            status, body = metadata(found, environ, secret=self.secret) if found else (404, b"")
+            if getattr(found, "role_session", None) is not before:
+                self.store.save()
+        return Response(body, status, mimetype="text/plain")(environ, start_response)
 
 
 def _node(tags: dict[str, str], index: int) -> int | None:
@@ -258,9 +267,7 @@ def metadata(instance: Any, environ: Mapping[str, Any], *, secret: str) -> Answe
         return _token(instance.id, environ, secret)
     if method not in ("GET", "HEAD"):
         return 405, b""
-    given = environ.get(TOKEN)
-    if given is None and options.http_tokens == "required":
-        return 401, b""
+    given = environ.get(TOKEN, "" if options.http_tokens == "required" else None)
     if given is not None and not _valid(given, instance.id, secret):
         return 401, b""
     if path.rstrip("/") == "/latest/user-data":
@@ -346,12 +353,7 @@ def _role(instance: Any) -> dict[str, Any] | None:
     soon = utcnow() + timedelta(seconds=RENEWED_S)
     if session is None or session.role_arn != role.arn or session.expiration <= soon:
         session = instance.role_session = sts_backends[instance.owner_id]["aws"].assume_role(
-            region_name=instance.region_name,
-            role_session_name=instance.id,
-            role_arn=role.arn,
-            policy="",
-            duration=SESSION_S,
-            external_id="",
+            instance.region_name, instance.id, role.arn, policy="", duration=SESSION_S, external_id=""
         )
     credentials = {
         "Code": "Success",
@@ -384,17 +386,3 @@ def _listen(namespace: str) -> socket.socket:
         if ctypes.CDLL(None, use_errno=True).setns(file.fileno(), CLONE_NEWNET):
             raise OSError(ctypes.get_errno(), f"setns {namespace}")
     return socket.create_server((METADATA_ADDRESS, 80))
-
-
-def respond_metadata(
-    emulator: Any, store: Any, secret: str, environ: dict[str, Any], start_response: Any
-) -> Any:
-    """Answer a metadata request of the instance that it comes from."""
-    with emulator.lock:
-        alive = (one for one in emulator.instances() if one.state != "terminated")
-        found = next((one for one in alive if one.private_ip == environ["REMOTE_ADDR"]), None)
-        before = getattr(found, "role_session", None)
-        status, body = metadata(found, environ, secret=secret) if found else (404, b"")
-        if getattr(found, "role_session", None) is not before:
-            store.save()
-    return Response(body, status, mimetype="text/plain")(environ, start_response)

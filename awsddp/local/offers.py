@@ -6,10 +6,14 @@ moto lacks all of these but the records of images and instances. What it lacks i
 
 from __future__ import annotations
 
+import base64
 import hashlib
+import re
 import uuid
-from dataclasses import dataclass
+from collections import Counter
+from contextlib import suppress
 from datetime import UTC, date, datetime, timedelta
+from functools import cached_property
 from typing import Any
 
 from moto.ec2.models.core import TaggedEC2Resource
@@ -21,66 +25,120 @@ from awsddp.compat.types import GPU_TYPES
 from awsddp.local.requests import Refusal, Request, kept
 
 OWNER = "898082745236"
-ROOT_DEVICE = "/dev/sda1"
 ROOT_GIB = 75
 
 
-@dataclass(frozen=True)
-class Image:
-    """One image; `parameter` is the part of its SSM name after the architecture, "" if it has none."""
-
-    name: str
-    created: str
-    parameter: str = ""
-    architecture: str = "x86_64"
-
-    def id(self, region: str) -> str:
-        """Stable, and another one in each region, as on AWS."""
-        return "ami-" + hashlib.sha256(f"{region}/{self.name}".encode()).hexdigest()[:17]
-
-    def parameter_name(self) -> str:
-        return f"/aws/service/deeplearning/ami/{self.architecture}/{self.parameter}/latest/ami-id"
-
-
-def _pytorch(version: str, ubuntu: str, day: str, *, newest: bool = True, arm: bool = False) -> Image:
-    stem = "Deep Learning ARM64 AMI OSS" if arm else "Deep Learning OSS"
-    driver = "Nvidia Driver GPU" if arm else "Nvidia Driver AMI GPU"
-    parameter = f"oss-nvidia-driver-gpu-pytorch-{version}-ubuntu-{ubuntu}" if newest else ""
-    return Image(
-        name=f"{stem} {driver} PyTorch {version} (Ubuntu {ubuntu}) {day}",
-        created=f"{day[:4]}-{day[4:6]}-{day[6:]}T05:12:42.000Z",
-        parameter=parameter,
-        architecture="arm64" if arm else "x86_64",
-    )
-
-
+# As on AWS each ends with the day when it was made; of two of a kind the newer one is the later one.
 IMAGES = (
-    _pytorch("2.12", "24.04", "20260822"),
-    _pytorch("2.12", "24.04", "20260705", newest=False),
-    _pytorch("2.11", "24.04", "20260517"),
-    _pytorch("2.10", "24.04", "20260301"),
-    _pytorch("2.9", "24.04", "20260317"),
-    _pytorch("2.7", "22.04", "20250602"),
-    _pytorch("2.12", "24.04", "20260822", arm=True),
-    Image(
-        name="Deep Learning Base OSS Nvidia Driver GPU AMI (Ubuntu 24.04) 20260815",
-        created="2026-08-15T04:02:11.000Z",
-        parameter="base-oss-nvidia-driver-gpu-ubuntu-24.04",
-    ),
+    "Deep Learning OSS Nvidia Driver AMI GPU PyTorch 2.12 (Ubuntu 24.04) 20260705",
+    "Deep Learning OSS Nvidia Driver AMI GPU PyTorch 2.12 (Ubuntu 24.04) 20260822",
+    "Deep Learning OSS Nvidia Driver AMI GPU PyTorch 2.11 (Ubuntu 24.04) 20260517",
+    "Deep Learning OSS Nvidia Driver AMI GPU PyTorch 2.10 (Ubuntu 24.04) 20260301",
+    "Deep Learning OSS Nvidia Driver AMI GPU PyTorch 2.9 (Ubuntu 24.04) 20260317",
+    "Deep Learning OSS Nvidia Driver AMI GPU PyTorch 2.7 (Ubuntu 22.04) 20250602",
+    "Deep Learning ARM64 AMI OSS Nvidia Driver GPU PyTorch 2.12 (Ubuntu 24.04) 20260822",
+    "Deep Learning Base OSS Nvidia Driver GPU AMI (Ubuntu 24.04) 20260815",
 )
 
 
+def image_id(name: str, region: str) -> str:
+    """Return the id of an image: stable, and another one in each region, as on AWS."""
+    return "ami-" + hashlib.sha256(f"{region}/{name}".encode()).hexdigest()[:17]
+
+
+def architecture(name: str) -> str:
+    """Return the architecture of an image, as EC2 names it."""
+    return "arm64" if "ARM64" in name else "x86_64"
+
+
 def parameters(region: str) -> dict[str, str]:
-    """The parameters of Systems Manager that name images, with their values."""
-    return {image.parameter_name(): image.id(region) for image in IMAGES if image.parameter}
+    """The parameters of Systems Manager that name the newest image of each kind, with their values."""
+    found = {}
+    for name in IMAGES:
+        torch, ubuntu = re.findall(r"(?:PyTorch (\S+) )?\(Ubuntu (\S+)\)", name)[0]
+        kind = f"oss-nvidia-driver-gpu-pytorch-{torch}" if torch else "base-oss-nvidia-driver-gpu"
+        path = f"{architecture(name)}/{kind}-ubuntu-{ubuntu}/latest/ami-id"
+        found[f"/aws/service/deeplearning/ami/{path}"] = image_id(name, region)
+    return found
 
 
-def image_parameters(request: Request, backend: Any) -> dict[str, Any]:
+class Call:
+    """A request, and what is looked at before it is carried out. Most of it is of launches."""
+
+    def __init__(self, request: Request, backend: Any) -> None:
+        self.request, self.backend = request, backend
+        self.asked = {"MinCount": 1, "MaxCount": 1, **request.asked}
+        self.type = str(self.asked.get("InstanceType", "m1.small"))
+        zones = INSTANCE_TYPE_OFFERINGS["availability-zone"].get(request.region, [])
+        self.offered = {one["Location"] for one in zones if one["InstanceType"] == self.type}
+        self.zones = ", ".join(sorted(self.offered))
+        self.nics: list[dict[str, Any]] = self.asked.get("NetworkInterfaces", [])
+        self.disks: list[dict[str, Any]] = self.asked.get("BlockDeviceMappings", [])
+        self.price = self.asked.get("InstanceMarketOptions", {}).get("SpotOptions", {}).get("MaxPrice")
+        self.group = self.asked.get("GroupName") or self.asked.get("Placement", {}).get("GroupName")
+        self.quota = self.asked.get("QuotaCode", "")
+        self.groups = kept(backend, "placement_groups")
+        target = self.asked.get("CapacityReservationSpecification", {}).get("CapacityReservationTarget", {})
+        self.named_reservation: str | None = target.get("CapacityReservationId")
+        self.user_data: bytes | None = None
+        with suppress(ValueError):
+            text = "".join(self.asked.get("UserData", "").split())
+            self.user_data = base64.b64decode(text, validate=True)
+
+    @cached_property
+    def image(self) -> Any:
+        """The image of a launch.
+
+        :raises ServiceException: InvalidAMIID.NotFound.
+        """
+        [image] = self.backend.describe_images(ami_ids=[self.asked.get("ImageId", "")])
+        return image
+
+    @cached_property
+    def subnet(self) -> Any:
+        """The subnet of a launch: the one it names, else the default one of its zone or of one that fits.
+
+        :raises ServiceException: InvalidSubnetID.NotFound; MissingInput: no default subnet fits.
+        """
+        if key := self.asked.get("SubnetId") or [*self.nics, {}][0].get("SubnetId"):
+            return self.backend.get_subnet(key)
+        zone = self.asked.get("Placement", {}).get("AvailabilityZone")
+        for name, subnet in sorted(self.backend.get_default_subnets().items()):
+            if name in ({zone} if zone else self.offered):
+                return subnet
+        raise Refusal("MissingInput", "No default subnet can take this instance type. Specify a subnet.")
+
+    @cached_property
+    def zone(self) -> str:
+        """The zone of a launch or of a reservation."""
+        return str(self.asked.get("AvailabilityZone") or self.subnet.availability_zone)
+
+    @property
+    def least_price(self) -> float:
+        """What a spot instance of the type costs now, in USD per hour."""
+        return price_usd_per_hour(self.type, self.zone, datetime.now(UTC).date())
+
+    @property
+    def reservation(self) -> CapacityReservation | None:
+        """The reservation that a launch goes into, with room for it all: the one named, else an open one."""
+        named, known = self.named_reservation, held(self.backend)
+        if "InstanceMarketOptions" in self.asked or (not named and self.group):
+            return None
+        wanted = (self.type, self.zone, PRODUCT)
+        for one in [known[named]] if named else known.values():
+            fits = wanted == (one.instance_type, one.availability_zone, one.instance_platform)
+            is_for_it = named or one.instance_match_criteria == "open"
+            if fits and is_for_it and one.available_instance_count >= self.asked["MaxCount"]:
+                return one
+        return None
+
+
+def image_parameters(call: Call) -> dict[str, Any]:
     """Answer GetParameter and GetParameters."""
-    ids = parameters(request.region)
-    names = request.asked.get("Names") or [request.asked.get("Name", "")]
+    ids = parameters(call.request.region)
+    names = call.asked.get("Names") or [call.asked.get("Name", "")]
     found = [{"Name": name, "Type": "String", "Value": ids[name]} for name in names if name in ids]
-    if request.action == "GetParameter":
+    if call.request.action == "GetParameter":
         return {"Parameter": found[0]}
     return {"Parameters": found, "InvalidParameters": [name for name in names if name not in ids]}
 
@@ -102,8 +160,7 @@ def price_usd_per_hour(instance_type: str, zone: str, day: date) -> float:
 
 
 def _on_demand(instance_type: str) -> float:
-    listed = GPU_TYPES.get(instance_type)
-    if listed is not None and listed.price_usd_per_hour is not None:
+    if (listed := GPU_TYPES.get(instance_type)) and listed.price_usd_per_hour is not None:
         return listed.price_usd_per_hour
     facts = INSTANCE_TYPES[instance_type]
     gib = facts["MemoryInfo"]["SizeInMiB"] / 1024
@@ -111,12 +168,12 @@ def _on_demand(instance_type: str) -> float:
     return float(facts["VCpuInfo"]["DefaultVCpus"] * USD_PER_VCPU + gib * USD_PER_GIB + gpus)
 
 
-def spot_prices(request: Request, backend: Any) -> dict[str, Any]:
+def spot_prices(call: Call) -> dict[str, Any]:
     """Answer DescribeSpotPriceHistory: the prices since a time, and those in force then, the newest first."""
     now = datetime.now(UTC)
-    first = max(min(request.asked.get("StartTime", now - KEPT), now), now - KEPT).date()
+    first = max(min(call.asked.get("StartTime", now - KEPT), now), now - KEPT).date()
     days = [now.date() - timedelta(days=back) for back in range((now.date() - first).days + 1)]
-    names = request.asked.get("InstanceTypes", INSTANCE_TYPES)
+    names = call.asked.get("InstanceTypes", INSTANCE_TYPES)
     entries = [
         {
             "InstanceType": offer["InstanceType"],
@@ -125,7 +182,7 @@ def spot_prices(request: Request, backend: Any) -> dict[str, Any]:
             "Timestamp": datetime(day.year, day.month, day.day, tzinfo=UTC),
             "AvailabilityZone": offer["Location"],
         }
-        for offer in INSTANCE_TYPE_OFFERINGS["availability-zone"].get(request.region, [])
+        for offer in INSTANCE_TYPE_OFFERINGS["availability-zone"].get(call.request.region, [])
         if offer["InstanceType"] in names
         for day in days
     ]
@@ -171,49 +228,29 @@ class CapacityReservation(TaggedEC2Resource):
         return max(0, self.total_instance_count - used) if self.state == "active" else 0
 
 
-def create_reservation(request: Request, backend: Any) -> dict[str, Any]:
+def create_reservation(call: Call) -> dict[str, Any]:
     """Answer CreateCapacityReservation."""
-    made = CapacityReservation(backend, request.asked, request.tags("capacity-reservation"))
-    held(backend)[made.id] = made
+    made = CapacityReservation(call.backend, call.asked, call.request.tags("capacity-reservation"))
+    held(call.backend)[made.id] = made
     return {"CapacityReservation": made}
 
 
-def describe_reservations(request: Request, backend: Any) -> dict[str, Any]:
+def describe_reservations(call: Call) -> dict[str, Any]:
     """Answer DescribeCapacityReservations."""
-    ids = request.asked.get("CapacityReservationIds", held(backend))
-    return {"CapacityReservations": request.select([held(backend)[key] for key in ids])}
+    known = held(call.backend)
+    found = [known[key] for key in call.asked.get("CapacityReservationIds", known)]
+    return {"CapacityReservations": call.request.select(found)}
 
 
-def cancel_reservation(request: Request, backend: Any) -> dict[str, Any]:
+def cancel_reservation(call: Call) -> dict[str, Any]:
     """Answer CancelCapacityReservation."""
-    held(backend)[request.asked["CapacityReservationId"]].cancelled = True
+    held(call.backend)[call.asked["CapacityReservationId"]].cancelled = True
     return {"Return": True}
 
 
 def held(backend: Any) -> dict[str, CapacityReservation]:
     """The reservations of a region, by id."""
     return kept(backend, "capacity_reservations")
-
-
-def named_reservation(request: Request) -> str | None:
-    """The id of the reservation that a launch names."""
-    specification = request.asked.get("CapacityReservationSpecification", {})
-    found: str | None = specification.get("CapacityReservationTarget", {}).get("CapacityReservationId")
-    return found
-
-
-def choose_reservation(request: Request, backend: Any, *, zone: str) -> CapacityReservation | None:
-    """The reservation that a launch goes into, with room for it all: the one it names, else an open one."""
-    asked, named = request.asked, named_reservation(request)
-    if "InstanceMarketOptions" in asked or (not named and asked.get("Placement", {}).get("GroupName")):
-        return None
-    wanted = (asked.get("InstanceType"), zone, PRODUCT)
-    for one in [held(backend)[named]] if named else held(backend).values():
-        fits = wanted == (one.instance_type, one.availability_zone, one.instance_platform)
-        is_for_it = named or one.instance_match_criteria == "open"
-        if fits and is_for_it and one.available_instance_count >= asked["MaxCount"]:
-            return one
-    return None
 
 
 class PlacementGroup(TaggedEC2Resource):
@@ -227,34 +264,30 @@ class PlacementGroup(TaggedEC2Resource):
         self.add_tags(tags)
 
 
-def create_group(request: Request, backend: Any) -> dict[str, Any]:
+def create_group(call: Call) -> dict[str, Any]:
     """Answer CreatePlacementGroup."""
-    groups, name = kept(backend, "placement_groups"), request.asked["GroupName"]
-    groups[name] = PlacementGroup(backend, name, request.tags("placement-group"))
-    return {"PlacementGroup": groups[name]}
+    made = PlacementGroup(call.backend, call.group, call.request.tags("placement-group"))
+    call.groups[call.group] = made
+    return {"PlacementGroup": made}
 
 
-def describe_groups(request: Request, backend: Any) -> dict[str, Any]:
+def describe_groups(call: Call) -> dict[str, Any]:
     """Answer DescribePlacementGroups."""
-    groups = kept(backend, "placement_groups")
-    found = [groups[name] for name in request.asked.get("GroupNames", groups) if name in groups]
-    return {"PlacementGroups": request.select(found)}
+    names = call.asked.get("GroupNames", call.groups)
+    found = [call.groups[name] for name in names if name in call.groups]
+    return {"PlacementGroups": call.request.select(found)}
 
 
-def delete_group(request: Request, backend: Any) -> dict[str, Any]:
+def delete_group(call: Call) -> dict[str, Any]:
     """Answer DeletePlacementGroup."""
-    del kept(backend, "placement_groups")[request.asked["GroupName"]]
+    del call.groups[call.group]
     return {}
 
 
 VCPUS = 12288.0  # 64 of the largest machines: what the local cloud is asked to carry
 RUNNING = ("pending", "running")
-QUOTAS = dict(
-    (
-        *(types.QUOTA_P, types.QUOTA_G, types.QUOTA_STANDARD),
-        *(types.SPOT_P5, types.SPOT_P, types.SPOT_G, types.SPOT_STANDARD),
-    )
-)
+_ON_DEMAND = (types.QUOTA_P, types.QUOTA_G, types.QUOTA_STANDARD)
+QUOTAS = dict((*_ON_DEMAND, types.SPOT_P5, types.SPOT_P, types.SPOT_G, types.SPOT_STANDARD))
 """Codes and names: https://docs.aws.amazon.com/general/latest/gr/ec2-service.html"""
 
 
@@ -263,157 +296,110 @@ def quota_value(backend: Any, code: str) -> float:
     return float(kept(backend, "service_quotas").get(code, VCPUS))
 
 
-def exceeded_limit(backend: Any, instance_type: str, count: int, *, spot: bool = False) -> float | None:
+def exceeded_limit(
+    backend: Any, instance_type: str, count: int, *, market: types.Market = "on-demand"
+) -> float | None:
     """The quota that so many machines more would be over, in vCPUs; None where they fit."""
-    quota = _quota(instance_type, spot=spot)
+    quota = types.quota_of(instance_type, market)
     if quota is None:
         return None
+    counts = Counter({instance_type: count})
+    for one in backend.all_instances():
+        if one.state in RUNNING and quota == types.quota_of(one.instance_type, one.lifecycle or "on-demand"):
+            counts[one.instance_type] += 1
+    for one in held(backend).values():
+        if quota == types.quota_of(one.instance_type):
+            counts[one.instance_type] += one.available_instance_count
     used = sum(
-        _vcpus(one.instance_type)
-        for one in backend.all_instances()
-        if one.state in RUNNING and quota == _quota(one.instance_type, spot=one.lifecycle == "spot")
+        INSTANCE_TYPES[name]["VCpuInfo"]["DefaultVCpus"] * number
+        for name, number in counts.items()
+        if name in INSTANCE_TYPES
     )
-    used += sum(
-        one.available_instance_count * _vcpus(one.instance_type)
-        for one in held(backend).values()
-        if quota == _quota(one.instance_type, spot=False)
-    )
-    limit = quota_value(backend, quota)
-    return limit if used + count * _vcpus(instance_type) > limit else None
+    limit = quota_value(backend, quota[0])
+    return limit if used > limit else None
 
 
-def _quota(instance_type: str, *, spot: bool) -> str | None:
-    """The code of the quota that a type counts against, None if none is known."""
-    found = types.quota_of(instance_type, "spot" if spot else "on-demand")
-    return found[0] if found else None
-
-
-def _vcpus(instance_type: str) -> int:
-    """The vCPUs of a type; 0 of one that nobody knows."""
-    return int(INSTANCE_TYPES.get(instance_type, {}).get("VCpuInfo", {}).get("DefaultVCpus", 0))
-
-
-def quota(request: Request, backend: Any) -> dict[str, Any]:
+def quota(call: Call) -> dict[str, Any]:
     """Answer GetServiceQuota and RequestServiceQuotaIncrease. An increase is granted at once."""
-    code = request.asked["QuotaCode"]
+    code = call.quota
     known = {"ServiceCode": "ec2", "QuotaCode": code, "QuotaName": QUOTAS[code]}
-    if request.action == "GetServiceQuota":
-        return {"Quota": {**known, "Value": quota_value(backend, code), "Adjustable": True}}
-    wanted = kept(backend, "service_quotas")[code] = float(request.asked["DesiredValue"])
+    if call.request.action == "GetServiceQuota":
+        return {"Quota": {**known, "Value": quota_value(call.backend, code), "Adjustable": True}}
+    wanted = kept(call.backend, "service_quotas")[code] = float(call.asked["DesiredValue"])
     granted = {"Id": uuid.uuid4().hex, "Status": "APPROVED", "DesiredValue": wanted}
     return {"RequestedQuota": {**known, **granted}}
-
-
-def zones_offering(instance_type: str, region: str) -> set[str]:
-    """The zones of a region where a type can be launched."""
-    return {
-        offer["Location"]
-        for offer in INSTANCE_TYPE_OFFERINGS["availability-zone"].get(region, [])
-        if offer["InstanceType"] == instance_type
-    }
 
 
 NOT_COMPARED = ("ClientToken", "DryRun")  # what may differ when a launch is sent again
 
 
-def launch(request: Request, backend: Any) -> Any:
+def launch(call: Call) -> Any:
     """Answer a launch that was checked; a client token sent again gets the same instances again.
 
     :raises Refusal: IdempotentParameterMismatch, IdempotentInstanceTerminated.
     """
-    asked, token = request.asked, request.asked.get("ClientToken")
-    compared = sorted((name, sent) for name, sent in request.parameters.items() if name not in NOT_COMPARED)
+    asked, launches, token = call.asked, kept(call.backend, "launches"), call.asked.get("ClientToken")
+    compared = sorted(
+        (name, sent) for name, sent in call.request.parameters.items() if name not in NOT_COMPARED
+    )
     digest = hashlib.sha256(repr(compared).encode()).hexdigest()
-    if token in kept(backend, "launches"):
-        return _replay(digest, *kept(backend, "launches")[token])
-    subnet = subnet_of(request, backend)
-    reservation = choose_reservation(request, backend, zone=subnet.availability_zone)
-    nics = [
-        {"SubnetId": subnet.id, **nic, "DeviceIndex": place}
-        for place, nic in enumerate(asked.get("NetworkInterfaces", ()))
-    ]
+    if token in launches:
+        return _replay(digest, *launches[token])
+    reservation = call.reservation
+    nics = [{"SubnetId": call.subnet.id, **nic, "DeviceIndex": place} for place, nic in enumerate(call.nics)]
     if len(nics) > 1:
         nics[0]["AssociatePublicIpAddress"] = False
-    launched = backend.run_instances(
+    launched = call.backend.run_instances(
         asked["ImageId"],
-        asked.get("MaxCount", 1),
+        asked["MaxCount"],
         parse_user_data(asked.get("UserData")),
         asked.get("SecurityGroups", []),
-        instance_type=type_of(request),
+        instance_type=call.type,
         is_instance_type_default=False,
-        region_name=request.region,
-        subnet_id=subnet.id,
+        region_name=call.request.region,
+        subnet_id=call.subnet.id,
         key_name=asked.get("KeyName"),
         security_group_ids=asked.get("SecurityGroupIds", []),
         nics=nics,
         associate_public_ip=None,
-        tags={kind: request.tags(kind) for kind in ("instance", "volume")},
+        tags={kind: call.request.tags(kind) for kind in ("instance", "volume")},
         instance_market_options=asked.get("InstanceMarketOptions"),
         instance_initiated_shutdown_behavior=asked.get("InstanceInitiatedShutdownBehavior"),
         metadata_options=asked.get("MetadataOptions"),
-        block_device_mappings=[_root_disk(request, backend)],
+        block_device_mappings=[_root_disk(call)],
     )
     for instance in launched.instances:
-        _complete(instance, request, backend, reservation)
+        _complete(instance, call, reservation)
     if token:
-        kept(backend, "launches")[token] = (digest, launched)
+        launches[token] = (digest, launched)
     return launched
 
 
-def type_of(request: Request) -> str:
-    """The instance type that a call names."""
-    return str(request.asked.get("InstanceType", "m1.small"))
-
-
-def image_of(request: Request, backend: Any) -> Any:
-    """The image of a launch.
-
-    :raises ServiceException: InvalidAMIID.NotFound.
-    """
-    [image] = backend.describe_images(ami_ids=[request.asked.get("ImageId", "")])
-    return image
-
-
-def subnet_of(request: Request, backend: Any) -> Any:
-    """The subnet of a launch: the one it names, else the default one of its zone or of the first that fits.
-
-    :raises ServiceException: InvalidSubnetID.NotFound; MissingInput: no default subnet fits.
-    """
-    asked = request.asked
-    if key := asked.get("SubnetId") or asked.get("NetworkInterfaces", [{}])[0].get("SubnetId"):
-        return backend.get_subnet(key)
-    zone = asked.get("Placement", {}).get("AvailabilityZone")
-    fitting = {zone} if zone else zones_offering(type_of(request), request.region)
-    for name, subnet in sorted(backend.get_default_subnets().items()):
-        if name in fitting:
-            return subnet
-    raise Refusal("MissingInput", "No default subnet can take this instance type. Specify a subnet.")
-
-
-def _root_disk(request: Request, backend: Any) -> dict[str, Any]:
+def _root_disk(call: Call) -> dict[str, Any]:
     """The root volume as moto wants it: that of the image, with what the launch asks for."""
-    [root] = image_of(request, backend).block_device_mappings
-    [mapping] = request.asked.get("BlockDeviceMappings", [{}])
+    [root] = call.image.block_device_mappings
+    [mapping] = call.disks or [{}]
     return {
         "DeviceName": root["DeviceName"],
         "Ebs": {**root["Ebs"], "SnapshotId": None, **mapping.get("Ebs", {})},
     }
 
 
-def _complete(instance: Any, request: Request, backend: Any, chosen: CapacityReservation | None) -> None:
+def _complete(instance: Any, call: Call, chosen: CapacityReservation | None) -> None:
     """Give a new instance what moto drops of its launch."""
-    asked = request.asked
+    asked = call.asked
     instance.placement.group_name = asked.get("Placement", {}).get("GroupName", "")
     for place, nic in instance.nics.items():
-        nic.add_tags(request.tags("network-interface"))
-        nic.interface_type = asked.get("NetworkInterfaces", [{}])[place].get("InterfaceType", "interface")
+        nic.add_tags(call.request.tags("network-interface"))
+        nic.interface_type = (call.nics or [{}])[place].get("InterfaceType", "interface")
         if nic.interface_type == "efa-only":
             nic.private_ip_address, nic.private_ip_addresses = None, []
     if profile := asked.get("IamInstanceProfile"):
-        backend.associate_iam_instance_profile(instance.id, profile.get("Name"), profile.get("Arn"))
+        associate = call.backend.associate_iam_instance_profile
+        associate(instance.id, profile.get("Name"), profile.get("Arn"))
     if chosen is not None:
         instance.capacity_reservation_id = chosen.id
-        if named_reservation(request):
+        if call.named_reservation:
             target = {"CapacityReservationId": chosen.id}
             instance.capacity_reservation_specification = {"CapacityReservationTarget": target}
 

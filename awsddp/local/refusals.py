@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import base64
 import importlib
 import re
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
-from datetime import UTC, datetime
-from functools import cached_property, partial
+from functools import partial
 from ipaddress import IPv4Network
 from typing import Any
 
@@ -19,108 +17,47 @@ from moto.ec2.models.instance_types import INSTANCE_TYPES
 from moto.iam.models import iam_backends
 
 from awsddp import limits
+from awsddp.compat.types import Market
 from awsddp.local import offers
-from awsddp.local.offers import image_of, subnet_of, type_of
-from awsddp.local.requests import Refusal, Request, kept
+from awsddp.local.offers import Call
+from awsddp.local.requests import Refusal, kept
 
 # What of a cloud-config hosts carry out: https://docs.cloud-init.io/en/latest/reference/modules.html
 USER_DATA_KEYS = frozenset({"ssh_keys", "ssh_deletekeys", "ssh_pwauth", "write_files", "bootcmd", "runcmd"})
 
 
-class Call:
-    """A request, and what the rows look at. Most of it is of launches."""
-
-    def __init__(self, request: Request, backend: Any) -> None:
-        self.request, self.backend = request, backend
-        self.asked = {"MinCount": 1, "MaxCount": 1, **request.asked}
-        self.type = type_of(request)
-        self.offered = offers.zones_offering(self.type, request.region)
-        self.zones = ", ".join(sorted(self.offered))
-        self.nics: list[dict[str, Any]] = self.asked.get("NetworkInterfaces", [])
-        self.disks: list[dict[str, Any]] = self.asked.get("BlockDeviceMappings", [])
-        self.price = self.asked.get("InstanceMarketOptions", {}).get("SpotOptions", {}).get("MaxPrice")
-        self.group = self.asked.get("GroupName") or self.asked.get("Placement", {}).get("GroupName")
-        self.quota = self.asked.get("QuotaCode", "")
-        self.groups = kept(backend, "placement_groups")
-        self.user_data: bytes | None = None
-        with suppress(ValueError):
-            text = "".join(self.asked.get("UserData", "").split())
-            self.user_data = base64.b64decode(text, validate=True)
-
-    @cached_property
-    def image(self) -> Any:
-        return image_of(self.request, self.backend)
-
-    @cached_property
-    def zone(self) -> str:
-        zone = self.asked.get("AvailabilityZone")
-        return str(zone or subnet_of(self.request, self.backend).availability_zone)
-
-    @property
-    def least_price(self) -> float:
-        return offers.price_usd_per_hour(self.type, self.zone, datetime.now(UTC).date())
-
-    @property
-    def reservation(self) -> Any:
-        return offers.choose_reservation(self.request, self.backend, zone=self.zone)
-
-
 Found = dict[str, Callable[[Call], Any]]
-"""The code and the text of a refusal, and what returns whether a call is refused so.
+"""A refusal, and what returns whether a call is refused so.
 
 Instead of True it may return the words that the text names beside the call and its parameters.
 """
 
 
-def check(request: Request, backend: Any) -> None:
+def check(call: Call) -> None:
     """Refuse what a row refuses; a launch that is sent again is not looked at again.
 
     :raises ServiceException: with EC2's code; moto's own for names of things that are not there.
     """
-    asked = request.asked
+    request, asked, backend = call.request, call.asked, call.backend
     if request.action == "RunInstances":
         if asked.get("ClientToken") in kept(backend, "launches"):
             return
-        image_of(request, backend)
+        _ = call.image
         backend.describe_key_pairs([asked.get("KeyName")])
     if request.action in ("CreateTags", "DeleteTags"):
         backend.get_multi_instances_by_id([one for one in asked.get("Resources", ()) if one.startswith("i-")])
-    call = Call(request, backend)
-    for operations, rows in ROWS.items():
-        for refusal, found in rows.items() if re.fullmatch(operations, request.action) else ():
-            if words := found(call):
-                code, _, text = refusal.partition(": ")
-                more = words if isinstance(words, dict) else {}
-                raise Refusal(code, text.format(call=call, **call.asked, **more))
+    for row, found in ROWS.items():
+        operations, code, text = row.split(": ", 2)
+        if re.fullmatch(operations, request.action) and (words := found(call)):
+            more = words if isinstance(words, dict) else {}
+            raise Refusal(code, text.format(call=call, **asked, **more))
 
 
-# Parameters of calls, what they are to match, and what is said where they do not.
-_NAMES = r"(Create|Import)\w+ (KeyName|GroupName|GroupDescription)"
-_TEXTS = (
-    (_NAMES, r"[\s\S]{0,255}", "{name} is invalid. Length exceeds maximum of 255."),
-    (_NAMES, r"[\x00-\x7f]*", "{name} is invalid. Character sets beyond ASCII are not supported."),
-    (
-        *("CreateSecurityGroup (GroupName|GroupDescription)", limits.GROUP_TEXT.pattern),
-        "{name} is invalid. Valid characters are a-zA-Z0-9 and ._-:/()#,@[]+=&;{{}}!$*",
-    ),
-    (
-        "CreateSecurityGroup GroupName",
-        "(?!sg-).*",
-        "{name} is invalid. Group names may not be in the format sg-*.",
-    ),
-    (
-        *(r"\w+ ClientToken", rf"[\x00-\x7f]{{0,{limits.CLIENT_TOKEN}}}"),
-        f"clientToken is invalid. It must be at most {limits.CLIENT_TOKEN} ASCII characters.",
-    ),
-)
-
-
-def _bad_text(call: Call) -> dict[str, str] | None:
-    for parameters, right, why in _TEXTS:
-        for name, value in call.request.parameters.items():
-            is_meant = re.fullmatch(parameters, f"{call.request.action} {name}")
-            if is_meant and not re.fullmatch(right, value):
-                return {"value": value[:300], "why": why.format(name=name)}
+def _bad_text(names: str, right: str, call: Call) -> dict[str, str] | None:
+    """Look at the parameters of these names (a pattern), which are to match another one."""
+    for name, value in call.request.parameters.items():
+        if re.fullmatch(names, name) and not re.fullmatch(right, value):
+            return {"name": name, "value": value[:300]}
     return None
 
 
@@ -170,6 +107,10 @@ def _used_vpc(call: Call) -> bool:
     gateways = call.backend.describe_internet_gateways(filters={"attachment.vpc-id": [vpc_id]})
     groups = call.backend.groups.get(vpc_id, {}).values()
     return bool(gateways) or any(one.name != "default" for one in groups)
+
+
+def _used_interface(call: Call) -> Any:
+    return getattr(call.backend.enis.get(call.asked.get("NetworkInterfaceId")), "instance", None)
 
 
 def _used_group(call: Call) -> bool:
@@ -230,7 +171,7 @@ def _not_of_a_host(call: Call) -> dict[str, str] | None:
     """What no host would have, where hosts boot. They are reached at addresses of the block alone."""
     if call.backend.tags[call.image.id].get("awsddp:hosts") == "none":
         return None
-    data, subnet = call.user_data or b"", subnet_of(call.request, call.backend)
+    data, subnet = call.user_data or b"", call.subnet
     block = IPv4Network(call.backend.default_vpc.cidr_block)
     missing = [f"{key} of the user data" for key in _cloud_config(data) if key not in USER_DATA_KEYS]
     if data and not data.startswith((b"#!", b"#cloud-config")):
@@ -255,7 +196,7 @@ def _used_placement_group(call: Call) -> bool:
 
 
 def _unknown_reservation(call: Call) -> dict[str, str] | None:
-    named = [offers.named_reservation(call.request), call.asked.get("CapacityReservationId")]
+    named = [call.named_reservation, call.asked.get("CapacityReservationId")]
     named += call.asked.get("CapacityReservationIds", ())
     unknown = [one for one in named if one and one not in offers.held(call.backend)]
     return {"id": unknown[0]} if unknown else None
@@ -283,20 +224,20 @@ def _full_reservation(call: Call) -> bool:
     https://github.com/hashicorp/terraform-provider-aws/issues/32458
     """
     if call.request.action == "RunInstances":
-        return bool(offers.named_reservation(call.request)) and call.reservation is None
+        return bool(call.named_reservation) and call.reservation is None
     return any(hasattr(one, "capacity_reservation_specification") for one in _outside(call))
 
 
-def _over_quota(call: Call, *, spot: bool = False) -> dict[str, float] | None:
+def _over_quota(call: Call, *, market: Market = "on-demand") -> dict[str, float] | None:
     """Held against a quota: launches and starts outside of a reservation, and reserved machines."""
-    if spot != ("InstanceMarketOptions" in call.asked):
+    if (market == "spot") != ("InstanceMarketOptions" in call.asked):
         return None
     if call.request.action == "RunInstances" and call.reservation is not None:
         return None
     counts = Counter({call.type: call.asked.get("InstanceCount", call.asked["MaxCount"])})
     if call.request.action == "StartInstances":
         counts = Counter(one.instance_type for one in _outside(call))
-    over = [offers.exceeded_limit(call.backend, name, count, spot=spot) for name, count in counts.items()]
+    over = [offers.exceeded_limit(call.backend, name, count, market=market) for name, count in counts.items()]
     return next(({"limit": one} for one in over if one is not None), None)
 
 
@@ -307,6 +248,10 @@ _WRONG_STATES = {
 }
 _INVALID = "InvalidParameterValue: Value ({value}) for parameter"
 _LACKING = "UnsupportedOperation: The local cloud does not carry out"
+_NAMING = r"(Create|Import)\w+"
+_NAMES = "KeyName|GroupName|GroupDescription"
+_TAGGING = "(?!Describe|Get|List|DeleteTags).*"
+_USING = "(Run|Start)Instances|CreateCapacityReservation"
 _LAUNCH: Found = {
     "InvalidParameterValue: Value ({MinCount}) for parameter minCount is invalid. It must be at least 1 and "
     "at most maxCount ({MaxCount}).": lambda call: not 1 <= call.asked["MinCount"] <= call.asked["MaxCount"],
@@ -352,96 +297,69 @@ _LAUNCH: Found = {
     ),
     f"{_LACKING} {{what}}.": _not_of_a_host,
 }
-ROWS: dict[str, Found] = {
-    ".*": {
-        f"FilterLimitExceeded: The maximum number of filter values specified on a single call is "
-        f"{limits.FILTER_VALUES}": _long_filter,
-    },
-    "(?!Describe|Get|List).*": {f"{_INVALID} {{why}}": _bad_text},
-    "(?!Describe|Get|List|DeleteTags).*": {
-        "InvalidTagKey.Malformed: Tag '' is not valid: its key is empty.": (
-            lambda call: any("" in tags for tags in _tags(call))
-        ),
-        "InvalidParameterValue: Tag '{key}' is not valid: {fault}.": _bad_tag,
-        "TagLimitExceeded: The maximum number of Tags for a resource has been reached.": _too_many_tags,
-    },
-    "AuthorizeSecurityGroup.*": {
-        "RulesPerSecurityGroupLimitExceeded: The maximum number of rules per security group has been "
-        "reached.": _too_many_rules,
-    },
-    "DeleteSubnet": {
-        "DependencyViolation: The subnet '{SubnetId}' has dependencies and cannot be deleted.": _used_subnet,
-    },
-    "DeleteVpc": {
-        "DependencyViolation: The vpc '{VpcId}' has dependencies and cannot be deleted.": _used_vpc
-    },
-    "DeleteSecurityGroup": {
-        "DependencyViolation: resource {GroupId} has a dependent object": _used_group,
-    },
-    "DeleteNetworkInterface": {
-        "InvalidNetworkInterface.InUse: Network interface '{NetworkInterfaceId}' is currently in use.": (
-            lambda call: getattr(
-                call.backend.enis.get(call.asked.get("NetworkInterfaceId")), "instance", None
-            )
-        ),
-    },
-    "(Stop|Start|Reboot)Instances": {
-        "IncorrectInstanceState: The instance '{id}' is not in a state from which it can be {wish}.": (
-            _wrong_state
-        ),
-    },
+ROWS: Found = {
+    ".*: FilterLimitExceeded: The maximum number of filter values specified on a single call is "
+    f"{limits.FILTER_VALUES}": _long_filter,
+    f"{_NAMING}: {_INVALID} {{name}} is invalid. Length exceeds maximum of 255.": (
+        partial(_bad_text, _NAMES, r"[\s\S]{0,255}")
+    ),
+    f"{_NAMING}: {_INVALID} {{name}} is invalid. Character sets beyond ASCII are not supported.": (
+        partial(_bad_text, _NAMES, r"[\x00-\x7f]*")
+    ),
+    f"CreateSecurityGroup: {_INVALID} {{name}} is invalid. Valid characters are a-zA-Z0-9 and "
+    "._-:/()#,@[]+=&;{{}}!$*": partial(_bad_text, _NAMES, limits.GROUP_TEXT.pattern),
+    f"CreateSecurityGroup: {_INVALID} {{name}} is invalid. Group names may not be in the format sg-*.": (
+        partial(_bad_text, "GroupName", "(?!sg-).*")
+    ),
+    f"(?!Describe|Get|List).*: {_INVALID} clientToken is invalid. It must be at most {limits.CLIENT_TOKEN} "
+    "ASCII characters.": partial(_bad_text, "ClientToken", rf"[\x00-\x7f]{{0,{limits.CLIENT_TOKEN}}}"),
+    f"{_TAGGING}: InvalidTagKey.Malformed: Tag '' is not valid: its key is empty.": (
+        lambda call: any("" in tags for tags in _tags(call))
+    ),
+    f"{_TAGGING}: InvalidParameterValue: Tag '{{key}}' is not valid: {{fault}}.": _bad_tag,
+    f"{_TAGGING}: TagLimitExceeded: The maximum number of Tags for a resource has been reached.": (
+        _too_many_tags
+    ),
+    "AuthorizeSecurityGroup.*: RulesPerSecurityGroupLimitExceeded: The maximum number of rules per security "
+    "group has been reached.": _too_many_rules,
+    "DeleteSubnet: DependencyViolation: The subnet '{SubnetId}' has dependencies and cannot be deleted.": (
+        _used_subnet
+    ),
+    "DeleteVpc: DependencyViolation: The vpc '{VpcId}' has dependencies and cannot be deleted.": _used_vpc,
+    "DeleteSecurityGroup: DependencyViolation: resource {GroupId} has a dependent object": _used_group,
+    "DeleteNetworkInterface: InvalidNetworkInterface.InUse: Network interface '{NetworkInterfaceId}' is "
+    "currently in use.": _used_interface,
+    "(Stop|Start|Reboot)Instances: IncorrectInstanceState: The instance '{id}' is not in a state from which "
+    "it can be {wish}.": _wrong_state,
     # https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_RunInstances.html
-    "RunInstances": _LAUNCH,
-    "RunInstances|CreateCapacityReservation": {
-        "Unsupported: Your requested instance type ({call.type}) is not supported in your requested "
-        "Availability Zone ({call.zone}). Please retry your request by not specifying an Availability Zone "
-        "or choosing {call.zones}.": lambda call: call.zone not in call.offered,
-    },
-    "CreatePlacementGroup": {
-        "InvalidPlacementGroup.Duplicate: The Placement Group '{GroupName}' already exists.": (
-            lambda call: call.group in call.groups
-        ),
-    },
-    "RunInstances|DeletePlacementGroup": {
-        "InvalidPlacementGroup.Unknown: The Placement Group '{call.group}' is unknown.": (
-            lambda call: call.group and call.group not in call.groups
-        ),
-    },
-    "DeletePlacementGroup": {
-        "InvalidPlacementGroup.InUse: The placement group '{GroupName}' is in use and may not be deleted.": (
-            _used_placement_group
-        ),
-    },
-    "RunInstances|(Describe|Cancel)CapacityReservations?": {
-        "InvalidCapacityReservationId.NotFound: The capacity reservation ID '{id}' does not exist": (
-            _unknown_reservation
-        ),
-    },
-    "(Run|Start)Instances": {
-        "ReservationCapacityExceeded: The requested reservation does not have sufficient compatible and "
-        "available capacity for this request.": _full_reservation,
-    },
-    "(Run|Start)Instances|CreateCapacityReservation": {
-        "MaxSpotInstanceCountExceeded: Max spot instance count exceeded": partial(_over_quota, spot=True),
-        "VcpuLimitExceeded: You have requested more vCPU capacity than your current vCPU limit of "
-        "{limit:.0f} allows for the instance bucket that the specified instance type belongs to. Please "
-        "visit http://aws.amazon.com/contact-us/ec2-request to request an adjustment to this "
-        "limit.": _over_quota,
-    },
-    ".*ServiceQuota.*": {
-        "NoSuchResourceException: The request failed because the specified quota does not exist.": (
-            lambda call: call.asked.get("ServiceCode") != "ec2" or call.quota not in offers.QUOTAS
-        ),
-    },
-    "RequestServiceQuotaIncrease": {
-        "IllegalArgumentException: You must provide a quota value greater than the current quota value": (
-            lambda call: float(call.asked["DesiredValue"]) <= offers.quota_value(call.backend, call.quota)
-        ),
-    },
-    "GetParameter": {
-        "ParameterNotFound: Parameter {Name} not found.": (
-            lambda call: call.asked.get("Name") not in offers.parameters(call.request.region)
-        ),
-    },
+    **{f"RunInstances: {row}": found for row, found in _LAUNCH.items()},
+    "RunInstances|CreateCapacityReservation: Unsupported: Your requested instance type ({call.type}) is not "
+    "supported in your requested Availability Zone ({call.zone}). Please retry your request by not "
+    "specifying an Availability Zone or choosing {call.zones}.": lambda call: call.zone not in call.offered,
+    "CreatePlacementGroup: InvalidPlacementGroup.Duplicate: The Placement Group '{GroupName}' already "
+    "exists.": lambda call: call.group in call.groups,
+    "RunInstances|DeletePlacementGroup: InvalidPlacementGroup.Unknown: The Placement Group '{call.group}' is "
+    "unknown.": lambda call: call.group and call.group not in call.groups,
+    "DeletePlacementGroup: InvalidPlacementGroup.InUse: The placement group '{GroupName}' is in use and may "
+    "not be deleted.": _used_placement_group,
+    "RunInstances|(Describe|Cancel)CapacityReservations?: InvalidCapacityReservationId.NotFound: The "
+    "capacity reservation ID '{id}' does not exist": _unknown_reservation,
+    "(Run|Start)Instances: ReservationCapacityExceeded: The requested reservation does not have sufficient "
+    "compatible and available capacity for this request.": _full_reservation,
+    f"{_USING}: MaxSpotInstanceCountExceeded: Max spot instance count exceeded": (
+        partial(_over_quota, market="spot")
+    ),
+    f"{_USING}: VcpuLimitExceeded: You have requested more vCPU capacity than your current vCPU limit of "
+    "{limit:.0f} allows for the instance bucket that the specified instance type belongs to. Please visit "
+    "http://aws.amazon.com/contact-us/ec2-request to request an adjustment to this limit.": _over_quota,
+    ".*ServiceQuota.*: NoSuchResourceException: The request failed because the specified quota does not "
+    "exist.": lambda call: call.asked.get("ServiceCode") != "ec2" or call.quota not in offers.QUOTAS,
+    "RequestServiceQuotaIncrease: IllegalArgumentException: You must provide a quota value greater than the "
+    "current quota value": (
+        lambda call: float(call.asked["DesiredValue"]) <= offers.quota_value(call.backend, call.quota)
+    ),
+    "GetParameter: ParameterNotFound: Parameter {Name} not found.": (
+        lambda call: call.asked.get("Name") not in offers.parameters(call.request.region)
+    ),
 }
-"""By operation (a pattern)."""
+"""The operations (a pattern), the code and the text."""

@@ -121,14 +121,8 @@ def read(environ: dict[str, Any]) -> Request:
     target = environ.get("HTTP_X_AMZ_TARGET", "")
     text = environ.get("QUERY_STRING") or body.decode("utf-8", "replace")
     parameters = json.loads(text or "{}") if target else dict(parse_qsl(text, keep_blank_values=True))
-    return Request(
-        service=service,
-        region=region,
-        action=target.rpartition(".")[2] or parameters.get("Action", ""),
-        parameters=parameters,
-        body=body,
-        environ=environ,
-    )
+    action = target.rpartition(".")[2] or parameters.get("Action", "")
+    return Request(service, region, action, parameters, body, environ)
 
 
 def check_signature(request: Request, secret_of: Callable[[str, str], str | None]) -> None:

@@ -15,7 +15,7 @@ from moto.core.utils import get_service_model
 from awsddp.local import offers
 from awsddp.local.requests import Refusal, Request, invalid, lacking
 
-COMMON = frozenset({"Action", "Version", "DryRun"})
+COMMON = ("Action", "Version", "DryRun")
 TAGS = ("tag-key", "tag:")
 
 
@@ -24,19 +24,14 @@ class Operation:
     """What of an operation is carried out.
 
     Names of parameters are as they are sent, without their numbers; each stands for all that is below it,
-    too. `makes`: the kinds of resources that it makes and tags. `answer` takes moto's place.
+    too; none: those that must be there. `makes`: the kinds of resources that it makes and tags. `answer`
+    takes moto's place.
     """
 
     parameters: tuple[str, ...] = ()
     filters: tuple[str, ...] = ()
     makes: tuple[str, ...] = ()
-    answer: Callable[[Request, Any], Any] | None = None
-
-    def takes(self, name: str) -> bool:
-        """Whether it carries out a parameter."""
-        known = (*self.parameters, *(("Filter",) if self.filters else ()))
-        known += ("TagSpecification", "TagSpecifications") if self.makes else ()
-        return any(name == one or name.startswith(f"{one}.") for one in known)
+    answer: Callable[[offers.Call], Any] | None = None
 
 
 def _row(*parameters: str, **more: Any) -> Operation:
@@ -96,13 +91,18 @@ _EC2: dict[str, Operation] = {
         ),
     ),
     "DescribeInstanceStatus": _row("InstanceId", "IncludeAllInstances"),
-    **{f"{verb}Instances": _row("InstanceId") for verb in ("Start", "Stop", "Reboot", "Terminate")},
-    "DescribeInstanceAttribute": _row("InstanceId", "Attribute"),
+    **dict.fromkeys(
+        (
+            *("StartInstances", "StopInstances", "RebootInstances", "TerminateInstances"),
+            *("DescribeInstanceAttribute", "DisassociateIamInstanceProfile", "AssociateIamInstanceProfile"),
+            *("CreateTags", "DeleteNetworkInterface", "DeleteVolume", "DeleteSubnet", "DeleteVpc"),
+            *("AttachInternetGateway", "DetachInternetGateway", "DeleteInternetGateway"),
+            *("DeleteRouteTable", "DisassociateRouteTable"),
+        ),
+        _row(),
+    ),
     "ModifyInstanceAttribute": _row("InstanceId", "Attribute", "Value"),
-    "AssociateIamInstanceProfile": _row("InstanceId", "IamInstanceProfile.Name", "IamInstanceProfile.Arn"),
     "DescribeIamInstanceProfileAssociations": _row("AssociationId"),
-    "DisassociateIamInstanceProfile": _row("AssociationId"),
-    "CreateTags": _row("ResourceId", "Tag"),
     "DeleteTags": _row("ResourceId", "Tag"),
     "DescribeTags": _row(filters=("key", "resource-id", "resource-type", "value")),
     "CreateKeyPair": _row("KeyName", "KeyType", makes=("key-pair",)),
@@ -129,29 +129,20 @@ _EC2: dict[str, Operation] = {
     "DescribeNetworkInterfaces": _row(
         "NetworkInterfaceId", filters=("attachment.instance-id", "group-id", "subnet-id", "vpc-id", *TAGS)
     ),
-    "DeleteNetworkInterface": _row("NetworkInterfaceId"),
     "DescribeVolumes": _row("VolumeId", "MaxResults", filters=("attachment.instance-id", *TAGS)),
-    "DeleteVolume": _row("VolumeId"),
     "CreateVpc": _row("CidrBlock", makes=("vpc",)),
     "DescribeVpcs": _row("VpcId", filters=("cidr", "is-default", *TAGS)),
-    "DeleteVpc": _row("VpcId"),
     "CreateSubnet": _row("VpcId", "CidrBlock", "AvailabilityZone", makes=("subnet",)),
     "DescribeSubnets": _row(
         "SubnetId", filters=("availability-zone", "default-for-az", "state", "subnet-id", "vpc-id", *TAGS)
     ),
-    "DeleteSubnet": _row("SubnetId"),
     "CreateInternetGateway": _row(makes=("internet-gateway",)),
-    "AttachInternetGateway": _row("InternetGatewayId", "VpcId"),
-    "DetachInternetGateway": _row("InternetGatewayId", "VpcId"),
     "DescribeInternetGateways": _row("InternetGatewayId", filters=("attachment.vpc-id", *TAGS)),
-    "DeleteInternetGateway": _row("InternetGatewayId"),
     "CreateRouteTable": _row("VpcId", "ClientToken", makes=("route-table",)),
     "DescribeRouteTables": _row("RouteTableId", filters=("vpc-id", *TAGS)),
-    "DeleteRouteTable": _row("RouteTableId"),
     "CreateRoute": _row("RouteTableId", "DestinationCidrBlock", "GatewayId"),
     "DeleteRoute": _row("RouteTableId", "DestinationCidrBlock"),
     "AssociateRouteTable": _row("RouteTableId", "SubnetId"),
-    "DisassociateRouteTable": _row("AssociationId"),
     "CreateCapacityReservation": _row(
         *("InstanceType", "InstancePlatform", "AvailabilityZone", "InstanceCount"),
         *("InstanceMatchCriteria", "EndDate", "EndDateType"),
@@ -185,22 +176,14 @@ OPERATIONS: dict[str, dict[str, Operation]] = {
         "AssumeRole": _row("RoleArn", "RoleSessionName", "DurationSeconds"),
     },
     "iam": {
-        "CreateUser": _row("UserName"),
+        **dict.fromkeys(("CreateUser", "CreateRole", "AddRoleToInstanceProfile"), _row()),
         "CreateAccessKey": _row("UserName"),
-        "CreateRole": _row("RoleName", "AssumeRolePolicyDocument"),
         "CreateInstanceProfile": _row("InstanceProfileName", "Path"),
-        "AddRoleToInstanceProfile": _row("InstanceProfileName", "RoleName"),
-        "GetInstanceProfile": _row("InstanceProfileName"),
-        "ListInstanceProfiles": _row(),
+        **dict.fromkeys(("GetInstanceProfile", "ListInstanceProfiles"), _row()),
     },
-    "kms": {
-        "CreateKey": _row(),
-        "CreateAlias": _row("AliasName", "TargetKeyId"),
-        "ListAliases": _row(),
-        "DescribeKey": _row("KeyId"),
-        "EnableKey": _row("KeyId"),
-        "DisableKey": _row("KeyId"),
-    },
+    "kms": dict.fromkeys(
+        ("CreateKey", "CreateAlias", "ListAliases", "DescribeKey", "EnableKey", "DisableKey"), _row()
+    ),
     "servicequotas": {
         "GetServiceQuota": _row(*_QUOTA, answer=offers.quota),
         "RequestServiceQuotaIncrease": _row(*_QUOTA, "DesiredValue", answer=offers.quota),
@@ -221,15 +204,26 @@ def find(request: Request) -> Operation:
         if service == "ec2" and action not in get_service_model("ec2").operation_names:
             raise Refusal("InvalidAction", f"The action {action} is not valid for this web service.")
         raise lacking(action, service=service)
+    known = (*COMMON, *(row.parameters or _required(service, action)))
+    known += ("Filter",) if row.filters else ()
+    known += ("TagSpecification", "TagSpecifications") if row.makes else ()
     for name, value in request.parameters.items():
         plain = re.sub(r"\.\d+(?=\.|$)", "", name)
-        if plain not in COMMON and not row.takes(plain):
+        if not any(f"{plain}.".startswith(f"{one}.") for one in known):
             raise lacking(f"{action} with {plain}", service=service)
         of_tags = re.fullmatch(r"TagSpecifications?\.ResourceType", plain)
-        known = row.makes if of_tags else VALUES.get(plain, (value,))
-        if value not in known:
-            raise invalid(value, plain, f"The local cloud carries out {', '.join(known)}.")
+        values = row.makes if of_tags else VALUES.get(plain, (value,))
+        if value not in values:
+            raise invalid(value, plain, f"The local cloud carries out {', '.join(values)}.")
     for one in request.asked.get("Filters", ()) if row.filters else ():
         if re.sub("^tag:.*", "tag:", one["Name"]) not in row.filters:
             raise Refusal("InvalidParameterValue", f"The filter '{one['Name']}' is invalid")
     return row
+
+
+def _required(service: str, action: str) -> list[str]:
+    """Return the parameters that must be there, as they are sent."""
+    shape: Any = get_service_model(service).operation_model(action).input_shape
+    names = shape.required_members if shape else ()
+    sent = [shape.members[name].serialization.get("name", name) for name in names]
+    return [f"{name[0].upper()}{name[1:]}" for name in sent]

@@ -21,6 +21,7 @@ from awsddp.aws.facts import gather
 from awsddp.aws.instances import launch
 from awsddp.aws.session import Aws
 from awsddp.local import refusals, scope
+from awsddp.local.offers import Call
 from awsddp.local.requests import Refusal, answered, dry_run, read
 from awsddp.plan import make_plan
 from awsddp.plan.records import LaunchPlan, names
@@ -181,12 +182,12 @@ class Server:
         """Answer for placement groups, which moto lacks, as the local cloud does."""
         try:
             request = read({**environ, "wsgi.input": BytesIO(body)})
-            backend, row = self.cloud.backend_of(request.region), scope.find(request)
-            refusals.check(request, backend)
+            call, row = Call(request, self.cloud.backend_of(request.region)), scope.find(request)
+            refusals.check(call)
             if request.dry:
                 raise dry_run()
             assert row.answer is not None
-            reply = answered(request, row.answer(request, backend))
+            reply = answered(request, row.answer(call))
         except Refusal as refusal:
             return _answer(Fault(refusal.code, refusal.message), start)
         return reply(environ, start)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import boto3
+import msgspec
 import pytest
 from botocore.config import Config
 from botocore.exceptions import ClientError
@@ -67,12 +68,13 @@ class Cloud:
 
 def fault_add(info: control.LocalInfo, operation: str, effect: str, **choices: Any) -> list[dict[str, Any]]:
     """Make calls of an operation go wrong, or a node; all faults in force."""
-    return control.ask(info, {"add": {"operation": operation, "effect": effect, **choices}})["faults"]
+    order = {"add": {"operation": operation, "effect": effect, **choices}}
+    return [msgspec.to_builtins(one) for one in control.ask(info, order).faults]
 
 
 def fault_clear(info: control.LocalInfo, number: int | None = None) -> list[dict[str, Any]]:
     """Take one fault away, or all; those that stay."""
-    return control.ask(info, {"clear": number})["faults"]
+    return [msgspec.to_builtins(one) for one in control.ask(info, {"clear": number}).faults]
 
 
 def until(condition: Callable[[], bool], *, deadline_s: float = 60, every_s: float = 0.05) -> None:

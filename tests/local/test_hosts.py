@@ -425,7 +425,7 @@ def test_a_cut_node_is_not_reached_and_its_connections_live_on_once_it_heals(pai
     assert not greets(pair, 1)
     assert greets(pair, 0)
     until(lambda: greets(pair, 1))
-    assert control.ask(pair.cloud.info)["faults"] == []
+    assert control.ask(pair.cloud.info).faults == ()
     assert counting.communicate(timeout=30)[0].split() == [str(number) for number in range(2, 21)]
 
 
@@ -484,7 +484,7 @@ def test_slow_short_of_memory_and_with_another_host_key_until_it_heals(pair: Pai
     for effect in ("slow-cpu", "oom", "hostkey"):
         fault_add(pair.cloud.info, pair.ids[1], effect)
     until(lambda: subprocess.run(key, capture_output=True).stdout not in (shown, b""))
-    fault_clear(pair.cloud.info, control.ask(pair.cloud.info)["faults"][-1]["id"])
+    fault_clear(pair.cloud.info, control.ask(pair.cloud.info).faults[-1].id)
     until(lambda: subprocess.run(key, capture_output=True).stdout == shown)
     assert int(pair.run(1, f"python3 -c {shlex.quote(hashed)}")) < fast / 2
     assert pair.run(1, take) == "killed\n"

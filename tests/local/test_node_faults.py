@@ -62,7 +62,7 @@ def test_records_have_no_node_that_could_break(records: Cloud) -> None:
     (made,) = records.client("ec2").run_instances(**records.request())["Instances"]
     with pytest.raises(UsageError, match="machines of their own"):
         fault_add(records.info, made["InstanceId"], "frozen")
-    assert control.ask(records.info)["faults"] == []
+    assert control.ask(records.info).faults == ()
 
 
 def test_a_reclaimed_spot_instance_ends_after_its_notice_with_the_reason_of_ec2(records: Cloud) -> None:
