@@ -27,6 +27,9 @@ from awsddp.errors import LocalCloudError
 from awsddp.local.machine import run
 from awsddp.resources import shipped_folder
 
+TOP_SYSTEM = {"bin", "etc", "lib", "lib32", "lib64", "libx32", "sbin", "usr", "var"}
+TOP_EMPTY = ("boot", "dev", "home", "media", "mnt", "opt", "proc", "root", "run", "srv", "sys", "tmp")
+
 # What of /etc is the system's and holds nothing of the machine's users, services or secrets.
 ETC_SYSTEM = {
     *("alternatives", "adduser.conf", "bash.bashrc", "ca-certificates", "ca-certificates.conf", "dbus-1"),
@@ -38,20 +41,10 @@ ETC_SYSTEM = {
     *("shells", "skel", "sudo.conf", "terminfo"),
     *("timezone", "vim", "xattr.conf"),
 }
-# By folder of the machine: what a node sees of it, and what is there, but empty. The rest is hidden.
-SHOWN: dict[str, tuple[set[str], tuple[str, ...]]] = {
-    "": (
-        {"bin", "etc", "lib", "lib32", "lib64", "libx32", "sbin", "usr", "var"},
-        ("boot", "dev", "home", "media", "mnt", "opt", "proc", "root", "run", "srv", "sys", "tmp"),
-    ),
-    "etc": (ETC_SYSTEM, ("apt", "ssh", "systemd", "cloud", "sudoers.d")),
-    "etc/ssl": ({"certs", "openssl.cnf"}, ()),  # the public certificates stay, the machine's private keys go
-    "var": ({"lib", "lock", "run"}, ("backups", "cache", "local", "log", "mail", "opt", "spool", "tmp")),
-    "var/lib": (
-        {"dpkg", "pam", "python", "ucf"},
-        ("apt", "cloud", "dbus", "misc", "private", "sudo", "systemd"),
-    ),
-}
+VAR_KEPT = {"lib", "lock", "run"}
+VAR_EMPTY = ("backups", "cache", "local", "log", "mail", "opt", "spool", "tmp")
+VAR_LIB_KEPT = {"dpkg", "pam", "python", "ucf"}
+VAR_LIB_EMPTY = ("apt", "cloud", "dbus", "misc", "private", "sudo", "systemd")
 
 # A path unit takes an inotify instance, a user's own systemd three: all nodes share
 # fs.inotify.max_user_instances.
@@ -119,8 +112,14 @@ def build_layer(folder: Path) -> None:
     building = folder.with_name(folder.name + ".new")
     shutil.rmtree(building, ignore_errors=True)
     building.mkdir(parents=True, mode=0o755)
-    for name, (kept, empty) in SHOWN.items():
-        _mask(Path("/", name), building / name, kept=kept, empty=empty)
+    _mask(Path("/"), building, kept=TOP_SYSTEM, empty=TOP_EMPTY)
+    _mask(
+        Path("/etc"), building / "etc", kept=ETC_SYSTEM, empty=("apt", "ssh", "systemd", "cloud", "sudoers.d")
+    )
+    # The public certificates stay, the machine's private keys go.
+    _mask(Path("/etc/ssl"), building / "etc/ssl", kept={"certs", "openssl.cnf"}, empty=())
+    _mask(Path("/var"), building / "var", kept=VAR_KEPT, empty=VAR_EMPTY)
+    _mask(Path("/var/lib"), building / "var/lib", kept=VAR_LIB_KEPT, empty=VAR_LIB_EMPTY)
     (building / "usr").mkdir()
     _empty(building / "usr/local")
     for path in ("usr/local/bin", "usr/local/sbin", "usr/local/lib", "opt/pytorch", "opt/python"):
