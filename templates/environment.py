@@ -22,6 +22,7 @@ import shutil
 import subprocess
 import sys
 import time
+from importlib import metadata
 from pathlib import Path
 
 HOME = Path(os.environ.get("HOME") or "~").expanduser()
@@ -57,22 +58,7 @@ if torch is not None:
         facts["nccl"] = None
 print(json.dumps(facts))
 """
-# Run by an overlay's python: the image's programs (torchrun...), started by this python.
-SCRIPTS = """
-import sys
-from importlib import metadata
-from pathlib import Path
-folder = Path(sys.executable).parent
-for dist in metadata.distributions():
-    for entry in dist.entry_points:
-        path = folder / entry.name
-        if entry.group != "console_scripts" or path.exists():
-            continue
-        module, _, name = entry.value.partition("[")[0].strip().partition(":")
-        path.write_text("#!%s\\nimport sys\\nfrom %s import %s\\nsys.exit(%s())\\n"
-                        % (sys.executable, module, name.split(".")[0], name))
-        path.chmod(0o755)
-"""
+PROGRAM = "#!{}\nimport sys\nfrom {} import {}\nsys.exit({}())\n"
 # Run as root: other programs hold these while they install packages, as on a first boot.
 PACKAGE_LOCK = """
 import fcntl, sys, time
@@ -197,27 +183,32 @@ def torch_words(asked):
     return names + (own if own and not asked["wheels"] else offline(asked))
 
 
-def by_variables(options):
-    """Return pip's options for indexes as variables, for a pip that conda starts."""
-    env, words = {}, iter(options)
-    for word in words:
-        name = "PIP_" + word.lstrip("-").replace("-", "_").upper()
-        value = "1" if word == "--pre" else next(words)
-        env[name] = " ".join(filter(None, [env.get(name), value]))
-    return env
-
-
 def pip_install(python):
     """Return the words that install packages by a python's pip."""
     options = ["--no-input", "--progress-bar", "off", "--retries", "2"]
     return [python, "-m", "pip", "--disable-pip-version-check", "install", *options]
 
 
-def files(place, asked):
-    """Write what pip reads; return its words."""
-    write(place / "awsddp/requirements.txt", "".join(one + "\n" for one in asked["lines"]))
-    write(place / "awsddp/constraints.txt", "".join(one + "\n" for one in asked["constraints"]))
-    return ["-r", place / "awsddp/requirements.txt", "-c", place / "awsddp/constraints.txt"]
+def install(pip, place, asked, env, kept=()):
+    """Install the project's packages by a pip; `kept` are pins of what stays as it is."""
+    lines, constraints = place / "awsddp/requirements.txt", place / "awsddp/constraints.txt"
+    write(lines, "".join(one + "\n" for one in asked["lines"]))
+    write(constraints, "".join(one + "\n" for one in [*asked["constraints"], *kept]))
+    if asked["lines"]:
+        run("installing", [*pip, "-r", lines, "-c", constraints, *offline(asked)], env=env)
+
+
+def link_programs(place, image):
+    """Write the programs of an image's packages (torchrun...), started by the environment's python."""
+    tell(at="linking the image's programs")
+    python = place / "bin/python"
+    entries = [entry for dist in metadata.distributions(path=image) for entry in dist.entry_points]
+    for entry in entries:
+        path = place / "bin" / entry.name
+        if entry.group == "console_scripts" and not path.exists():
+            module, _, name = entry.value.partition("[")[0].strip().partition(":")
+            path.write_text(PROGRAM.format(python, module, name.split(".")[0], name))
+            path.chmod(0o755)
 
 
 def overlay(place, asked, env):
@@ -230,9 +221,8 @@ def overlay(place, asked, env):
     packages = place / "lib" / "python{}.{}".format(*version[:2]) / "site-packages"
     adding = "; ".join(f"site.addsitedir({folder!r})" for folder in found["site"])
     write(packages / "awsddp_image.pth", "import site; " + adding + "\n")
-    pip = pip_install(python)
-    run("installing", [*pip, *files(place, asked), *offline(asked)], env=env)
-    run("linking the image's programs", [python, "-c", SCRIPTS])
+    install(pip_install(python), place, asked, env)
+    link_programs(place, found["site"])
     has, image = ask(python, FACTS), ask(asked["image"], FACTS)
     if has.get("torch_file") != image.get("torch_file"):
         why = "import torch finds {} ({}), not the image's {} ({})"
@@ -281,11 +271,9 @@ def venv(place, asked, env):
         run("making the environment", [program, *words], env=env)
     pip = [program, "pip", "install", "--no-progress", "--python", python]
     run("installing torch", [*pip, *torch_words(asked)], env=env)
-    if asked["lines"]:
-        has = ask(python, PLATFORM)["packages"]
-        kept = [f"{name}=={has[name]}" for name in ("torch", "torchvision") if name in has]
-        words = files(place, dict(asked, constraints=[*asked["constraints"], *kept]))
-        run("installing", [*pip, *words, *offline(asked)], env=env)
+    has = ask(python, PLATFORM)["packages"]
+    kept = [f"{name}=={has[name]}" for name in ("torch", "torchvision") if name in has]
+    install(pip, place, asked, env, kept)
     return python
 
 
@@ -308,7 +296,8 @@ def conda(place, asked, env):
     program = conda_program(env)
     python = place / "bin/python"
     if asked["conda"]:
-        env = dict(env, **by_variables(asked["options"]))
+        for url in asked["options"][1:]:  # that of the settings; the file's own options are in its text
+            env = dict(env, PIP_INDEX_URL=url)
         write(PLACE / "environment.yml", asked["conda"])
         verb, yes = ("update", []) if (place / "conda-meta").exists() else ("create", ["--yes"])
         words = ["env", verb, "--prefix", place, "--file", PLACE / "environment.yml", *yes]
@@ -323,8 +312,7 @@ def conda(place, asked, env):
     pip = pip_install(python)
     if asked["torch"]:
         run("installing torch", [*pip, *torch_words(asked)], env=env)
-    if asked["lines"]:
-        run("installing", [*pip, *files(place, asked), *asked["options"]], env=env)
+    install(pip, place, asked, env)
     return python
 
 
@@ -352,22 +340,25 @@ def setup(asked, python, env):
         write(done, json.dumps(number + 1))
 
 
+def ready_file(asked):
+    """Return the file that tells of the finished environment; the image's own has one, too."""
+    is_own = asked["kind"] == "image" and not asked["lines"]
+    return PLACE / "image.json" if is_own else PLACE / asked["stamp"] / "ready.json"
+
+
 def look(asked):
     """Return what is there of the environment and its setup, None where something is to be done."""
-    ready = read(PLACE / asked["stamp"] / "ready.json")
-    if asked["kind"] == "image" and not asked["lines"]:
-        ready = read(PLACE / "image.json")
+    ready = read(ready_file(asked))
     done = read(PLACE / ("setup-" + asked["setup_stamp"])) or 0
     return ready if ready and done == len(asked["setup"]) else None
 
 
 def build(asked):
     """Make what is missing; return the python and the facts."""
-    place, env = PLACE / asked["stamp"], reach(asked)
-    kept = None
-    ready = place / "ready.json"
-    if asked["kind"] == "image" and not asked["lines"]:
-        python, ready = asked["image"], PLACE / "image.json"
+    ready, env = ready_file(asked), reach(asked)
+    place, kept = ready.parent, None
+    if place == PLACE:
+        python = asked["image"]
     else:
         kept = read(ready)
         make = {"image": overlay, "venv": venv, "conda": conda}[asked["kind"]]

@@ -1,6 +1,5 @@
 """Packages for nodes without internet: chosen and fetched here, for their Python, without what they have."""
 
-import importlib.util
 import os
 import re
 import shutil
@@ -12,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from awsddp.answers import Platform
-from awsddp.errors import ConfigError, NodeError
+from awsddp.errors import NodeError
 from awsddp.nodes.failures import tail
 from awsddp.parallel import each
 from awsddp.plan.environment import CREDENTIALS, EnvironmentPlan, explain, image_constraints
@@ -44,7 +43,7 @@ _KEPT = 4
 def collect(plan: EnvironmentPlan, platform: Platform, *, folder: Path, on_event: OnEvent) -> Path:
     """Return a folder of wheels for the nodes; made once below `folder`, then kept.
 
-    Raises NodeError for what cannot be had, by its name; ConfigError where there is no pip here.
+    Raises NodeError for what cannot be had, by its name.
     """
     place = folder / f"{plan.stamp}-{platform.version}-{platform.machine}"
     if (place / LINES).exists():
@@ -237,7 +236,7 @@ class _Work:
         """
         try:
             done = subprocess.run(
-                [*_pip_program(), verb, "--retries", "2", *words],
+                [sys.executable, "-m", "pip", verb, "--retries", "2", *words],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
@@ -252,20 +251,6 @@ class _Work:
             ) from error
         output = done.stdout.decode(errors="replace") or "pip failed"
         return output if done.returncode else "", output
-
-
-def _pip_program() -> list[str]:
-    """Return how pip is started here: ours, else that of the python3 of the PATH. Raises ConfigError."""
-    if importlib.util.find_spec("pip"):
-        return [sys.executable, "-m", "pip"]
-    other = shutil.which("python3")
-    if other and not subprocess.run([other, "-m", "pip", "--version"], capture_output=True).returncode:
-        return [other, "-m", "pip"]
-    raise ConfigError(
-        "pip not found on this machine",
-        "packages for nodes without internet are chosen and fetched here, by pip",
-        f'{sys.executable} -m ensurepip   # or, where nodes have internet: env.packages_from = "node"',
-    )
 
 
 def wheel_tags(platform: Platform) -> tuple[str, ...]:

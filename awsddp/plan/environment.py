@@ -34,8 +34,8 @@ CREDENTIALS = re.compile(r"//[^/@\s]+@")
 
 
 @dataclass(frozen=True, kw_only=True)
-class EnvironmentPlan:
-    """What is made on each node. `lines` and `constraints` are pip's; `options` its words for indexes.
+class EnvironmentPlan(Requirements):
+    """What is made on each node, of what a file asks for.
 
     `environ` are variables that pip, uv, conda and the job get, `variables` those of an environment.yml, for
     the job alone; `ca` is the text of the CA bundle.
@@ -43,15 +43,10 @@ class EnvironmentPlan:
 
     kind: Literal["image", "venv", "conda"] = "image"
     name: str = ""
-    lines: tuple[str, ...] = ()
-    constraints: tuple[str, ...] = ()
-    options: tuple[str, ...] = ()
-    conda: str = ""
     python: str | None = None
     torch: tuple[str, ...] = ()
     setup: tuple[str, ...] = ()
     environ: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    variables: Mapping[str, str] = dataclasses.field(default_factory=dict)
     ca: str = ""
     packages_from: Literal["node", "client"] = "node"
 
@@ -97,17 +92,13 @@ def make_environment_plan(env: EnvSection, *, internet: bool | None, driver: str
     if kind == "venv":  # uv has no such option: it takes wheels where there are any
         options = tuple(one for one in options if one != "--prefer-binary")
     return EnvironmentPlan(
+        **vars(dataclasses.replace(asked, options=options)),
         kind=kind,
         name=env.file or kind,
-        lines=asked.lines,
-        constraints=asked.constraints,
-        options=options,
-        conda=asked.conda,
         python=env.python or (None if kind == "image" or packages_from == "client" else _python(asked)),
         torch=torch,
         setup=env.setup,
         environ=_environ(env),
-        variables=asked.variables,
         ca=_ca(env),
         packages_from=packages_from,
     )
