@@ -169,11 +169,11 @@ class Supervisor:
         if now - self._turned_at > 2 * BEAT_SECONDS:  # we ourselves stood still: nobody was silent to us
             self._peers.stood_still(now)
         self._turned_at = now
-        for key, mask in events:
+        for key, _ in events:
             if key.fileobj is self._wake:
                 self._wake.recv(4096)
             else:
-                self._peers.take(key.fileobj, mask, now)
+                self._peers.take(key.data, now)
         self._peers.tick(now)
         heard, self._peers.heard = self._peers.heard, []
         lost, self._peers.lost = self._peers.lost, []
