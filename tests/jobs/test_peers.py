@@ -175,6 +175,21 @@ def test_closed_connection_is_the_end_of_a_supervisor_at_once(wire: Wire) -> Non
     assert (node, why.startswith("its supervisor has ended and closed the connection")) == (1, True)
 
 
+def test_supervisor_that_ends_before_its_last_frames_are_answered_is_heard(
+    wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise BrokenPipeError
+
+    link = wire.first._peers[1].link
+    assert link is not None
+    monkeypatch.setattr(link, "send", refuse)
+    wire.second.send({"count": 1})
+    wire.second.send({"count": 2})
+    wire.pass_time(0.5)
+    assert (wire.heard()[0], wire.lost()) == ([{"count": 1}, {"count": 2}], [1])
+
+
 def test_port_where_nobody_listens_any_more_is_the_end_of_the_first_supervisor(wire: Wire) -> None:
     wire.relay.close()
     wire.pass_time(1.5, alive=(1,))
@@ -196,6 +211,19 @@ def test_report_of_a_lost_node_is_heard_while_its_link_hangs(wire: Wire) -> None
         wire.pass_time(0.25, alive=(0,))
         thread.join(0.01)
     assert (answers, wire.first.lost) == ([True], [(1, "it burnt", "instance_retired")])
+
+
+def test_report_of_a_node_that_still_speaks_leaves_its_link_as_it_is(wire: Wire) -> None:
+    link = wire.first._peers[1].link
+    thread = threading.Thread(target=report_lost, args=(wire.request, 1, "it burnt"), kwargs={"seconds": 5})
+    thread.start()
+    while thread.is_alive():
+        wire.pass_time(0.25)
+        thread.join(0.01)
+    wire.second.send({"count": 1})
+    wire.pass_time(1)
+    assert (wire.heard()[0], wire.first.lost) == ([{"count": 1}], [(1, "it burnt", "node_lost")])
+    assert wire.first._peers[1].link is link
 
 
 @pytest.mark.parametrize("kind", ["timeout", "burnt", ["node_lost"], None])

@@ -50,6 +50,11 @@ class Link:
         self._out = f"{me} {self._own}\n".encode()
 
     @property
+    def is_open(self) -> bool:
+        """Whether `close` was not called yet."""
+        return self.socket.fileno() >= 0
+
+    @property
     def unsent(self) -> bool:
         """Whether bytes wait for the socket to take them."""
         return bool(self._out)

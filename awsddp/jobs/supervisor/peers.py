@@ -142,14 +142,16 @@ class Peers:
     def send(self, message: object) -> None:
         """Send `message` to all of them, now or on the next link."""
         for peer in self._peers.values():
-            self._send(peer, peer.session.say(message))
+            frame = peer.session.say(message)
+            if peer.link is not None:
+                self._send(peer.link, frame)
 
     def take(self, link: Link | None, now: float) -> None:
         """Handle what the selector reports, by its data: a link that is ready, None for the listener."""
         self._now = now
         if link is None:
             self._accept()
-        elif link.socket.fileno() >= 0:  # it was not replaced in the same turn
+        elif link.is_open:  # it was not replaced in the same turn
             self._exchange(link)
 
     def tick(self, now: float) -> None:
@@ -217,22 +219,23 @@ class Peers:
         if peer is None or not link.proved:
             return
         if not proved:
-            self._join(peer, link)
+            self._beat_at = self._now
         for frame in frames:
-            self._hear(peer, read(Frame, frame))
+            self._hear(peer, link, read(Frame, frame))
 
-    def _join(self, peer: Peer, link: Link) -> None:
-        """Carry the conversation on over a link that was just proved, in place of an older one."""
+    def _hear(self, peer: Peer, link: Link, frame: Frame) -> None:
+        """Take in what is new in a frame; the first node answers each, the others those with news.
+
+        The conversation goes on over the link of the newest one; that of a report is none of it.
+        """
+        if frame.lost is not None:
+            self._lose(peer, frame.lost, frame.kind if frame.kind in LOSSES else "node_lost")
+            self._send(link, Frame())
+            return
         if peer.link is not None and peer.link is not link:
             self._close(peer.link)
         peer.link, peer.joined, peer.heard_at = link, True, self._now
-        self._beat_at, self._refused_since = self._now, math.inf
-
-    def _hear(self, peer: Peer, frame: Frame) -> None:
-        """Take in what is new in a frame; the first node answers each, the others those with news."""
-        peer.heard_at = self._now
-        if frame.lost is not None:
-            self._lose(peer, frame.lost, frame.kind if frame.kind in LOSSES else "node_lost")
+        self._refused_since = math.inf
         news = peer.session.hear(frame)
         self.heard += [(peer.node, message) for message in news]
         if news or self._listener is not None:
@@ -241,17 +244,15 @@ class Peers:
     def _tell(self, peer: Peer) -> None:
         """Send all that a peer may not have heard; on a link that hangs it would pile up."""
         if peer.link is not None and not peer.link.unsent:
-            self._send(peer, peer.session.frame())
+            self._send(peer.link, peer.session.frame())
 
-    def _send(self, peer: Peer, frame: Frame) -> None:
-        if peer.link is None:
-            return
+    def _send(self, link: Link, frame: Frame) -> None:
         try:
-            peer.link.send(frame)
+            link.send(frame)
         except OSError as error:
-            self._broken(peer.link, error)
+            self._broken(link, error)
         else:
-            self._watch(peer.link)
+            self._watch(link)
 
     def _watch(self, link: Link) -> None:
         write = selectors.EVENT_WRITE if link.unsent else 0
@@ -281,8 +282,9 @@ class Peers:
                 self._lose(peer, "its supervisor has ended")
 
     def _close(self, link: Link) -> None:
-        self._selector.unregister(link.socket)
-        link.close()
+        if link.is_open:
+            self._selector.unregister(link.socket)
+            link.close()
 
     def _lose(self, peer: Peer, why: str, kind: str = "node_lost") -> None:
         if not peer.lost:
