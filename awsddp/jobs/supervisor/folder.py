@@ -31,7 +31,7 @@ from awsddp.jobs.supervisor.requests import NOTHING, Fields, Launch, Machine, Sp
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from awsddp.jobs.supervisor.requests import Fact, Place
+    from awsddp.jobs.supervisor.requests import Fact, Place, Told
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 FINAL = ("succeeded", "failed", "cancelled", "interrupted")
@@ -78,26 +78,6 @@ class Report(NamedTuple):
         return report._replace(cause=read(Cause, report.cause)) if report.cause else report
 
 
-class Progress(NamedTuple):
-    """How far a rank is, by its rows (`fraction` done, 0 to 1); None: they do not hold it."""
-
-    rank: int
-    step: int | None
-    loss: float | None
-    steps_per_second: float | None
-    fraction: float | None
-
-
-class Usage(NamedTuple):
-    """What a rank uses; None: not known. The network is that of its whole node."""
-
-    rank: int
-    cpu_percent: float | None
-    gpu_percent: float | None
-    gpu_memory_bytes: int | None
-    network_bytes_per_second: float | None
-
-
 _PARTS = {"cause": lambda cause: read(Cause, cause), "ranks": each(lambda rank: read(RankLine, rank))}
 
 
@@ -133,8 +113,8 @@ class Document(Fields):
     restarts: Sequence[str] = ()
     nodes: Sequence[Machine] = ()
     facts: Mapping[str, Fact] = NOTHING
-    metrics: Sequence[Progress] = ()
-    samples: Sequence[Usage] = ()
+    metrics: Sequence[Told] = ()
+    samples: Sequence[Told] = ()
 
     @property
     def final(self) -> bool:

@@ -72,6 +72,13 @@ class Sparse(Fields):
         return {name: plain(value) for name, value in vars(self).items()}
 
 
+class Told(Sparse):
+    """What a node tells and never reads: its type is the one of awsddp/answers.py or records.py."""
+
+    def __init__(self, **fields: Any) -> None:
+        vars(self).update(fields)
+
+
 def plain(value: Any) -> Any:
     """Return a value as JSON has it: Fields and NamedTuples are objects, but for a `row`."""
     if isinstance(value, Fields):
