@@ -6,9 +6,9 @@ that each decision can be tested alone.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from awsddp.jobs.supervisor.folder import Ending, Report, Whole, rank_lines
+from awsddp.jobs.supervisor.folder import Ending, Report, Whole, rank_lines, read_report
 from awsddp.jobs.supervisor.hang import diagnose
 from awsddp.jobs.supervisor.job_causes import (
     TIMED_OUT,
@@ -18,8 +18,8 @@ from awsddp.jobs.supervisor.job_causes import (
     left_early,
     located,
 )
-from awsddp.jobs.supervisor.requests import Sparse, each, read
-from awsddp.jobs.supervisor.stacks import Answer
+from awsddp.jobs.supervisor.requests import Sparse, each, reader
+from awsddp.jobs.supervisor.stacks import Answer, read_stacks
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,11 +48,8 @@ class Order(NamedTuple):
     silent: bool = False
     whole: Whole | None = None
 
-    @classmethod
-    def read(cls, message: Any) -> Order:
-        """Return the order in a message."""
-        order = read(cls, message)
-        return order._replace(whole=Whole.from_json(message["whole"])) if order.whole else order
+
+read_order = reader(Order, whole=Whole.from_json)
 
 
 class Said(Sparse):
@@ -64,7 +61,7 @@ class Said(Sparse):
     job is to end as `ending` says; "gone": nothing of it is left there.
     """
 
-    parts = {"reports": each(Report.read), "answer": Answer.read, "ending": Ending.from_json}
+    parts = {"reports": each(read_report), "answer": read_stacks, "ending": Ending.from_json}
     kind: str
     reports: Sequence[Report] = ()
     world_size: int = 0

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from awsddp.jobs.supervisor.job_causes import Cause, cause_of_node
-from awsddp.jobs.supervisor.requests import NOTHING, Fields, Launch, Machine, Sparse, each, plain, read
+from awsddp.jobs.supervisor.requests import NOTHING, Fields, Launch, Machine, Sparse, each, plain, reader
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -71,14 +71,10 @@ class Report(NamedTuple):
     cause: Cause | None = None
     fault: str = ""
 
-    @classmethod
-    def read(cls, message: Any) -> Report:
-        """Return the report in a message."""
-        report = read(cls, message)
-        return report._replace(cause=read(Cause, report.cause)) if report.cause else report
 
-
-_PARTS = {"cause": lambda cause: read(Cause, cause), "ranks": each(lambda rank: read(RankLine, rank))}
+read_cause = reader(Cause)
+read_report = reader(Report, cause=read_cause)
+_PARTS = {"cause": read_cause, "ranks": each(reader(RankLine))}
 
 
 class Whole(Fields):
@@ -129,7 +125,7 @@ class Ending(Sparse):
     supervisor of another awsddp may read it.
     """
 
-    parts = {"cause": lambda cause: read(Cause, cause)}
+    parts = {"cause": read_cause}
     state: str
     grace: float = 0.0
     cause: Cause | None = None

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from awsddp.jobs.supervisor.job_causes import LOSSES
 from awsddp.jobs.supervisor.link import Link
-from awsddp.jobs.supervisor.requests import read
+from awsddp.jobs.supervisor.requests import reader
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -50,6 +50,9 @@ class Frame(NamedTuple):
     said: Sequence[Any] = ()
     lost: str | None = None
     kind: str = ""
+
+
+_READ = reader(Frame)
 
 
 class Session:
@@ -221,7 +224,7 @@ class Peers:
         if not proved:
             self._beat_at = self._now
         for frame in frames:
-            self._hear(peer, link, read(Frame, frame))
+            self._hear(peer, link, _READ(frame))
 
     def _hear(self, peer: Peer, link: Link, frame: Frame) -> None:
         """Take in what is new in a frame; the first node answers each, the others those with news.
@@ -313,17 +316,13 @@ def report_lost(request: Launch, node: int, why: str, *, kind: str = "node_lost"
 
 
 def _report(link: Link, frame: Frame) -> bool:
-    """Send the report over a new link, and return whether it was answered."""
+    """Send the report over a new link, once a second, and return whether it was answered."""
     end = time.monotonic() + _SILENT_SECONDS
-    sent = False
     while time.monotonic() < end:
         select.select([link.socket], [link.socket] if link.unsent else [], [], 1.0)
-        answered = link.turn()
-        if sent and answered:
+        if link.turn():
             return True
-        if link.proved and not sent:
-            sent = True
-            link.send(frame)
+        link.send(frame)
     return False
 
 

@@ -17,6 +17,7 @@ from awsddp.jobs.supervisor.coordinator import (
     Elastic,
     Order,
     Said,
+    read_order,
 )
 from awsddp.jobs.supervisor.diagnose import full_disk
 from awsddp.jobs.supervisor.folder import Ending, JobFolder, Whole, initial, rank_lines, read_json, write_json
@@ -181,7 +182,7 @@ class Supervisor:
             if self._coordinator is not None:
                 self._coordinator.hear(node, Said.from_json(message), now=now)
             else:
-                self._obey(Order.read(message))
+                self._obey(read_order(message))
         for node, why, kind in lost:
             if self._coordinator is not None:
                 self._coordinator.lose(node, why, kind)
