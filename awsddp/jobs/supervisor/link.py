@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 NOBODY = -1
-_LIMIT = 4 << 20  # bytes of a line
+_LIMIT = 64 << 20  # bytes of a line, which has all that the other side has not heard
 _STRANGER_LIMIT = 4096  # bytes of a line before the other side has proved itself
 _GREETING = re.compile(r"(\d{1,9}) ([0-9a-f]{32})")  # the number of a side's node, and its challenge
 _RESET = struct.pack("ii", 1, 0)  # socket(7), SO_LINGER
