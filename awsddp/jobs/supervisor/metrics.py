@@ -53,13 +53,8 @@ def _progress(rank: int, rows: list[dict[str, float]]) -> Told:
     for done, total in (("step", "total_steps"), ("epoch", "epochs")):
         if fraction is None and done in last and last.get(total, 0) > 0:
             fraction = min(1.0, max(0.0, last[done] / last[total]))
-    return Told(
-        rank=rank,
-        step=None if step is None else int(step),
-        loss=last.get("loss"),
-        steps_per_second=_rate(rows),
-        fraction=fraction,
-    )
+    step = None if step is None else int(step)
+    return Told(rank=rank, step=step, loss=last.get("loss"), steps_per_second=_rate(rows), fraction=fraction)
 
 
 def _rate(rows: list[dict[str, float]]) -> float | None:
