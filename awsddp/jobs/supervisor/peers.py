@@ -262,9 +262,9 @@ class Peers:
         self._selector.modify(link.socket, selectors.EVENT_READ | write, link)
 
     def _broken(self, link: Link, error: OSError) -> None:
-        """Handle a lost link. Closed means that its supervisor ended; reset may be the network.
+        """Handle a lost link. Closed means that its supervisor ended, as does a port that refuses for 2 s.
 
-        So does a port that refuses for 2 s.
+        Anything else may be the network.
         """
         self._close(link)
         peer = self._peers.get(link.node)
