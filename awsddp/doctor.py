@@ -22,7 +22,7 @@ from awsddp.jobs.ranks import Host, layout
 from awsddp.jobs.supervisor import requests
 from awsddp.jobs.supervisor.hang import diagnose
 from awsddp.jobs.supervisor.requests import plain
-from awsddp.jobs.supervisor.stacks import DUMP, Answer
+from awsddp.jobs.supervisor.stacks import DUMP, read_stacks
 from awsddp.known import told_job, told_jobs
 from awsddp.nodes import rsync
 from awsddp.plan.records import names
@@ -400,6 +400,6 @@ def _where(job: JobRecord, answers: Mapping[int, Stacks], *, ended: bool = True)
     """Return the document; with `ended` ranks that have an exit code are known to have ended."""
     layout = [(one.rank, one.local_rank, one.node) for one in job.ranks]
     codes = {one.rank: one.exit_code for one in job.ranks if ended and one.exit_code is not None}
-    seen = {node: Answer.read(to_builtins(one)) for node, one in answers.items()}
+    seen = {node: read_stacks(to_builtins(one)) for node, one in answers.items()}
     found = diagnose(layout, seen, exit_codes=codes)
     return convert({"job": job.job, "state": job.state, **plain(found)}, WhyDocument)

@@ -359,7 +359,7 @@ def _page_of(cluster: "Cluster", found: FoundJob, rows: Sequence[Mapping[str, An
     """Return a job as the `report` document; `file` is its page."""
     job, launched = found.job, found.past and found.past.launched
     progress = tuple(
-        msgspec.convert(one._asdict(), RankProgress)
+        msgspec.convert(one.to_json(), RankProgress)
         for node, ranks in _ranks(job).items()
         for one in metrics.progress(found.folder / f"node{node}" / "run" / "metrics.jsonl", ranks)
     )

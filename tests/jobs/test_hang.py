@@ -14,7 +14,7 @@ from awsddp.jobs.launchers import LAUNCHERS
 from awsddp.jobs.supervisor import requests
 from awsddp.jobs.supervisor.hang import diagnose, ranges
 from awsddp.jobs.supervisor.requests import plain
-from awsddp.jobs.supervisor.stacks import DUMP, Answer, Process, records
+from awsddp.jobs.supervisor.stacks import DUMP, Answer, Process, read_stacks, records
 from benchmarks.campaigns.hangs import HANGS, is_named, line_of
 from tests.seed import SEED, drawn
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def look(fleet: "Fleet", job: str = "job") -> dict[str, Any]:
     """Ask all nodes and read their answers, as `doctor --why` does."""
     answers = {
-        node: Answer.read(msgspec.to_builtins(fleet.ask(node, requests.Stacks(job=job))))
+        node: read_stacks(msgspec.to_builtins(fleet.ask(node, requests.Stacks(job=job))))
         for node in range(len(fleet.hosts))
     }
     layout = [(rank.rank, rank.local_rank, rank.node) for rank in fleet.ranks]

@@ -11,8 +11,9 @@ import pytest
 
 from awsddp.jobs import results
 from awsddp.jobs.supervisor import requests
-from awsddp.jobs.supervisor.folder import JobFolder, Progress, read_json
+from awsddp.jobs.supervisor.folder import JobFolder, read_json
 from awsddp.jobs.supervisor.metrics import metrics
+from awsddp.jobs.supervisor.requests import Told
 from awsddp.jobs.supervisor.samples import Samples, cpu_seconds, network_bytes, read_gpus
 from awsddp.records import RankProgress
 from awsddp.report import far_from_others
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from tests.jobs.conftest import Fleet
 
 
-def measured(top: Path, text: str) -> list[Progress]:
+def measured(top: Path, text: str) -> list[Told]:
     """Return the metrics of node 1 with ranks 2 and 3, which wrote `text`."""
     folder = JobFolder("job", top)
     folder.run.mkdir(exist_ok=True)
@@ -39,13 +40,14 @@ def lines(*rows: dict[str, Any]) -> str:
 
 def test_last_rows_give_step_loss_rate_and_progress(tmp_path: Path) -> None:
     rows = [{"step": step, "time": 100 + step / 4, "loss": 1 / step} for step in (10, 20, 40)]
-    expected = Progress(rank=2, step=40, loss=1 / 40, steps_per_second=4.0, fraction=0.4)
+    expected = Told(rank=2, step=40, loss=1 / 40, steps_per_second=4.0, fraction=0.4)
     assert measured(tmp_path, lines(*rows, {"total_steps": 100}) + '{"step": 50, "ti') == [expected]
 
 
 def test_ranks_of_a_node_share_the_file(tmp_path: Path) -> None:
     rows = [{"rank": rank, "step": step, "time": float(step * rank)} for step in (1, 2) for rank in (2, 3, 0)]
-    seen = {one.rank: one.steps_per_second for one in measured(tmp_path, lines(*rows))}
+    told = [one.to_json() for one in measured(tmp_path, lines(*rows))]
+    seen = {one["rank"]: one["steps_per_second"] for one in told}
     assert seen == {2: 0.5, 3: 0.333}
 
 
@@ -67,7 +69,7 @@ def test_ranks_of_a_node_share_the_file(tmp_path: Path) -> None:
     ],
 )
 def test_odd_rows_are_read_as_far_as_they_tell(tmp_path: Path, text: str, key: str, value: object) -> None:
-    assert measured(tmp_path, text)[0]._asdict()[key] == value
+    assert measured(tmp_path, text)[0].to_json()[key] == value
 
 
 def test_no_rows_no_metrics(tmp_path: Path) -> None:

@@ -32,27 +32,38 @@ class Relay:
             self.pairs.append((near, socket.create_connection(self._target)))
             for sock in self.pairs[-1]:
                 sock.setblocking(False)
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         for near, far in self.pairs:
             for name, source, sink in (("up", near, far), ("down", far, near)):
                 if name not in self.blocked:
                     self._move(source, sink)
 
     def _move(self, source: socket.socket, sink: socket.socket) -> None:
-        with contextlib.suppress(OSError):
+        try:
             data = source.recv(1 << 16)
             sink.sendall(data) if data else sink.shutdown(socket.SHUT_WR)
+        except ConnectionResetError:
+            reset(sink)
+        except OSError:
+            return
 
     def reset(self) -> None:
         """Break all connections as a router does that has forgotten them."""
         for pair in self.pairs:
             for sock in pair:
-                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-                sock.close()
+                reset(sock)
         self.pairs.clear()
 
     def close(self) -> None:
         self.reset()
         self._listener.close()
+
+
+def reset(sock: socket.socket) -> None:
+    if sock.fileno() < 0:
+        return
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    sock.close()
 
 
 class Wire:
@@ -80,8 +91,8 @@ class Wire:
             for _ in range(6):  # a message and its answer, through the relay
                 self.relay.pump()
                 for node in alive:
-                    for key, mask in self.selectors[node].select(0):
-                        (self.first, self.second)[node].take(key.fileobj, mask, self.now)
+                    for key, _ in self.selectors[node].select(0):
+                        (self.first, self.second)[node].take(key.data, self.now)
             for node in alive:
                 (self.first, self.second)[node].tick(self.now)
 
@@ -164,6 +175,21 @@ def test_closed_connection_is_the_end_of_a_supervisor_at_once(wire: Wire) -> Non
     assert (node, why.startswith("its supervisor has ended and closed the connection")) == (1, True)
 
 
+def test_supervisor_that_ends_before_its_last_frames_are_answered_is_heard(
+    wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise BrokenPipeError
+
+    link = wire.first._peers[1].link
+    assert link is not None
+    monkeypatch.setattr(link, "send", refuse)
+    wire.second.send({"count": 1})
+    wire.second.send({"count": 2})
+    wire.pass_time(0.5)
+    assert (wire.heard()[0], wire.lost()) == ([{"count": 1}, {"count": 2}], [1])
+
+
 def test_port_where_nobody_listens_any_more_is_the_end_of_the_first_supervisor(wire: Wire) -> None:
     wire.relay.close()
     wire.pass_time(1.5, alive=(1,))
@@ -187,10 +213,24 @@ def test_report_of_a_lost_node_is_heard_while_its_link_hangs(wire: Wire) -> None
     assert (answers, wire.first.lost) == ([True], [(1, "it burnt", "instance_retired")])
 
 
+def test_report_of_a_node_that_still_speaks_leaves_its_link_as_it_is(wire: Wire) -> None:
+    link = wire.first._peers[1].link
+    thread = threading.Thread(target=report_lost, args=(wire.request, 1, "it burnt"), kwargs={"seconds": 5})
+    thread.start()
+    while thread.is_alive():
+        wire.pass_time(0.25)
+        thread.join(0.01)
+    wire.second.send({"count": 1})
+    wire.pass_time(1)
+    assert (wire.heard()[0], wire.first.lost) == ([{"count": 1}], [(1, "it burnt", "node_lost")])
+    assert wire.first._peers[1].link is link
+
+
 @pytest.mark.parametrize("kind", ["timeout", "burnt", ["node_lost"], None])
 def test_report_with_a_kind_that_is_no_loss_is_that_of_a_lost_node(wire: Wire, kind: Any) -> None:
-    (link,) = [link for link in wire.second._links if link.proved]
-    link.send({"lost": "it burnt", "kind": kind, "received": 0})
+    link = wire.second._peers[0].link
+    assert link is not None
+    link.send({"lost": "it burnt", "kind": kind})
     wire.pass_time(1.0)
     assert wire.first.lost == [(1, "it burnt", "node_lost")]
 

@@ -2,30 +2,41 @@
 
 import random
 
-from awsddp.jobs.supervisor.peers import Session
+from awsddp.jobs.supervisor.peers import Frame, Session
 
 
-def test_message_is_resent_until_it_is_acknowledged() -> None:
+def test_message_is_said_again_until_it_is_heard() -> None:
     sender, receiver = Session(), Session()
-    sender.send({"is": "here"})
-    assert receiver.receive(sender.resend()[0]) == {"is": "here"}
+    sender.say({"is": "here"})
+    assert receiver.hear(sender.frame()) == [{"is": "here"}]
     assert sender.pending
-    sender.receive(receiver.acknowledge())
-    assert (sender.pending, sender.resend()) == (False, [])
+    sender.hear(receiver.frame())
+    assert (sender.pending, sender.frame()) == (False, Frame(0, 1, []))
 
 
 def test_frame_that_comes_twice_counts_once() -> None:
     sender, receiver = Session(), Session()
-    frame = sender.send({"is": "here"})
-    assert [receiver.receive(frame), receiver.receive(frame)] == [{"is": "here"}, None]
+    frame = sender.say({"is": "here"})
+    assert [*receiver.hear(frame), *receiver.hear(frame), *receiver.hear(sender.frame())] == [{"is": "here"}]
 
 
 def test_frame_after_a_lost_one_waits_for_it() -> None:
     sender, receiver = Session(), Session()
-    sender.send({"message": 1})
-    late = sender.send({"message": 2})
-    assert receiver.receive(late) is None
-    assert [receiver.receive(frame) for frame in sender.resend()] == [{"message": 1}, {"message": 2}]
+    sender.say({"message": 1})
+    late = sender.say({"message": 2})
+    assert not receiver.hear(late)
+    assert receiver.hear(sender.frame()) == [{"message": 1}, {"message": 2}]
+
+
+def test_frame_of_an_old_link_that_comes_late_changes_nothing() -> None:
+    sender, receiver = Session(), Session()
+    sender.say(1)
+    old = sender.frame()
+    late = receiver.frame()
+    assert receiver.hear(sender.frame()) == [1]
+    sender.hear(receiver.frame())
+    assert (list(receiver.hear(old)), list(sender.hear(late)), sender.pending) == ([], [], False)
+    assert receiver.hear(sender.say(2)) == [2]
 
 
 def test_each_message_arrives_once_and_in_order_over_links_that_lose_their_ends() -> None:
@@ -34,17 +45,17 @@ def test_each_message_arrives_once_and_in_order_over_links_that_lose_their_ends(
     sent: tuple[list[int], list[int]] = ([], [])
     received: tuple[list[int], list[int]] = ([], [])
     for _ in range(200):  # links
-        wires = sides[0].resend(), sides[1].resend()
+        wires = [sides[0].frame()], [sides[1].frame()]
         for _ in range(dice.randrange(20)):
             side = dice.randrange(2)
-            sent[side].append(len(sent[side]))
-            wires[side].append(sides[side].send({"count": sent[side][-1]}))
+            if dice.randrange(3):
+                sent[side].append(len(sent[side]))
+                wires[side].append(sides[side].say(sent[side][-1]))
+            else:
+                wires[side].append(sides[side].frame())
             other = dice.randrange(2)
             if wires[1 - other]:
-                message = sides[other].receive(wires[1 - other].pop(0))
-                received[other].extend([] if message is None else [message["count"]])
+                received[other].extend(sides[other].hear(wires[1 - other].pop(0)))
     for side in (0, 1):
-        for frame in sides[1 - side].resend():
-            message = sides[side].receive(frame)
-            received[side].extend([] if message is None else [message["count"]])
+        received[side].extend(sides[side].hear(sides[1 - side].frame()))
     assert received == (sent[1], sent[0])

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from awsddp.jobs.supervisor import probe
-from awsddp.jobs.supervisor.probe import Gpu, gpus
+from awsddp.jobs.supervisor.probe import gpus
+from awsddp.jobs.supervisor.requests import Told
 
 # A DTD of version 12, as driver 535 writes it; of version 11 before.
 LOG = """\
@@ -79,7 +80,7 @@ HEALTHY: dict[str, Any] = {
     ],
 )
 def test_a_gpu_is_read_with_what_is_wrong_with_it(old: str, new: str, differs: dict[str, Any]) -> None:
-    assert gpus(LOG.replace(old, new) if old else LOG) == [Gpu(**{**HEALTHY, **differs})]
+    assert gpus(LOG.replace(old, new) if old else LOG) == [Told(**{**HEALTHY, **differs})]
 
 
 def test_output_that_is_cut_off_shows_no_gpu() -> None:

@@ -60,8 +60,7 @@ class Worker:
 
     def _start(self, argv: list[str], log: int) -> int | None:
         error_file = self._folder / "errors" / f"rank{self._slot}.json"
-        if error_file.exists():
-            error_file.unlink()
+        error_file.unlink(missing_ok=True)
         try:
             child = subprocess.Popen(
                 argv,

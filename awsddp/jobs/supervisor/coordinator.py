@@ -6,9 +6,9 @@ that each decision can be tested alone.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from awsddp.jobs.supervisor.folder import Ending, Report, Whole, rank_lines
+from awsddp.jobs.supervisor.folder import Ending, Report, Whole, rank_lines, read_report
 from awsddp.jobs.supervisor.hang import diagnose
 from awsddp.jobs.supervisor.job_causes import (
     TIMED_OUT,
@@ -18,8 +18,8 @@ from awsddp.jobs.supervisor.job_causes import (
     left_early,
     located,
 )
-from awsddp.jobs.supervisor.requests import Sparse, each, read
-from awsddp.jobs.supervisor.stacks import Answer
+from awsddp.jobs.supervisor.requests import Sparse, each, reader
+from awsddp.jobs.supervisor.stacks import Answer, read_stacks
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,11 +48,8 @@ class Order(NamedTuple):
     silent: bool = False
     whole: Whole | None = None
 
-    @classmethod
-    def read(cls, message: Any) -> Order:
-        """Return the order in a message."""
-        order = read(cls, message)
-        return order._replace(whole=Whole.from_json(message["whole"])) if order.whole else order
+
+read_order = reader(Order, whole=Whole.from_json)
 
 
 class Said(Sparse):
@@ -64,7 +61,7 @@ class Said(Sparse):
     job is to end as `ending` says; "gone": nothing of it is left there.
     """
 
-    parts = {"reports": each(Report.read), "answer": Answer.read, "ending": Ending.from_json}
+    parts = {"reports": each(read_report), "answer": read_stacks, "ending": Ending.from_json}
     kind: str
     reports: Sequence[Report] = ()
     world_size: int = 0
@@ -149,7 +146,13 @@ class Coordinator:
         if node not in self._left:
             return
         self._left.discard(node)
-        self._lost = self._lost or self._cause_of_loss(node, why, kind)
+        did = "ran" if self._begun else "waited"
+        cause = cause_of_kind(kind, why=f"node{node} left the job while it {did}: {why}")
+        self._lost = self._lost or located(self._request, node, cause)
+        self._go_on_without(node)
+
+    def _go_on_without(self, _: int) -> None:
+        """End the job, which needs all its nodes."""
         self._fail()
 
     def tick(self, *, now: float) -> None:
@@ -158,7 +161,7 @@ class Coordinator:
         if self._join_by is not None and now >= self._join_by and not self._stopping:
             names = ", ".join(f"node{node}" for node in sorted(self._absent))
             why = f"The supervisor of {names} did not report within {self._request.join_s:g} s"
-            lost = self._located(min(self._absent), cause_of_kind("node_lost", why=why))
+            lost = located(self._request, min(self._absent), cause_of_kind("node_lost", why=why))
             self._stop("failed", lost, FAILED_GRACE)
         if self._request.timeout is not None and self._end_by is not None and now >= self._end_by:
             self._inspect("timeout", self._request.timeout, now)
@@ -206,7 +209,7 @@ class Coordinator:
             cause = cause._replace(explanation=f"{cause.explanation} {found.explanation}".rstrip())
             if len(found.behind) == 1:
                 rank = found.ranks[found.behind[0]]
-                cause = self._located(rank.node, cause._replace(rank=rank.rank, values={}))
+                cause = located(self._request, rank.node, cause._replace(rank=rank.rank, values={}))
         self._stop("failed", cause, self._request.grace)
 
     def document(self) -> Whole:
@@ -262,14 +265,6 @@ class Coordinator:
     def _ended(self, rank: int) -> bool:
         return rank in self._reports and self._reports[rank].exit_code is not None
 
-    def _located(self, node: int, cause: Cause) -> Cause:
-        return located(self._request, node, cause)
-
-    def _cause_of_loss(self, node: int, why: str, kind: str) -> Cause:
-        did = "ran" if self._begun else "waited"
-        why = f"node{node} left the job while it {did}: {why}"
-        return self._located(node, cause_of_kind(kind, why=why))
-
     def _stop(self, verdict: str | None, cause: Cause | None, grace: float) -> None:
         """End the job on all nodes. The first cause counts; a later call can only shorten the grace."""
         if not self._stopping:
@@ -293,7 +288,7 @@ class Coordinator:
             found = left_early(cause, early)
         else:
             found = cause._replace(explanation=early + cause.explanation)
-        return Failure(self._located(node, found), report.fault, report.restart)
+        return Failure(located(self._request, node, found), report.fault, report.restart)
 
     def _early(self, now: float) -> str:
         """Name the ranks that had ended with exit code 0 before: they are often why the others fail."""
@@ -332,16 +327,12 @@ class Elastic(Coordinator):
         else:
             super().hear(node, said, now=now)
 
-    def lose(self, node: int, why: str, kind: str = "node_lost") -> None:
-        """Handle the loss of `node`; while MIN nodes are left the job continues."""
-        if node not in self._left:
+    def _go_on_without(self, node: int) -> None:
+        """End the job when fewer than MIN nodes are left."""
+        if self._stopping or len(self._members()) < self._min:
+            self._fail()
             return
-        if self._stopping or len(self._members() - {node}) < self._min:
-            super().lose(node, why, kind)
-            return
-        self._left.discard(node)
         self._busy.discard(node)
-        self._lost = self._cause_of_loss(node, why, kind)
         self._finish()
 
     def document(self) -> Whole:
@@ -386,7 +377,7 @@ class Elastic(Coordinator):
         if not any(failure.fault == "own" for failure in self._failures):
             explanation = f"torch's elastic agent on node{node} failed: {report.cause.explanation}"
             cause = report.cause._replace(rank=None, next="", explanation=explanation)
-            self._failures.append(Failure(self._located(node, cause), report.fault, report.restart))
+            self._failures.append(Failure(located(self._request, node, cause), report.fault, report.restart))
         if node == self._nodes[0] or code > 0 or len(self._members()) < self._min:
             self._fail()
             return

@@ -26,12 +26,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from awsddp.jobs.supervisor.job_causes import Cause, cause_of_node
-from awsddp.jobs.supervisor.requests import NOTHING, Fields, Launch, Machine, Sparse, each, plain, read
+from awsddp.jobs.supervisor.requests import NOTHING, Fields, Launch, Machine, Sparse, each, plain, reader
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from awsddp.jobs.supervisor.requests import Fact, Place
+    from awsddp.jobs.supervisor.requests import Fact, Place, Told
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 FINAL = ("succeeded", "failed", "cancelled", "interrupted")
@@ -71,34 +71,10 @@ class Report(NamedTuple):
     cause: Cause | None = None
     fault: str = ""
 
-    @classmethod
-    def read(cls, message: Any) -> Report:
-        """Return the report in a message."""
-        report = read(cls, message)
-        return report._replace(cause=read(Cause, report.cause)) if report.cause else report
 
-
-class Progress(NamedTuple):
-    """How far a rank is, by its rows (`fraction` done, 0 to 1); None: they do not hold it."""
-
-    rank: int
-    step: int | None
-    loss: float | None
-    steps_per_second: float | None
-    fraction: float | None
-
-
-class Usage(NamedTuple):
-    """What a rank uses; None: not known. The network is that of its whole node."""
-
-    rank: int
-    cpu_percent: float | None
-    gpu_percent: float | None
-    gpu_memory_bytes: int | None
-    network_bytes_per_second: float | None
-
-
-_PARTS = {"cause": lambda cause: read(Cause, cause), "ranks": each(lambda rank: read(RankLine, rank))}
+read_cause = reader(Cause)
+read_report = reader(Report, cause=read_cause)
+_PARTS = {"cause": read_cause, "ranks": each(reader(RankLine))}
 
 
 class Whole(Fields):
@@ -133,8 +109,8 @@ class Document(Fields):
     restarts: Sequence[str] = ()
     nodes: Sequence[Machine] = ()
     facts: Mapping[str, Fact] = NOTHING
-    metrics: Sequence[Progress] = ()
-    samples: Sequence[Usage] = ()
+    metrics: Sequence[Told] = ()
+    samples: Sequence[Told] = ()
 
     @property
     def final(self) -> bool:
@@ -149,7 +125,7 @@ class Ending(Sparse):
     supervisor of another awsddp may read it.
     """
 
-    parts = {"cause": lambda cause: read(Cause, cause)}
+    parts = {"cause": read_cause}
     state: str
     grace: float = 0.0
     cause: Cause | None = None

@@ -14,7 +14,7 @@ import socket
 import time
 import traceback
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from awsddp.jobs.supervisor.folder import (
     CommandError,
@@ -24,7 +24,7 @@ from awsddp.jobs.supervisor.folder import (
     programs,
     write_json,
 )
-from awsddp.jobs.supervisor.requests import Claim, Launch, Slots, Unclaim
+from awsddp.jobs.supervisor.requests import Claim, Launch, Slots, Told, Unclaim
 from awsddp.jobs.supervisor.walk import snapshot
 
 if TYPE_CHECKING:
@@ -147,19 +147,11 @@ def _launch(request: Launch) -> dict[str, str]:
     return {"job": request.job}
 
 
-class Taken(NamedTuple):
-    """The slots that jobs of this node hold, those of the request's ports that are taken here, and `jobs`."""
-
-    used: list[int]
-    taken: list[int]
-    jobs: dict[str, list[int]]
-
-
-def slots(request: Slots) -> Taken:
+def slots(request: Slots) -> Told:
     """Return what this node's jobs, and others, have taken here."""
     used = [folder.request().slot for folder in folders() if folder.held()]
     taken = [port for port in request.ports if not _is_free(port)]
-    return Taken(sorted(used), taken, jobs(request.gpus))
+    return Told(used=sorted(used), taken=taken, jobs=jobs(request.gpus))
 
 
 def jobs(gpus: Sequence[int]) -> dict[str, list[int]]:

@@ -1,8 +1,8 @@
-"""A connection between two supervisors of a job: lines of JSON, once both have proved to know the secret.
+"""A connection between two supervisors of a job: lines of JSON, each with a proof of the job's secret.
 
-Both sides answer a challenge with an HMAC over both challenges, each under its own role, so that neither a
-replay nor a reflection proves anything. What is said is not encrypted: a VPC's traffic between instances is
-not readable by others, and no secret is said.
+Both sides begin with a challenge. A proof is an HMAC over both challenges, the role of its side and the line,
+so that neither a replay nor a reflection proves anything. What is said is not encrypted: a VPC's traffic
+between instances is not readable by others, and no secret is said.
 """
 
 from __future__ import annotations
@@ -12,51 +12,47 @@ import hashlib
 import hmac
 import json
 import os
+import re
 import socket
-from typing import Any
+import struct
+from typing import TYPE_CHECKING, Any
 
-from awsddp.jobs.supervisor.requests import Sparse, plain
+from awsddp.jobs.supervisor.requests import plain
 
-_LIMIT = 4 << 20  # bytes of a line
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+NOBODY = -1
+_LIMIT = 64 << 20  # bytes of a line, which has all that the other side has not heard
 _STRANGER_LIMIT = 4096  # bytes of a line before the other side has proved itself
-
-
-class LinkLost(Exception):
-    """The other side is gone, or is not who it should be."""
-
-
-class LinkClosed(LinkLost):
-    """The other side has closed the connection, in order."""
-
-
-class Greeting(Sparse):
-    """What both sides say before they trust each other: a challenge, who joins, who leads, and proofs."""
-
-    challenge: str | None = None
-    node: int | None = None
-    proof: str | None = None
+_GREETING = re.compile(r"(\d{1,9}) ([0-9a-f]{32})")  # the number of a side's node, and its challenge
+_RESET = struct.pack("ii", 1, 0)  # socket(7), SO_LINGER
 
 
 class Link:
-    """One end of a connection. `node` is who the other side is: on the accepting side None until proved.
+    """One end of a connection. `node` is who the other side is: on the accepting side NOBODY until proved.
 
-    Never blocks: `receive` and `flush` are called when the socket is ready.
+    Never blocks: `turn` is called when the socket is ready. Where the connection is lost, its methods raise
+    OSError: BrokenPipeError where the other side has closed it in order.
     """
 
-    def __init__(self, sock: socket.socket, secret: str, *, me: int, node: int | None = None) -> None:
+    def __init__(self, sock: socket.socket, secret: str, *, me: int, node: int = NOBODY) -> None:
         sock.setblocking(False)
         self.socket = sock
         self.node = node
         self.proved = False
-        self._accepting = node is None
         self._secret = secret.encode()
+        self._joins = node != NOBODY
         self._me = me
-        self._challenge = os.urandom(16).hex()
-        self._expected: str | None = None
+        self._own = os.urandom(16).hex()
+        self._theirs: Sequence[str] = ()  # what the other side began with
         self._in = b""
-        self._out = b""
-        if self._accepting:
-            self._put(Greeting(challenge=self._challenge))
+        self._out = f"{me} {self._own}\n".encode()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether `close` was not called yet."""
+        return self.socket.fileno() >= 0
 
     @property
     def unsent(self) -> bool:
@@ -64,85 +60,60 @@ class Link:
         return bool(self._out)
 
     def send(self, message: object) -> None:
-        """Send `message` to the other side, once it has proved itself. Raises LinkLost."""
-        self._put(message)
-        self.flush()
+        """Send `message` to the other side, if it has proved itself."""
+        if self.proved:
+            self._put(message)
+            self._flush()
 
-    def flush(self) -> None:
-        """Send what waits, as far as the socket takes it. Raises LinkLost."""
-        try:
-            while self._out:
-                self._out = self._out[self.socket.send(self._out) :]
-        except BlockingIOError:
-            return
-        except BrokenPipeError as error:  # tcp(7): the other end closed; ECONNRESET where it did not
-            raise LinkClosed(str(error)) from error
-        except OSError as error:
-            raise LinkLost(str(error)) from error
-
-    def receive(self) -> list[Any]:
-        """Return the messages that have come, JSON objects. Raises LinkLost."""
-        messages = []
+    def turn(self) -> list[Any]:
+        """Send what waits, as far as the socket takes it, and return the messages that have come."""
+        self._flush()
         try:
             data = self.socket.recv(1 << 16)
         except BlockingIOError:
             return []
-        except OSError as error:
-            raise LinkLost(str(error)) from error
         if not data:
-            raise LinkClosed("it closed the connection")
+            raise BrokenPipeError("it closed the connection")
         *lines, self._in = (self._in + data).split(b"\n")
-        for line in lines:
-            message = _parse(line)
-            if self.proved:
-                messages.append(message)
-            else:
-                self._greet(Greeting.from_json(message))
+        messages = [self._read(line.decode("ascii", "replace")) for line in lines]
         if len(self._in) > (_LIMIT if self.proved else _STRANGER_LIMIT):
-            raise LinkLost("it sent an unterminated line")
-        return messages
+            raise ConnectionError("it sent an unterminated line")
+        self._flush()
+        return [message for message in messages if message is not None]
 
     def close(self) -> None:
-        """Close the socket."""
+        """Reset the connection: closed in order, it would say that this supervisor has ended."""
         with contextlib.suppress(OSError):
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
             self.socket.close()
 
-    def _greet(self, said: Greeting) -> None:
-        theirs = str(said.challenge)
-        if self._accepting:
-            proof = self._proof("join", said.node, self._challenge, theirs)
-            if not isinstance(said.node, int) or not hmac.compare_digest(proof, str(said.proof)):
-                raise LinkLost("wrong job secret")
-            self.node = said.node
-            self._put(Greeting(proof=self._proof("lead", said.node, self._challenge, theirs)))
-            self._trust()
-        elif said.challenge is not None:
-            proof = self._proof("join", self._me, theirs, self._challenge)
-            self._expected = self._proof("lead", self._me, theirs, self._challenge)
-            self._put(Greeting(node=self._me, challenge=self._challenge, proof=proof))
-            self.flush()
-        elif self._expected and hmac.compare_digest(self._expected, str(said.proof)):
-            self._trust()
-        else:
-            raise LinkLost("wrong job secret")
+    def _flush(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while self._out:
+                self._out = self._out[self.socket.send(self._out) :]
 
-    def _trust(self) -> None:
+    def _read(self, line: str) -> Any:
+        """Return the message of a line, None for a challenge and its answer."""
+        if not self._theirs:
+            greeting = _GREETING.fullmatch(line)
+            if greeting is None:
+                raise ConnectionError("protocol error")
+            self._theirs = greeting.groups()
+            self._put(None)
+            return None
+        proof, _, text = line.partition(" ")
+        if not hmac.compare_digest(self._proof(text, ours=False).encode(), proof.encode()):
+            raise ConnectionError("wrong job secret")
+        self.node = self.node if self._joins else int(self._theirs[0])
         self.proved = True
-        self.flush()
-
-    def _proof(self, role: str, node: object, asked: str, answered: str) -> str:
-        text = json.dumps([role, node, asked, answered])
-        return hmac.new(self._secret, text.encode(), hashlib.sha256).hexdigest()
+        return json.loads(text)
 
     def _put(self, message: object) -> None:
-        self._out += json.dumps(plain(message)).encode() + b"\n"
+        text = json.dumps(plain(message))
+        self._out += f"{self._proof(text, ours=True)} {text}\n".encode()
 
-
-def _parse(line: bytes) -> Any:
-    try:
-        message = json.loads(line)
-    except ValueError as error:
-        raise LinkLost("protocol error") from error
-    if not isinstance(message, dict):
-        raise LinkLost("protocol error")
-    return message
+    def _proof(self, text: str, *, ours: bool) -> str:
+        role = "join" if self._joins == ours else "lead"
+        sides = [(str(self._me), self._own), self._theirs]
+        said = json.dumps([role, sides if self._joins else sides[::-1], text])
+        return hmac.new(self._secret, said.encode(), hashlib.sha256).hexdigest()

@@ -7,18 +7,19 @@ import json
 from pathlib import Path
 from typing import Any
 
-from awsddp.jobs.supervisor.folder import JobFolder, Progress
+from awsddp.jobs.supervisor.folder import JobFolder
+from awsddp.jobs.supervisor.requests import Told
 
 _BYTES = 64 * 1024
 """How much of the end of the file is read; the steps per second are those of its rows."""
 
 
-def metrics(folder: JobFolder) -> list[Progress]:
+def metrics(folder: JobFolder) -> list[Told]:
     """Return how far each rank with rows is. A row without `rank` is of the node's first rank."""
     return progress(folder.run / "metrics.jsonl", folder.request().own_ranks)
 
 
-def progress(path: Path, ranks: list[int]) -> list[Progress]:
+def progress(path: Path, ranks: list[int]) -> list[Told]:
     """Return the same of the rows in a file, for the ranks of a node."""
     by_rank: dict[int, list[dict[str, float]]] = {}
     for read in rows(path):
@@ -46,13 +47,14 @@ def _is_number(value: Any) -> bool:
     return type(value) in (int, float) and abs(value) < 1e15
 
 
-def _progress(rank: int, rows: list[dict[str, float]]) -> Progress:
+def _progress(rank: int, rows: list[dict[str, float]]) -> Told:
     last = {key: value for row in rows for key, value in row.items()}
     step, fraction = last.get("step"), None
     for done, total in (("step", "total_steps"), ("epoch", "epochs")):
         if fraction is None and done in last and last.get(total, 0) > 0:
             fraction = min(1.0, max(0.0, last[done] / last[total]))
-    return Progress(rank, None if step is None else int(step), last.get("loss"), _rate(rows), fraction)
+    step = None if step is None else int(step)
+    return Told(rank=rank, step=step, loss=last.get("loss"), steps_per_second=_rate(rows), fraction=fraction)
 
 
 def _rate(rows: list[dict[str, float]]) -> float | None:

@@ -14,14 +14,14 @@ import time
 import xml.etree.ElementTree as ET
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from awsddp.jobs.supervisor.diagnose import kernel_log, output
 from awsddp.jobs.supervisor.folder import counters
-from awsddp.jobs.supervisor.requests import Dial, Probe, Sparse
+from awsddp.jobs.supervisor.requests import Dial, Probe, Told
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
 PORTS: list[socket.socket] = []
 _COMMAND_SECONDS = 15
@@ -44,35 +44,7 @@ _BAD = {
 _REASON = re.compile("clocks_(event|throttle)_reason_")  # older drivers say throttle
 
 
-class Gpu(NamedTuple):
-    """A GPU; `errors` are uncorrectable ECC errors since the driver was loaded, `faults` are in words."""
-
-    name: str
-    memory_mib: int
-    errors: int
-    faults: list[str]
-
-
-class Probed(Sparse):
-    """What the node has: bytes, Unix time, the count of GPUs that the driver sees (None: no driver).
-
-    It listens on `ports`. What follows `time` takes some seconds with GPUs.
-    """
-
-    ports: list[int]
-    gpus: int | None
-    disk_free: int
-    memory_free: int
-    memory_size: int
-    cpus: float
-    time: float
-    kernel: str = ""
-    smi: Sequence[Gpu] = ()
-    links_down: int = 0
-    xids: Sequence[int] = ()
-
-
-def probe(request: Probe) -> Probed:
+def probe(request: Probe) -> Told:
     """Return what the node has; it listens at `address` from now on.
 
     The ports are those of the request, where they are free, and one more.
@@ -86,7 +58,7 @@ def probe(request: Probe) -> Probed:
                 raise
     disk = os.statvfs(str(Path.home()))
     memory_free, memory_size = _memory()
-    found = Probed(
+    found = Told(
         ports=[sock.getsockname()[1] for sock in PORTS],
         gpus=_gpus(),
         disk_free=disk.f_bavail * disk.f_frsize,
@@ -123,14 +95,18 @@ def dial(request: Dial) -> dict[str, list[tuple[int, int, str]]]:
         return {"dials": sorted(pool.map(lambda peer: connect(*peer), request.peers))}
 
 
-def _look_closer(found: Probed) -> None:
+def _look_closer(found: Told) -> None:
+    """Add what takes some seconds with GPUs."""
     smi = output(["nvidia-smi", "-q", "-x"], seconds=_COMMAND_SECONDS)
     links = output(["nvidia-smi", "nvlink", "--status"], seconds=_COMMAND_SECONDS) if smi else ""
     kernel = kernel_log(0, seconds=_COMMAND_SECONDS) if smi else ""
-    found.kernel = os.uname().release
-    found.smi = gpus(smi) if smi else []
-    found.links_down = len(_LINK.findall(links or ""))
-    found.xids = [*map(int, _XID.findall(kernel))][-_MOST_XIDS:]
+    more = Told(
+        kernel=os.uname().release,
+        smi=gpus(smi) if smi else [],
+        links_down=len(_LINK.findall(links or "")),
+        xids=[*map(int, _XID.findall(kernel))][-_MOST_XIDS:],
+    )
+    found.take(more)
 
 
 def _gpus() -> int | None:
@@ -181,7 +157,7 @@ def _folders(controller: str) -> list[Path]:
     return found
 
 
-def gpus(said: str) -> list[Gpu]:
+def gpus(said: str) -> list[Told]:
     """Return the GPUs in what `nvidia-smi -q -x` printed, [] where it cannot be read."""
     try:
         log = ET.fromstring(said)
@@ -190,12 +166,13 @@ def gpus(said: str) -> list[Gpu]:
     return [_gpu(one) for one in log.findall("gpu")]
 
 
-def _gpu(one: ET.Element) -> Gpu:
+def _gpu(one: ET.Element) -> Told:
+    """Return a GPU with its uncorrectable ECC errors since the driver was loaded, and its faults in words."""
     texts = {_REASON.sub("", part.tag): (part.text or "").strip() for part in one.iter()}
     counts = [part for part in one.iterfind("ecc_errors/volatile//*") if "uncorrectable" in part.tag]
-    return Gpu(
-        one.findtext("product_name", ""),
-        _first(one.findtext("fb_memory_usage/total", "")),
+    return Told(
+        name=one.findtext("product_name", ""),
+        memory_mib=_first(one.findtext("fb_memory_usage/total", "")),
         errors=sum(_first(part.text or "") for part in counts),
         faults=[words for tag, (bad, words) in _BAD.items() if texts.get(tag) == bad],
     )

@@ -28,7 +28,7 @@ from awsddp.jobs.supervisor.diagnose import (
     read_tail,
     recorded,
 )
-from awsddp.jobs.supervisor.folder import JobFolder, Report, counters, programs
+from awsddp.jobs.supervisor.folder import JobFolder, Report, counters, programs, read_report
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -268,7 +268,7 @@ class Workers(Ranks):
         return [json.loads(line) for line in whole.splitlines()]
 
     def _noted(self, note: Any) -> Said:
-        report = Report.read(note)
+        report = read_report(note)
         self._known[report.rank] = report
         if report.exit_code is None:
             return Said(kind="worker", reports=[report], world_size=note["world_size"])

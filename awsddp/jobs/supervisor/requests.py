@@ -44,11 +44,7 @@ class Fields:
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Self:
         """Return the object that `to_json` wrote; fields that an older awsddp did not write have defaults."""
-        found = cls(**{name: document[name] for name in cls.__annotations__ if name in document})
-        for name, part in cls.parts.items():
-            if getattr(found, name, None):
-                setattr(found, name, part(getattr(found, name)))
-        return found
+        return reader(cls, **cls.parts)(document)
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields as JSON has them."""
@@ -72,6 +68,13 @@ class Sparse(Fields):
         return {name: plain(value) for name, value in vars(self).items()}
 
 
+class Told(Sparse):
+    """What a node tells and never reads: its type is the one of awsddp/answers.py or records.py."""
+
+    def __init__(self, **fields: Any) -> None:
+        vars(self).update(fields)
+
+
 def plain(value: Any) -> Any:
     """Return a value as JSON has it: Fields and NamedTuples are objects, but for a `row`."""
     if isinstance(value, Fields):
@@ -91,9 +94,19 @@ def row(kind: type[_Named]) -> type[_Named]:
     return kind
 
 
-def read(kind: type[_Named], document: Any) -> _Named:
-    """Return the NamedTuple that `plain` made an object of; fields that it does not have have defaults."""
-    return kind(**{name: document[name] for name in kind.__annotations__ if name in document})
+def reader(kind: type[_Named], **parts: Read) -> Callable[[Any], _Named]:
+    """Return what makes one of `kind` again of the object that `plain` made of it.
+
+    Fields that it does not have have defaults; `parts` read those that are more than JSON has, by name.
+    """
+
+    def read(document: Any) -> _Named:
+        values = {name: document[name] for name in kind.__annotations__ if name in document}
+        for name in values.keys() & parts.keys():
+            values[name] = values[name] and parts[name](values[name])
+        return kind(**values)
+
+    return read
 
 
 def each(part: Read) -> Read:

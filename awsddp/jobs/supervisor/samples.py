@@ -10,8 +10,8 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from awsddp.jobs.supervisor.folder import JobFolder, Usage, write_json
-from awsddp.jobs.supervisor.requests import Launch
+from awsddp.jobs.supervisor.folder import JobFolder, write_json
+from awsddp.jobs.supervisor.requests import Launch, Told
 from awsddp.jobs.supervisor.stacks import processes
 
 _EVERY_SECONDS = 10.0
@@ -69,9 +69,9 @@ class Samples:
             own = [one for one in used if one[0] == rank and used[one] and one in used_before]
             seconds = sum(used[one] - used_before[one] for one in own)
             mine = [gpus[gpu] for gpu in visible[local * each : (local + 1) * each] if gpu in gpus]
-            usage = Usage(
-                rank,
-                round(100 * seconds / (now - then), 1) if own else None,
+            usage = Told(
+                rank=rank,
+                cpu_percent=round(100 * seconds / (now - then), 1) if own else None,
                 gpu_percent=sum(one[0] for one in mine) / len(mine) if mine else None,
                 gpu_memory_bytes=sum(one[1] for one in mine) if mine else None,
                 network_bytes_per_second=None if per_second is None else round(max(0.0, per_second)),

@@ -17,6 +17,7 @@ from awsddp.jobs.supervisor.coordinator import (
     Elastic,
     Order,
     Said,
+    read_order,
 )
 from awsddp.jobs.supervisor.diagnose import full_disk
 from awsddp.jobs.supervisor.folder import Ending, JobFolder, Whole, initial, rank_lines, read_json, write_json
@@ -169,11 +170,11 @@ class Supervisor:
         if now - self._turned_at > 2 * BEAT_SECONDS:  # we ourselves stood still: nobody was silent to us
             self._peers.stood_still(now)
         self._turned_at = now
-        for key, mask in events:
+        for key, _ in events:
             if key.fileobj is self._wake:
                 self._wake.recv(4096)
             else:
-                self._peers.take(key.fileobj, mask, now)
+                self._peers.take(key.data, now)
         self._peers.tick(now)
         heard, self._peers.heard = self._peers.heard, []
         lost, self._peers.lost = self._peers.lost, []
@@ -181,7 +182,7 @@ class Supervisor:
             if self._coordinator is not None:
                 self._coordinator.hear(node, Said.from_json(message), now=now)
             else:
-                self._obey(Order.read(message))
+                self._obey(read_order(message))
         for node, why, kind in lost:
             if self._coordinator is not None:
                 self._coordinator.lose(node, why, kind)

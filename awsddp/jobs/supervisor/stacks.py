@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from awsddp.jobs.supervisor.folder import JobFolder
-from awsddp.jobs.supervisor.requests import read, row
+from awsddp.jobs.supervisor.requests import each, reader, row
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -48,12 +48,6 @@ class Group(NamedTuple):
     age: float
     records: list[Collective]
 
-    @classmethod
-    def read(cls, document: Any) -> Group:
-        """Return a group from JSON."""
-        group = read(cls, document)
-        return group._replace(records=[Collective(*record) for record in group.records])
-
 
 class Process(NamedTuple):
     """A process of a rank.
@@ -75,12 +69,6 @@ class Process(NamedTuple):
         """Whether a signal or a debugger has stopped it."""
         return self.state in "Tt"
 
-    @classmethod
-    def read(cls, document: Any) -> Process:
-        """Return a process from JSON."""
-        process = read(cls, document)
-        return process._replace(records={name: Group.read(group) for name, group in process.records.items()})
-
 
 class Answer(NamedTuple):
     """What a job does on a node.
@@ -92,11 +80,12 @@ class Answer(NamedTuple):
     silent_s: float
     processes: list[Process]
 
-    @classmethod
-    def read(cls, document: Any) -> Answer:
-        """Return an answer from JSON."""
-        answer = read(cls, document)
-        return answer._replace(processes=[Process.read(process) for process in answer.processes])
+
+_read_group = reader(Group, records=lambda records: [Collective(*record) for record in records])
+_read_process = reader(
+    Process, records=lambda groups: {name: _read_group(group) for name, group in groups.items()}
+)
+read_stacks = reader(Answer, processes=each(_read_process))
 
 
 def stacks(request: Stacks | Launch) -> Answer:
