@@ -6,7 +6,6 @@ A node is not trusted: a rank runs the user's downloads, and may replace whateve
 import contextlib
 import json
 import os
-import posixpath
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -53,7 +52,8 @@ class ResultFile(msgspec.Struct, frozen=True, kw_only=True):
 
     `limited`: it counts against job.results_limit. `sha256` is None until the node was asked for it; `data`
     holds what came with the list; `ephemeral` tells that it lies on instance store, `sparse` that it has
-    holes, `writing` that it was read in the middle of a write.
+    holes, `writing` that it was read in the middle of a write. With `target`, relative to runs/JOB as well,
+    it is a symbolic link. `node` is what the client writes down.
     """
 
     path: _Remote
@@ -66,14 +66,8 @@ class ResultFile(msgspec.Struct, frozen=True, kw_only=True):
     writing: bool = False
     sha256: _Sha256 | None = None
     data: bytes | None = None
-
-
-class ResultLink(msgspec.Struct, frozen=True, kw_only=True):
-    """A symbolic link: `target` is relative to the link's own folder, and lies in runs/JOB."""
-
-    path: _Remote
-    home: _Path
-    target: _Path
+    target: _Path | None = None
+    node: NodeNumber = 0
 
 
 class SkippedFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,7 +91,6 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
     files: tuple[ResultFile, ...]
     skipped: tuple[SkippedFile, ...]
-    links: tuple[ResultLink, ...] = ()
     excluded: Excluded = Excluded()
 
 
@@ -334,11 +327,10 @@ def manifest(found: Manifest, *, node: int, ranks: Collection[int]) -> Manifest:
         }
         for file in found.files:
             _check_path(file.path[1:])
-            if file.home not in logs:
+            if file.target is not None or file.home not in logs:
                 _check_path(file.home, top=f"node{node}/")
-        for link in found.links:
-            _check_path(link.home, top=f"node{node}/")
-            _check_target(link, node)
+            if file.target is not None and file.target not in (f"node{node}", *logs):
+                _check_path(file.target, top=f"node{node}/")
         return found
 
 
@@ -439,10 +431,3 @@ def _check_path(path: str, *, top: str = "") -> None:
         raise ValueError(f"invalid result path {path!r}")
     if not path.startswith(top):
         raise ValueError(f"{path!r} lies outside of {top}")
-
-
-def _check_target(link: ResultLink, node: int) -> None:
-    place = posixpath.normpath(posixpath.join(posixpath.dirname(link.home), link.target))
-    top = os.fsencode(place).partition(b"/")[0]
-    if "\0" in link.target or link.target.startswith("/") or top not in (b"node%d" % node, b"logs"):
-        raise ValueError(f"the link {link.home!r} leads out of node{node}/")

@@ -19,7 +19,6 @@ from awsddp.errors import ConfigError
 from awsddp.nodes import rsync
 from awsddp.nodes.failures import split
 from awsddp.parallel import ignore, run_on_nodes
-from awsddp.records import HomeLink
 from awsddp.report import Event, OnEvent, amount, node_name, size_text
 
 PART = ".part"
@@ -44,11 +43,10 @@ def pull(
     *,
     ssh_config: Path,
     grows: bool = False,
-    links: Sequence[HomeLink] = (),
     also: Callable[[Mapping[int, Fetched]], Mapping[str, bytes]] | None = None,
     on_event: OnEvent = ignore,
 ) -> dict[int, Fetched]:
-    """Fetch files of several nodes into the folder `target`, from all nodes at once.
+    """Fetch files of several nodes into the folder `target`, from all nodes at once, and make the links last.
 
     A file gets its name, in place of what has it, once it is whole and checked; files that are there as they
     should be are not fetched again, and the same bytes travel once. With `grows` they may have become longer:
@@ -68,8 +66,7 @@ def pull(
             node: replace(came, changed=(*came.changed, *(one for there, one in changed if there == node)))
             for node, came in split(outcomes).items()
         }
-        for link in links:
-            results.link(link)
+        results.make_links()
         if also is not None:
             results.write_last(also(fetched))
     except OSError as error:
@@ -82,7 +79,8 @@ def pull(
 class _Results:
     """The folder `top` of a job's results, and within it `part`, where files come before they get a name.
 
-    `missing` is what each node must send, `copies` what is copied from another file that came or is here.
+    `missing` is what each node must send, `copies` what is copied from another file that came or is here,
+    `links` are made.
     """
 
     def __init__(
@@ -91,17 +89,20 @@ class _Results:
         self.top, self.part, self._ssh_config, self._grows = top, top / PART, ssh_config, grows
         self.missing: dict[int, list[ResultFile]] = {node: [] for node in wanted}
         self.copies: list[tuple[int, Path, ResultFile]] = []
+        described = [(node, one) for node, some in sorted(wanted.items()) for one in some]
+        self._links = [(one.home, one.target) for _, one in described if one.target is not None]
         sources: dict[tuple[str | None, int], Path] = {}
-        for node, files in sorted(wanted.items()):
-            for one in files:
-                path = self.top / one.home
-                source = sources.setdefault((one.sha256, one.size), path)
-                if self._has(one):
-                    sources[one.sha256, one.size] = path
-                elif source == path or one.data is not None:
-                    self.missing[node].append(one)
-                else:
-                    self.copies.append((node, source, one))
+        for node, one in described:
+            if one.target is not None:
+                continue
+            path = self.top / one.home
+            source = sources.setdefault((one.sha256, one.size), path)
+            if self._has(one):
+                sources[one.sha256, one.size] = path
+            elif source == path or one.data is not None:
+                self.missing[node].append(one)
+            else:
+                self.copies.append((node, source, one))
 
     def make_room(self, *, keep: bool) -> None:
         """Make `part`, with `keep` cleared of what an earlier call left but cannot go on with.
@@ -159,12 +160,13 @@ class _Results:
             shutil.copyfile(source, path, follow_symlinks=False)
         return self._take(node, one)
 
-    def link(self, link: HomeLink) -> None:
-        """Make a link, in place of a link or file that has its name. Raises OSError."""
-        place = self._folder(Path(link.home).parent) / Path(link.home).name
-        if place.is_symlink() or place.is_file():
-            place.unlink()
-        place.symlink_to(link.target)
+    def make_links(self) -> None:
+        """Make the links, each in place of a link or file that has its name. Raises OSError."""
+        for home, target in self._links:
+            place = self._folder(Path(home).parent) / Path(home).name
+            if place.is_symlink() or place.is_file():
+                place.unlink()
+            place.symlink_to(os.path.relpath(f"/{target}", f"/{Path(home).parent}"))
 
     def write_last(self, files: Mapping[str, bytes]) -> None:
         """Write small files, and remove `part`: all that was wanted has come. Raises OSError."""

@@ -105,12 +105,17 @@ def files(manifest: Manifest) -> dict[str, str]:
     return {
         file.home.removeprefix("node2/"): file.path
         for file in manifest.files
-        if file.home.startswith("node2/") and not file.home.startswith("node2/run/")
+        if file.target is None and file.home.startswith("node2/") and not file.home.startswith("node2/run/")
     }
 
 
 def links(manifest: Manifest) -> dict[str, str]:
-    return {link.home.removeprefix("node2/"): link.target for link in manifest.links}
+    """Return what the links of the synced folder's will hold, by their places below node2."""
+    return {
+        one.home.removeprefix("node2/"): os.path.relpath(one.target, Path(one.home).parent)
+        for one in manifest.files
+        if one.target is not None
+    }
 
 
 def skipped(manifest: Manifest) -> dict[str, str]:
@@ -130,6 +135,8 @@ def test_everything_new_or_changed_comes_home(make_fleet: "Callable[[int], Fleet
     assert job.state == "succeeded", fleet.log(0)
     result = found(fleet)
     files = {file.home: file for file in result.files}
+    latest = files.pop("node0/latest")
+    assert (latest.target, latest.limited) == ("node0/saved_models/x.pth", False)
     assert set(files) == {
         "logs/rank0.log",
         "logs/supervisor0.log",
@@ -143,7 +150,6 @@ def test_everything_new_or_changed_comes_home(make_fleet: "Callable[[int], Fleet
         "node0/big2",
         f"node0/outside{fleet.homes[0]}/elsewhere/e",
     }
-    assert {link.home: link.target for link in result.links} == {"node0/latest": "saved_models/x.pth"}
     weights = files["node0/saved_models/x.pth"]
     assert (weights.size, weights.sha256) == (9, hashlib.sha256(b"weights 0").hexdigest())
     assert Path(files['node0/odd \udcff "name"\n-x'].path).exists()
@@ -386,7 +392,7 @@ def test_while_a_job_is_followed_event_files_come_whole_once_they_have_grown(nod
             at_once=protocol.EVENTS_AT_ONCE_BYTES,
         )
         listing = listed(request, node.folder)
-        assert listing.links == ()
+        assert links(listing) == {}
         return {file.home: file.data for file in listing.files}
 
     work, run = "node2/runs/a/events.out.tfevents.2", "node2/run/events.out.tfevents.5"

@@ -12,7 +12,6 @@ from awsddp.errors import ConfigError
 from awsddp.nodes import results
 from awsddp.nodes.failures import NodesFailed
 from awsddp.nodes.results import PART, Fetched
-from awsddp.records import HomeLink
 from awsddp.report import Event
 from tests.nodes.ssh_hosts import Host, Lab
 from tests.nodes.test_listing import HELL
@@ -32,6 +31,10 @@ def made(host: Host, name: str, data: bytes, *, home: str | None = None) -> Resu
         size=len(data),
         sha256=hashlib.sha256(data).hexdigest(),
     )
+
+
+def link_to(home: str, target: str) -> ResultFile:
+    return ResultFile(path="/l", home=home, size=0, target=target)
 
 
 def pull(
@@ -348,16 +351,13 @@ def test_the_same_bytes_under_several_names_travel_once(lab: MakeLab, target: Pa
 def test_links_come_home_after_the_files_and_replace_what_has_their_name(lab: MakeLab, target: Path) -> None:
     one = lab(1)
     file = made(one.hosts[0], "ckpt/step1.pt", b"1")
-    links = [
-        HomeLink(home="node0/ckpt/latest.pt", target="step1.pt"),
-        HomeLink(home="node0/a", target="b"),
-    ]
-    pull(one, {0: [file]}, target, links=links)
+    links = [link_to("node0/ckpt/latest.pt", "node0/ckpt/step1.pt"), link_to("node0/a", "node0/b")]
+    pull(one, {0: [file, *links]}, target)
     assert (target / "node0/ckpt/latest.pt").read_bytes() == b"1"
-    links[0] = HomeLink(home="node0/ckpt/latest.pt", target="../a")
+    links[0] = link_to("node0/ckpt/latest.pt", "node0/a")
     (target / "node0/a").unlink()
     (target / "node0/a").write_text("a file at home")
-    pull(one, {0: [file]}, target, links=links)
+    pull(one, {0: [file, *links]}, target)
     assert [(target / link.home).readlink() for link in links] == [Path("../a"), Path("b")]
 
 
@@ -371,7 +371,7 @@ def test_nothing_is_written_or_read_through_a_link_at_home(
     (target / "node0/deep").symlink_to(tmp_path / "mine")
     (target / "node0/file").symlink_to(tmp_path / "mine/x")
     files = [made(one.hosts[0], "deep/x", b"data"), made(one.hosts[0], "file", b"more")]
-    pull(one, {0: files}, target, links=[HomeLink(home="node0/deep/link", target="x")])
+    pull(one, {0: [*files, link_to("node0/deep/link", "node0/deep/x")]}, target)
     assert tree(tmp_path / "mine") == {"x": b"data"}
     assert (target / "node0/deep/x").read_bytes() == b"data"
     assert not (target / "node0/deep").is_symlink()
