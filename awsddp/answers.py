@@ -315,25 +315,6 @@ def node_job(said: bytes, *, node: int, job: str | None = None, ranks: Mapping[i
         return document
 
 
-def manifest(found: Manifest, *, node: int, ranks: Collection[int]) -> Manifest:
-    """Return a node's list of results, of which every place at home is the node's own.
-
-    `ranks` are the ranks that run on the node. Raises NodeError.
-    """
-    with refused(node):
-        logs = {f"logs/rank{rank}.log" for rank in ranks}
-        logs |= {
-            f"logs/{log}" for log in (f"supervisor{node}.log", f"launcher{node}.log", f"samples{node}.json")
-        }
-        for file in found.files:
-            _check_path(file.path[1:])
-            if file.target is not None or file.home not in logs:
-                _check_path(file.home, top=f"node{node}/")
-            if file.target is not None and file.target not in (f"node{node}", *logs):
-                _check_path(file.target, top=f"node{node}/")
-        return found
-
-
 class RankStep(msgspec.Struct, frozen=True, kw_only=True):
     """How far a rank of `doctor`'s process group is, its bus bandwidth there, or `why` it failed."""
 
@@ -422,6 +403,18 @@ def check_job(document: NodeJob, node: int, job: str | None) -> None:
     for name, rows in (("metrics", document.metrics), ("samples", document.samples)):
         if not {row.rank for row in rows} <= own:
             raise ValueError(f"{name} of a rank that does not run there")
+
+
+def check_manifest(manifest: Manifest, node: int, ranks: Collection[int]) -> None:
+    """Raise ValueError where a place in a list of results is not the node's own; it has these ranks."""
+    logs = {f"logs/rank{rank}.log" for rank in ranks}
+    logs |= {f"logs/supervisor{node}.log", f"logs/launcher{node}.log", f"logs/samples{node}.json"}
+    for file in manifest.files:
+        _check_path(file.path[1:])
+        if file.target is not None or file.home not in logs:
+            _check_path(file.home, top=f"node{node}/")
+        if file.target is not None and file.target not in (f"node{node}", *logs):
+            _check_path(file.target, top=f"node{node}/")
 
 
 def _check_path(path: str, *, top: str = "") -> None:

@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from msgspec import structs
 
-from awsddp import answers
 from awsddp.answers import Manifest, ResultFile
-from awsddp.asking import answers_of, ask, holders
-from awsddp.errors import AwsddpError, NodeError, NotFoundError
+from awsddp.asking import answers_of, ask, holders, whole
+from awsddp.errors import NodeError, NotFoundError
 from awsddp.files import moved
 from awsddp.jobs.files import exclude_patterns, name_at_home, over_limit
 from awsddp.jobs.results import encode
@@ -132,15 +131,12 @@ def _bring(cluster: "Cluster", job: JobRecord, lost: Mapping[int, str]) -> dict[
     tagged = soon(unfetched_of, cluster.aws, held) if held and job.state not in ACTIVE else None
     selected = select(cluster, job, nodes, folder)
 
-    def job_json(came: Mapping[int, Fetched]) -> dict[str, bytes]:
+    def job_json(changed: Sequence[ResultFile]) -> dict[str, bytes]:
         # What came otherwise than described grows while the job runs, else it is owed.
         again = f"awsddp fetch {job.job}   # again, once nothing writes to it"
         late = selected.growing if job.state in ACTIVE else selected.owed
-        late += [
-            Owed(node, one.path, one.size, "it changed while it was fetched", again)
-            for node, some in came.items()
-            for one in some.changed
-        ]
+        why = "it changed while it was fetched"
+        late += [Owed(one.node, one.path, one.size, why, again) for one in changed]
         missing = sorted({*job.missing, *(one.node for one in selected.owed)})
         return {"job.json": encode(replace(job, missing=tuple(missing)))}
 
@@ -291,30 +287,16 @@ def _manifests(
     """Return what the nodes list, and the errors of those that do not."""
     request = manifest_request(cluster, job)
     listed = answers_of(cluster.fleet, dict.fromkeys(used, request), timeout_s=MANIFEST_S)
-    return manifests_of(job, listed)
+    failures = {node: one for node, one in listed.items() if isinstance(one, NodeError)}
+    return whole({node: one for node, one in listed.items() if node not in failures}), failures
 
 
 def manifest_request(cluster: "Cluster", job: JobRecord, **more: Any) -> requests.Manifest:
     """Return the request for the list of a job's results; `more` as for requests.Manifest."""
     asked = cluster.job_spec.job
+    ranks = [(rank.rank, rank.node) for rank in job.ranks]
     exclude = exclude_patterns(asked.exclude)
-    return requests.Manifest(job=job.job, outputs=asked.outputs, exclude=exclude, **more)
-
-
-def manifests_of(
-    job: JobRecord, listed: Mapping[int, Manifest | AwsddpError]
-) -> tuple[dict[int, Manifest], dict[int, NodeError]]:
-    """Return the nodes' lists, their places checked, and the errors of nodes that list nothing."""
-    manifests, failures = {}, {}
-    for node, answer in listed.items():
-        try:
-            if isinstance(answer, AwsddpError):
-                raise answer
-            ranks = [rank.rank for rank in job.ranks if rank.node == node]
-            manifests[node] = answers.manifest(answer, node=node, ranks=ranks)
-        except NodeError as error:
-            failures[node] = error
-    return manifests, failures
+    return requests.Manifest(job=job.job, ranks=ranks, outputs=asked.outputs, exclude=exclude, **more)
 
 
 def _within_limit(

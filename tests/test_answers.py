@@ -211,7 +211,8 @@ def test_what_a_node_says_of_itself_has_its_form(change: dict[str, Any]) -> None
 
 def listed(told: dict[str, Any]) -> answers.Manifest:
     """Return a list of results of node 1, where rank 0 runs, as it is used."""
-    return answers.manifest(check(requests.Manifest(job="j"), told), node=1, ranks=[0])
+    found: answers.Manifest = check(requests.Manifest(job="j", ranks=[(0, 1), (1, 0)]), told)
+    return found
 
 
 @pytest.mark.parametrize(

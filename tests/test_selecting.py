@@ -89,7 +89,7 @@ class Nodes:
     def pull(self, wanted: Mapping[int, Any], target: Path, **settings: Any) -> dict[int, Any]:
         target.mkdir(parents=True, exist_ok=True)
         self.fetched = {one.home for files in wanted.values() for one in files}
-        settings["also"]({})
+        settings["also"]([])
         return {}
 
     def bring_home(self, **keys: object) -> None:

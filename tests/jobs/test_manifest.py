@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from awsddp import answers
 from awsddp.answers import Manifest
 from awsddp.jobs import protocol
 from awsddp.jobs.files import exclude_patterns
@@ -53,7 +52,8 @@ def answered(request: requests.Request[Told], answer: object) -> Told:
 
 
 def listed(request: requests.Manifest, folder: JobFolder) -> Manifest:
-    return answers.manifest(answered(request, on_node.manifest(request, folder)), node=2, ranks=[5])
+    request.ranks = [(5, 2)]
+    return answered(request, on_node.manifest(request, folder))
 
 
 class Node:
@@ -123,8 +123,7 @@ def skipped(manifest: Manifest) -> dict[str, str]:
 
 
 def found(fleet: "Fleet", node: int = 0) -> Manifest:
-    request = requests.Manifest(job="job")
-    return answers.manifest(fleet.ask(node, request), node=node, ranks=[0])
+    return fleet.ask(node, requests.Manifest(job="job", ranks=[(0, node)]))
 
 
 def test_everything_new_or_changed_comes_home(make_fleet: "Callable[[int], Fleet]") -> None:

@@ -1,6 +1,6 @@
 import hashlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -30,6 +30,7 @@ def made(host: Host, name: str, data: bytes, *, home: str | None = None) -> Resu
         home=home if home is not None else f"node{host.node}/{name}",
         size=len(data),
         sha256=hashlib.sha256(data).hexdigest(),
+        node=host.node,
     )
 
 
@@ -43,8 +44,16 @@ def pull(
     return results.pull(wanted, target, ssh_config=lab.ssh_config, **settings)  # type: ignore[arg-type]
 
 
-def job_json(came: Mapping[int, Fetched]) -> dict[str, bytes]:
+def job_json(changed: Sequence[ResultFile]) -> dict[str, bytes]:
     return {"job.json": b"{}"}
+
+
+class Changed(list[ResultFile]):
+    """What came otherwise than described, once a fetch is over."""
+
+    def __call__(self, changed: Sequence[ResultFile]) -> dict[str, bytes]:
+        self += changed
+        return {}
 
 
 @pytest.fixture
@@ -83,7 +92,9 @@ def test_what_came_with_the_list_is_checked_and_not_fetched(lab: MakeLab, target
     assert pull(one, {0: [here]}, target) == {0: Fetched(files=1, bytes=4)}
     assert (target / "node0/out/x.pth").read_bytes() == b"data"
     wrong = replace(here, home="y", data=b"atad", sha256="0" * 64)
-    assert pull(one, {0: [wrong]}, target) == {0: Fetched(files=0, bytes=0, changed=(wrong,))}
+    changed = Changed()
+    assert pull(one, {0: [wrong]}, target, also=changed) == {0: Fetched(files=0, bytes=0)}
+    assert changed == [wrong]
     assert not (target / "y").exists()
 
 
@@ -163,8 +174,10 @@ def test_what_is_not_as_the_node_said_costs_no_other_file(
         (target / "node1").mkdir(parents=True)
         (target / "node1/x").write_text("old")
     good, spoiled = made(two.hosts[0], "good", b"good"), spoil(two.hosts[1])
-    came = pull(two, {0: [good], 1: [spoiled, made(two.hosts[1], "y", b"yy")]}, target)
-    assert came == {0: Fetched(files=1, bytes=4), 1: Fetched(files=1, bytes=2, changed=(spoiled,))}
+    changed, wanted = Changed(), {0: [good], 1: [spoiled, made(two.hosts[1], "y", b"yy")]}
+    came = pull(two, wanted, target, also=changed)
+    assert came == {0: Fetched(files=1, bytes=4), 1: Fetched(files=1, bytes=2)}
+    assert changed == [spoiled]
     new = {"node0": None, "node0/good": b"good", "node1": None, "node1/y": b"yy"}
     assert tree(target) == old | new
 
@@ -179,10 +192,11 @@ def test_of_what_grows_comes_what_was_described(lab: MakeLab, target: Path) -> N
     (host.work / "rotated").write_text("new")
     (host.work / "removed").unlink()
     os.truncate(host.work / "shrunk", 10)
-    came = pull(one, {0: files}, target, grows=True, also=job_json)
-    assert came == {0: Fetched(files=2, bytes=10_000, changed=tuple(files[1:4]))}
+    changed = Changed()
+    came = pull(one, {0: files}, target, grows=True, also=changed)
+    assert (came, changed) == ({0: Fetched(files=2, bytes=10_000)}, files[1:4])
     assert tree(target / "node0") == {"grown": b"grown" * 1000, "whole": b"whole" * 1000}
-    assert sorted(path.name for path in target.iterdir()) == ["job.json", "node0"]
+    assert [path.name for path in target.iterdir()] == ["node0"]
 
 
 def test_a_log_that_is_here_and_longer_is_not_cut(lab: MakeLab, target: Path) -> None:

@@ -138,7 +138,7 @@ class _Found:
         self._links: list[tuple[Path, str, bool]] = []
         self._read: list[_Read] = []
         self._room = LIST_BYTES
-        self._beyond = [0, 0]
+        self._beyond: list[int] = []  # sizes of files
 
     def listed(self) -> Listed:
         """Return the answer; what the list has no room for is one line of it.
@@ -146,9 +146,11 @@ class _Found:
         What was read in the middle of a write is marked, what has no hash yet with its hash.
         """
         _mark_writing([one for one in self._read if one.line.sha256])
-        if self._beyond[0]:
-            why = f"{self._beyond[0]} more files than the list of results has room for; pack them into fewer"
-            line = Line(path=str(self._workdir), size=self._beyond[1], why=why, owed=True)
+        if self._beyond:
+            why = (
+                f"{len(self._beyond)} more files than the list of results has room for; pack them into fewer"
+            )
+            line = Line(path=str(self._workdir), size=sum(self._beyond), why=why, owed=True)
             self._skipped.append(line)
         excluded = {"files": self._excluded.files, "size": self._excluded.size}
         return Listed(files=self._lines, skipped=self._skipped, excluded=excluded)
@@ -273,8 +275,7 @@ class _Found:
         if self._room > 0:
             lines.append(line)
         elif needed:
-            self._beyond[0] += 1
-            self._beyond[1] += line.size
+            self._beyond.append(line.size)
 
     def _home(self, path: Path) -> str | None:
         """Return where a path without links belongs, None for one that is not fetched."""
@@ -355,9 +356,7 @@ def _mark_writing(read: list[_Read]) -> None:
             if before is None or now is None:
                 continue
             line.writing = opened.get(_id(now)) is False or _is_fresh_of_another(now)
-            if line.writing:
-                continue
-            if _id(now) not in opened and _state(now) != _state(before):
+            if not line.writing and _id(now) not in opened and _state(now) != _state(before):
                 line.writing = True
                 changed.append(_Read(path, now, line))
         for path, _, line in changed:
