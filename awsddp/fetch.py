@@ -304,14 +304,7 @@ def _within_limit(
 ) -> list[ResultFile]:
     """Return what is fetched; what exceeds job.results_limit is owed, unless it is agreed to."""
     limit = cluster.job_spec.job.results_limit
-
-    def is_home(one: ResultFile) -> bool:
-        try:
-            return (target / one.home).lstat().st_size == one.size
-        except OSError:
-            return False
-
-    excess = over_limit(files, size_of(limit), is_home=is_home)
+    excess = over_limit(files, size_of(limit), results=target)
     if not excess or cluster.agree(
         f"The results of {job.job} exceed job.results_limit ({limit}) by "
         f"{amount(len(excess), sum(one.size for one in excess))}.\nFetch all of it?"

@@ -5,7 +5,7 @@ import posixpath
 import subprocess
 import unicodedata
 import zipfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from os import fsdecode, fsencode
 from pathlib import Path, PurePosixPath
 
@@ -79,16 +79,16 @@ def name_at_home(manifests: Mapping[int, Manifest]) -> list[ResultFile]:
     ]
 
 
-def over_limit(
-    files: Iterable[ResultFile], limit: float, *, is_home: Callable[[ResultFile], bool]
-) -> list[ResultFile]:
+def over_limit(files: Iterable[ResultFile], limit: float, *, results: Path) -> list[ResultFile]:
     """Return what exceeds `limit` bytes in all: the largest files are left out first.
 
-    What is at home already costs nothing more.
+    What is in `results` (runs/JOB) already costs nothing more.
     """
-    counted = [one for one in files if one.limited and not is_home(one)]
     total, excess = 0, []
-    for one in sorted(counted, key=lambda one: (one.size, one.home)):
+    for one in sorted(files, key=lambda one: (one.size, one.home)):
+        path = results / one.home
+        if not one.limited or (os.path.lexists(path) and path.lstat().st_size == one.size):
+            continue
         total += one.size
         if total > limit:
             excess.append(one)

@@ -1,5 +1,7 @@
 """Which results are fetched, and their names at home."""
 
+from pathlib import Path
+
 import pytest
 from msgspec.structs import replace
 
@@ -91,7 +93,10 @@ def test_link_points_to_what_its_target_is_called_at_home() -> None:
     }
 
 
-def test_over_the_limit_the_largest_are_left_out() -> None:
+def test_over_the_limit_the_largest_are_left_out(tmp_path: Path) -> None:
+    (tmp_path / "n").mkdir()
+    (tmp_path / "n/home").write_bytes(bytes(70))
+    (tmp_path / "n/50").write_text("another file")
     manifest = Manifest(
         files=(
             file("n/10", size=10),
@@ -105,7 +110,7 @@ def test_over_the_limit_the_largest_are_left_out() -> None:
     files = name_at_home({0: manifest, 1: Manifest(files=(file("m/40", size=40),), skipped=())})
 
     def excess(limit: float) -> list[str]:
-        return [one.home for one in over_limit(files, limit, is_home=lambda one: one.home == "n/home")]
+        return [one.home for one in over_limit(files, limit, results=tmp_path)]
 
     assert (excess(160), excess(159), excess(49), excess(0)) == (
         [],
