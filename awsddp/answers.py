@@ -6,7 +6,6 @@ A node is not trusted: a rank runs the user's downloads, and may replace whateve
 import contextlib
 import json
 import os
-import posixpath
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -53,7 +52,8 @@ class ResultFile(msgspec.Struct, frozen=True, kw_only=True):
 
     `limited`: it counts against job.results_limit. `sha256` is None until the node was asked for it; `data`
     holds what came with the list; `ephemeral` tells that it lies on instance store, `sparse` that it has
-    holes, `writing` that it was read in the middle of a write.
+    holes, `writing` that it was read in the middle of a write. With `target`, relative to runs/JOB as well,
+    it is a symbolic link. `node` is what the client writes down.
     """
 
     path: _Remote
@@ -66,14 +66,8 @@ class ResultFile(msgspec.Struct, frozen=True, kw_only=True):
     writing: bool = False
     sha256: _Sha256 | None = None
     data: bytes | None = None
-
-
-class ResultLink(msgspec.Struct, frozen=True, kw_only=True):
-    """A symbolic link: `target` is relative to the link's own folder, and lies in runs/JOB."""
-
-    path: _Remote
-    home: _Path
-    target: _Path
+    target: _Path | None = None
+    node: NodeNumber = 0
 
 
 class SkippedFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,7 +91,6 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
     files: tuple[ResultFile, ...]
     skipped: tuple[SkippedFile, ...]
-    links: tuple[ResultLink, ...] = ()
     excluded: Excluded = Excluded()
 
 
@@ -322,26 +315,6 @@ def node_job(said: bytes, *, node: int, job: str | None = None, ranks: Mapping[i
         return document
 
 
-def manifest(found: Manifest, *, node: int, ranks: Collection[int]) -> Manifest:
-    """Return a node's list of results, of which every place at home is the node's own.
-
-    `ranks` are the ranks that run on the node. Raises NodeError.
-    """
-    with refused(node):
-        logs = {f"logs/rank{rank}.log" for rank in ranks}
-        logs |= {
-            f"logs/{log}" for log in (f"supervisor{node}.log", f"launcher{node}.log", f"samples{node}.json")
-        }
-        for file in found.files:
-            _check_path(file.path[1:])
-            if file.home not in logs:
-                _check_path(file.home, top=f"node{node}/")
-        for link in found.links:
-            _check_path(link.home, top=f"node{node}/")
-            _check_target(link, node)
-        return found
-
-
 class RankStep(msgspec.Struct, frozen=True, kw_only=True):
     """How far a rank of `doctor`'s process group is, its bus bandwidth there, or `why` it failed."""
 
@@ -432,6 +405,18 @@ def check_job(document: NodeJob, node: int, job: str | None) -> None:
             raise ValueError(f"{name} of a rank that does not run there")
 
 
+def check_manifest(manifest: Manifest, node: int, ranks: Collection[int]) -> None:
+    """Raise ValueError where a place in a list of results is not the node's own; it has these ranks."""
+    logs = {f"logs/rank{rank}.log" for rank in ranks}
+    logs |= {f"logs/supervisor{node}.log", f"logs/launcher{node}.log", f"logs/samples{node}.json"}
+    for file in manifest.files:
+        _check_path(file.path[1:])
+        if file.target is not None or file.home not in logs:
+            _check_path(file.home, top=f"node{node}/")
+        if file.target is not None and file.target not in (f"node{node}", *logs):
+            _check_path(file.target, top=f"node{node}/")
+
+
 def _check_path(path: str, *, top: str = "") -> None:
     """Refuse a path that may lead elsewhere than below `top`, or that no file can have."""
     parts = path.split("/")
@@ -439,10 +424,3 @@ def _check_path(path: str, *, top: str = "") -> None:
         raise ValueError(f"invalid result path {path!r}")
     if not path.startswith(top):
         raise ValueError(f"{path!r} lies outside of {top}")
-
-
-def _check_target(link: ResultLink, node: int) -> None:
-    place = posixpath.normpath(posixpath.join(posixpath.dirname(link.home), link.target))
-    top = os.fsencode(place).partition(b"/")[0]
-    if "\0" in link.target or link.target.startswith("/") or top not in (b"node%d" % node, b"logs"):
-        raise ValueError(f"the link {link.home!r} leads out of node{node}/")

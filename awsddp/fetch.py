@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from msgspec import structs
 
-from awsddp import answers
 from awsddp.answers import Manifest, ResultFile
-from awsddp.asking import answers_of, ask, holders
-from awsddp.errors import AwsddpError, NodeError, NotFoundError
+from awsddp.asking import answers_of, ask, holders, whole
+from awsddp.errors import NodeError, NotFoundError
 from awsddp.files import moved
-from awsddp.jobs.files import NodeFile, exclude_patterns, name_at_home, over_limit
+from awsddp.jobs.files import exclude_patterns, name_at_home, over_limit
 from awsddp.jobs.results import encode
 from awsddp.jobs.supervisor import requests
 from awsddp.known import jobs_of, told_job
@@ -27,7 +26,7 @@ from awsddp.nodes.failures import split
 from awsddp.nodes.results import Fetched
 from awsddp.parallel import soon
 from awsddp.reach import NoNodes, connect_reachable
-from awsddp.records import ACTIVE, MORE, HomeLink, JobRecord, Node
+from awsddp.records import ACTIVE, MORE, JobRecord, Node
 from awsddp.report import Event, amount, node_name, size_text
 from awsddp.results import draw_loss, older_jobs, still_missing, whole_at_home
 from awsddp.returns import FetchDocument
@@ -132,15 +131,12 @@ def _bring(cluster: "Cluster", job: JobRecord, lost: Mapping[int, str]) -> dict[
     tagged = soon(unfetched_of, cluster.aws, held) if held and job.state not in ACTIVE else None
     selected = select(cluster, job, nodes, folder)
 
-    def job_json(came: Mapping[int, Fetched]) -> dict[str, bytes]:
+    def job_json(changed: Sequence[ResultFile]) -> dict[str, bytes]:
         # What came otherwise than described grows while the job runs, else it is owed.
         again = f"awsddp fetch {job.job}   # again, once nothing writes to it"
         late = selected.growing if job.state in ACTIVE else selected.owed
-        late += [
-            Owed(node, one.path, one.size, "it changed while it was fetched", again)
-            for node, some in came.items()
-            for one in some.changed
-        ]
+        why = "it changed while it was fetched"
+        late += [Owed(one.node, one.path, one.size, why, again) for one in changed]
         missing = sorted({*job.missing, *(one.node for one in selected.owed)})
         return {"job.json": encode(replace(job, missing=tuple(missing)))}
 
@@ -148,7 +144,6 @@ def _bring(cluster: "Cluster", job: JobRecord, lost: Mapping[int, str]) -> dict[
         selected.wanted,
         folder,
         ssh_config=cluster.folder.ssh_config,
-        links=selected.links,
         also=job_json,
         grows=job.state in ACTIVE,
         on_event=cluster.on_event,
@@ -200,13 +195,12 @@ class Owed(NamedTuple):
 
 @dataclass(kw_only=True)
 class Selected:
-    """The files to fetch by node, the links, and what the nodes still owe afterwards.
+    """The files and links to fetch by node, and what the nodes still owe afterwards.
 
     `growing` are files that the job, which runs, was writing or has removed: they come later.
     """
 
     wanted: dict[int, list[ResultFile]]
-    links: Sequence[HomeLink]
     owed: list[Owed] = field(default_factory=list)
     growing: list[Owed] = field(default_factory=list)
 
@@ -224,9 +218,8 @@ def select(cluster: "Cluster", job: JobRecord, nodes: Sequence[int], target: Pat
     manifests, failures = _manifests(cluster, job, nodes)
     if failures and not manifests:
         split(failures)
-    files, links = name_at_home(manifests)
-    selected = Selected(wanted={node: [] for node in manifests}, links=links)
-    _take(cluster, job, _within_limit(cluster, job, files, target, selected), selected)
+    selected = Selected(wanted={node: [] for node in manifests})
+    _take(cluster, job, _within_limit(cluster, job, name_at_home(manifests), target, selected), selected)
     again = f"awsddp fetch {job.job}   # again, once the node answers"
     selected.owed += _skipped(cluster, manifests)
     selected.owed += [Owed(node, ALL, 0, error.message, again) for node, error in failures.items()]
@@ -294,93 +287,66 @@ def _manifests(
     """Return what the nodes list, and the errors of those that do not."""
     request = manifest_request(cluster, job)
     listed = answers_of(cluster.fleet, dict.fromkeys(used, request), timeout_s=MANIFEST_S)
-    return manifests_of(job, listed)
+    failures = {node: one for node, one in listed.items() if isinstance(one, NodeError)}
+    return whole({node: one for node, one in listed.items() if node not in failures}), failures
 
 
 def manifest_request(cluster: "Cluster", job: JobRecord, **more: Any) -> requests.Manifest:
     """Return the request for the list of a job's results; `more` as for requests.Manifest."""
     asked = cluster.job_spec.job
+    ranks = [(rank.rank, rank.node) for rank in job.ranks]
     exclude = exclude_patterns(asked.exclude)
-    return requests.Manifest(job=job.job, outputs=asked.outputs, exclude=exclude, **more)
-
-
-def manifests_of(
-    job: JobRecord, listed: Mapping[int, Manifest | AwsddpError]
-) -> tuple[dict[int, Manifest], dict[int, NodeError]]:
-    """Return the nodes' lists, their places checked, and the errors of nodes that list nothing."""
-    manifests, failures = {}, {}
-    for node, answer in listed.items():
-        try:
-            if isinstance(answer, AwsddpError):
-                raise answer
-            ranks = [rank.rank for rank in job.ranks if rank.node == node]
-            manifests[node] = answers.manifest(answer, node=node, ranks=ranks)
-        except NodeError as error:
-            failures[node] = error
-    return manifests, failures
+    return requests.Manifest(job=job.job, ranks=ranks, outputs=asked.outputs, exclude=exclude, **more)
 
 
 def _within_limit(
-    cluster: "Cluster", job: JobRecord, files: list[NodeFile], target: Path, selected: Selected
-) -> list[NodeFile]:
+    cluster: "Cluster", job: JobRecord, files: list[ResultFile], target: Path, selected: Selected
+) -> list[ResultFile]:
     """Return what is fetched; what exceeds job.results_limit is owed, unless it is agreed to."""
     limit = cluster.job_spec.job.results_limit
-
-    def is_home(one: NodeFile) -> bool:
-        try:
-            return (target / one.home).lstat().st_size == one.file.size
-        except OSError:
-            return False
-
-    excess = over_limit(files, size_of(limit), is_home=is_home)
+    excess = over_limit(files, size_of(limit), results=target)
     if not excess or cluster.agree(
         f"The results of {job.job} exceed job.results_limit ({limit}) by "
-        f"{amount(len(excess), sum(one.file.size for one in excess))}.\nFetch all of it?"
+        f"{amount(len(excess), sum(one.size for one in excess))}.\nFetch all of it?"
     ):
         return files
-    left_out, enough = set(excess), math.ceil(sum(one.file.size for one in excess) / 1e9)
+    left_out, enough = {one.home for one in excess}, math.ceil(sum(one.size for one in excess) / 1e9)
     why = f"over job.results_limit ({limit}), the smaller files came first"
     remedy = (
         f"awsddp fetch {job.job} --output PATH   # one of them, or a folder\n"
         f"awsddp fetch {job.job} -o job.results_limit={enough}GB   # all of them"
     )
-    selected.owed += [Owed(one.node, one.file.path, one.file.size, why, remedy) for one in reversed(excess)]
-    return [one for one in files if one not in left_out]
+    selected.owed += [Owed(one.node, one.path, one.size, why, remedy) for one in reversed(excess)]
+    return [one for one in files if one.home not in left_out]
 
 
-def _take(cluster: "Cluster", job: JobRecord, files: list[NodeFile], selected: Selected) -> None:
+def _take(cluster: "Cluster", job: JobRecord, files: list[ResultFile], selected: Selected) -> None:
     """Select these files, with their hashes; but what cannot be read is owed, what is being written grows.
 
     The nodes are asked for the hashes that did not come yet. Only a job that runs is taken to write.
     """
     runs = job.state in ACTIVE
-    unhashed = {
-        node: [one for one in files if one.node == node and one.file.sha256 is None]
-        for node in selected.wanted
-    }
-    wishes = {
-        node: requests.Hashes(paths=[one.file.path for one in some])
-        for node, some in unhashed.items()
-        if some
-    }
-    slowest = max((sum(one.file.size for one in some) for some in unhashed.values()), default=0)
-    told = ask(cluster.fleet, wishes, timeout_s=MANIFEST_S + slowest / HASHED_A_SECOND)
+    unhashed: dict[int, list[ResultFile]] = {}
+    for one in files:
+        if one.sha256 is None and one.target is None:
+            unhashed.setdefault(one.node, []).append(one)
+    wishes = {node: requests.Hashes(paths=[one.path for one in some]) for node, some in unhashed.items()}
+    slowest = max((sum(one.size for one in some) for some in unhashed.values()), default=0)
+    hashed = ask(cluster.fleet, wishes, timeout_s=MANIFEST_S + slowest / HASHED_A_SECOND)
     found = {
         one.home: entry
-        for node, answer in told.items()
-        for one, entry in zip(unhashed[node], answer.hashes, strict=True)
+        for node, some in unhashed.items()
+        for one, entry in zip(some, hashed[node].hashes, strict=True)
     }
     late = selected.growing if runs else selected.owed
     for one in files:
         entry = found.get(one.home)
-        read = one.file if entry is None else entry
-        is_half = read.writing and not one.home.startswith("logs/")
-        if read.sha256 is None or (runs and is_half):
-            why = entry.why if entry is not None else "it has no hash"
-            late.append(Owed(one.node, one.file.path, one.file.size, why, READABLE))
-            continue
-        file = structs.replace(one.file, home=one.home, size=read.size, sha256=read.sha256)
-        selected.wanted[one.node].append(file)
+        told = entry or one
+        half = runs and told.writing and not one.home.startswith("logs/")
+        if one.target is None and (half or told.sha256 is None):
+            late.append(Owed(one.node, one.path, one.size, entry.why if entry else "", READABLE))
+        else:
+            selected.wanted[one.node].append(structs.replace(one, size=told.size, sha256=told.sha256))
 
 
 def _skipped(cluster: "Cluster", manifests: Mapping[int, Manifest]) -> list[Owed]:

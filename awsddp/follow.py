@@ -9,13 +9,11 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from awsddp.advice import advised
 from awsddp.answers import ResultFile
 from awsddp.asking import answers_beside, ask, holders
 from awsddp.errors import AwsddpError, NodeError, NotFoundError
-from awsddp.fetch import MANIFEST_S, bring, manifest_request, manifests_of
+from awsddp.fetch import MANIFEST_S, bring, manifest_request
 from awsddp.files import explained
 from awsddp.jobs import protocol, results
 from awsddp.jobs.files import name_at_home
@@ -405,10 +403,9 @@ class Events:
         answers = answers_beside(fleet, wishes, timeout_s=MANIFEST_S)
         listed = {node: one for node, one in answers.items() if not isinstance(one, AwsddpError)}
         wanted: dict[int, list[ResultFile]] = {}
-        for one in name_at_home(manifests_of(self._job, listed)[0])[0]:
-            file = one.file
-            if file.data is not None and file.sha256 and file.path.rpartition("/")[2].startswith(EVENTS):
-                wanted.setdefault(one.node, []).append(msgspec.structs.replace(file, home=one.home))
+        for one in name_at_home(listed):
+            if one.data is not None and one.sha256 and one.path.rpartition("/")[2].startswith(EVENTS):
+                wanted.setdefault(one.node, []).append(one)
         with self._writing, cluster.folder.lock("fetch", part="results"):
             if wanted and not self._ended.is_set():
                 came = pull(wanted, target, ssh_config=cluster.folder.ssh_config)

@@ -299,14 +299,6 @@ class JobRecord(Keyed):
 
 
 @dataclass(frozen=True, kw_only=True)
-class HomeLink:
-    """A symbolic link to make on this machine; `target` is relative to the link's folder, in runs/JOB."""
-
-    home: str
-    target: str
-
-
-@dataclass(frozen=True, kw_only=True)
 class Check:
     """A check of `doctor`, of one node if it has a number. `ok` None: unknown, or only a warning."""
 

@@ -35,9 +35,9 @@ CAUSE = {
     "kind": "exit",
 }
 FILE = {"path": "/w/x", "home": "node1/x", "size": 1, "sha256": "0" * 64}
-LINK = {"path": "/w/l", "home": "node1/a/l", "target": "../x"}
+LINK = {"path": "/w/l", "home": "node1/a/l", "size": 0, "target": "node1/x"}
 SKIPPED = {"path": "/w/s", "size": 0, "why": "no", "owed": True}
-LIST = {"files": [FILE], "links": [LINK], "skipped": [SKIPPED], "excluded": {"files": 1, "size": 2}}
+LIST = {"files": [FILE, LINK], "skipped": [SKIPPED], "excluded": {"files": 1, "size": 2}}
 FACTS = {
     "home": "/home/ubuntu",
     "python": "/opt/pytorch/bin/python",
@@ -211,7 +211,8 @@ def test_what_a_node_says_of_itself_has_its_form(change: dict[str, Any]) -> None
 
 def listed(told: dict[str, Any]) -> answers.Manifest:
     """Return a list of results of node 1, where rank 0 runs, as it is used."""
-    return answers.manifest(check(requests.Manifest(job="j"), told), node=1, ranks=[0])
+    found: answers.Manifest = check(requests.Manifest(job="j", ranks=[(0, 1), (1, 0)]), told)
+    return found
 
 
 @pytest.mark.parametrize(
@@ -238,9 +239,9 @@ def listed(told: dict[str, Any]) -> answers.Manifest:
     ],
 )
 def test_a_place_that_is_not_the_nodes_own_is_refused(home: str) -> None:
-    for key, entry in (("files", FILE), ("links", LINK)):
+    for entry in (FILE, LINK):
         with pytest.raises(NodeError, match="node1"):
-            listed({**LIST, key: [{**entry, "home": home}]})
+            listed({**LIST, "files": [{**entry, "home": home}]})
 
 
 @pytest.mark.parametrize("path", ["relative", "/a/../etc/shadow", "/a\0b", "", "/", "//x", "/a/\ud800"])
@@ -250,17 +251,38 @@ def test_a_path_on_a_node_is_absolute_and_plain(path: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "target", ["/etc/passwd", "../../x", "../../../etc", "../../node0/x", "../..", "x\0", "", "\ud800"]
+    "target",
+    [
+        "/etc/passwd",
+        "../x",
+        "node1/../../etc",
+        "node1/../node0/x",
+        "node0/x",
+        "node11",
+        "..",
+        ".",
+        "logs",
+        "logs/rank1.log",
+        "job.json",
+        "node1/x\0",
+        "",
+        "node1/\ud800",
+    ],
 )
 def test_a_link_that_leads_out_of_the_nodes_folder_is_refused(target: str) -> None:
     with pytest.raises(NodeError, match="node1"):
-        listed({**LIST, "links": [{**LINK, "target": target}]})
+        listed({**LIST, "files": [{**LINK, "target": target}]})
 
 
 def test_a_nodes_own_places_and_the_logs_of_its_ranks_are_taken() -> None:
     homes = ["node1/x", "node1/odd \udcff\n", "logs/rank0.log", "logs/supervisor1.log"]
     told = {**LIST, "files": [{**FILE, "home": home} for home in homes]}
     assert [file.home for file in listed(told).files] == homes
+    targets = ["node1", "node1/odd \udcff\n/x", "logs/rank0.log", "logs/samples1.json"]
+    told = {**LIST, "files": [{**LINK, "target": target} for target in targets]}
+    assert [file.target for file in listed(told).files] == targets
+    with pytest.raises(NodeError, match="node1"):
+        listed({**LIST, "files": [{**LINK, "home": "logs/rank0.log"}]})
 
 
 @pytest.mark.parametrize(

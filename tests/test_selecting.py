@@ -73,7 +73,7 @@ class Nodes:
             outputs = [f"/w/{output}" for output in request.outputs]
             named = [{**one, "limited": one["path"] not in outputs} for one in self.files[node]]
             excluded = {"files": 2 * bool(request.exclude), "size": 2_000_000}
-            listed = {"files": named, "skipped": self.skipped, "links": [], "excluded": excluded}
+            listed = {"files": named, "skipped": self.skipped, "excluded": excluded}
             return answers.converted(listed, answers.Manifest)
         sizes = {one["path"]: one["size"] for one in self.files[node]}
         hashes = {
@@ -89,7 +89,7 @@ class Nodes:
     def pull(self, wanted: Mapping[int, Any], target: Path, **settings: Any) -> dict[int, Any]:
         target.mkdir(parents=True, exist_ok=True)
         self.fetched = {one.home for files in wanted.values() for one in files}
-        settings["also"]({})
+        settings["also"]([])
         return {}
 
     def bring_home(self, **keys: object) -> None:

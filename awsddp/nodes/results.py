@@ -11,7 +11,7 @@ import shutil
 import stat
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from awsddp.answers import ResultFile
@@ -19,7 +19,6 @@ from awsddp.errors import ConfigError
 from awsddp.nodes import rsync
 from awsddp.nodes.failures import split
 from awsddp.parallel import ignore, run_on_nodes
-from awsddp.records import HomeLink
 from awsddp.report import Event, OnEvent, amount, node_name, size_text
 
 PART = ".part"
@@ -28,14 +27,10 @@ PART = ".part"
 
 @dataclass(frozen=True, kw_only=True)
 class Fetched:
-    """What was fetched from a node: files that were missing here, and their bytes.
-
-    `changed` are not here: what came is not what the node described.
-    """
+    """What was fetched from a node: files that were missing here, and their bytes."""
 
     files: int
     bytes: int
-    changed: tuple[ResultFile, ...] = ()
 
 
 def pull(
@@ -44,45 +39,41 @@ def pull(
     *,
     ssh_config: Path,
     grows: bool = False,
-    links: Sequence[HomeLink] = (),
-    also: Callable[[Mapping[int, Fetched]], Mapping[str, bytes]] | None = None,
+    also: Callable[[Sequence[ResultFile]], Mapping[str, bytes]] | None = None,
     on_event: OnEvent = ignore,
 ) -> dict[int, Fetched]:
-    """Fetch files of several nodes into the folder `target`, from all nodes at once.
+    """Fetch files of several nodes into the folder `target`, from all nodes at once, and make the links last.
 
     A file gets its name, in place of what has it, once it is whole and checked; files that are there as they
     should be are not fetched again, and the same bytes travel once. With `grows` they may have become longer:
     then they come as they were described. What was cut stays in `target`/.part, and the next call goes on
-    there. `also`, called once every node has sent all that it could, returns small files that are written
-    last: then nothing is kept for a next call. Raises NodesFailed for nodes that were lost, and ConfigError
-    for a disk without the room.
+    there. `also`, called once every node has sent all that it could, gets what came otherwise than described,
+    which is not here, and returns small files that are written last: then nothing is kept for a next call.
+    Raises NodesFailed for nodes that were lost, and ConfigError for a disk without the room.
     """
     target = Path(os.path.abspath(target))  # noqa: PTH100 (resolve() would follow a link that the user made)
-    is_new = not target.exists()
     results = _Results(target, ssh_config, wanted, grows=grows)
     try:
         results.make_room(keep=also is not None)
         outcomes = run_on_nodes(results.fetch, wanted, on_event=on_event)
-        changed = [(node, one) for node, source, one in results.copies if not results.copy(node, source, one)]
-        fetched = {
-            node: replace(came, changed=(*came.changed, *(one for there, one in changed if there == node)))
-            for node, came in split(outcomes).items()
-        }
-        for link in links:
-            results.link(link)
+        for source, one in results.copies:
+            results.copy(source, one)
+        fetched = split(outcomes)
+        results.make_links()
         if also is not None:
-            results.write_last(also(fetched))
+            results.write_last(also(sorted(results.changed, key=lambda one: one.node)))
     except OSError as error:
         raise ConfigError(f"cannot write {target}", error.strerror or str(error)) from error
     finally:
-        _remove_empty(results.part, above=target if is_new else results.part)
+        _remove_empty(results.part)
     return fetched
 
 
 class _Results:
     """The folder `top` of a job's results, and within it `part`, where files come before they get a name.
 
-    `missing` is what each node must send, `copies` what is copied from another file that came or is here.
+    `missing` is what each node must send, `copies` what is copied from another file that came or is here,
+    `links` are made, `changed` is what came otherwise than described.
     """
 
     def __init__(
@@ -90,28 +81,31 @@ class _Results:
     ) -> None:
         self.top, self.part, self._ssh_config, self._grows = top, top / PART, ssh_config, grows
         self.missing: dict[int, list[ResultFile]] = {node: [] for node in wanted}
-        self.copies: list[tuple[int, Path, ResultFile]] = []
+        self.changed: list[ResultFile] = []
+        self.copies: list[tuple[Path, ResultFile]] = []
+        described = [one for _, some in sorted(wanted.items()) for one in some]
+        self.links = [(Path(one.home), one.target) for one in described if one.target is not None]
         sources: dict[tuple[str | None, int], Path] = {}
-        for node, files in sorted(wanted.items()):
-            for one in files:
-                path = self.top / one.home
-                source = sources.setdefault((one.sha256, one.size), path)
-                if self._has(one):
-                    sources[one.sha256, one.size] = path
-                elif source == path or one.data is not None:
-                    self.missing[node].append(one)
-                else:
-                    self.copies.append((node, source, one))
+        for one in (one for one in described if one.target is None):
+            path = self.top / one.home
+            source = sources.setdefault((one.sha256, one.size), path)
+            if self._has(one):
+                sources[one.sha256, one.size] = path
+            elif source == path or one.data is not None:
+                self.missing[one.node].append(one)
+            else:
+                self.copies.append((source, one))
 
     def make_room(self, *, keep: bool) -> None:
         """Make `part`, with `keep` cleared of what an earlier call left but cannot go on with.
 
         Raises OSError, and ConfigError where the disk has too little room.
         """
-        coming = [(node, one) for node, some in self.missing.items() for one in some]
-        far = {self._staged(node, one) for node, one in coming if one.data is None}
-        kept = self._clear(far) if keep else 0
-        size = sum(one.size for _, one in coming) + sum(one.size for _, _, one in self.copies) - kept
+        if self.part.is_symlink():
+            self.part.unlink()
+        coming = [one for some in self.missing.values() for one in some]
+        kept = self._clear({self._staged(one) for one in coming if one.data is None}) if keep else 0
+        size = sum(one.size for one in (*coming, *(one for _, one in self.copies))) - kept
         folder = next(parent for parent in self.top.parents if parent.is_dir())
         free = shutil.disk_usage(folder).free
         if size > free:
@@ -130,7 +124,7 @@ class _Results:
         came.mkdir(exist_ok=True)
         for one in files:
             if one.data is not None:
-                self._staged(node, one, make=True).write_bytes(one.data)
+                self._staged(one, make=True).write_bytes(one.data)
         if far := [one for one in files if one.data is None]:
             progress = rsync.Progress(node, f"fetching {amount(len(files), size)}", size, on_event)
             progress.report(0)
@@ -146,25 +140,25 @@ class _Results:
                 progress=progress,
                 partly=True,
             )
-        changed = [one for one in files if not stop.is_set() and not self._take(node, one)]
-        size -= sum(one.size for one in changed)
-        count = len(files) - len(changed)
-        on_event(Event(f"fetched: {amount(count, size)}", who=who, fraction=1.0))
-        return Fetched(files=count, bytes=size, changed=tuple(changed))
+        came_whole = [one.size for one in files if not stop.is_set() and self._take(one)]
+        fetched = Fetched(files=len(came_whole), bytes=sum(came_whole))
+        on_event(Event(f"fetched: {amount(fetched.files, fetched.bytes)}", who=who, fraction=1.0))
+        return fetched
 
-    def copy(self, node: int, source: Path, one: ResultFile) -> bool:
-        """Copy a file from another one here that is equal to it; tell whether it is. Raises OSError."""
-        path = self._staged(node, one, make=True)
+    def copy(self, source: Path, one: ResultFile) -> None:
+        """Copy a file from another one here that is equal to it. Raises OSError."""
+        path = self._staged(one, make=True)
         with contextlib.suppress(FileNotFoundError):
             shutil.copyfile(source, path, follow_symlinks=False)
-        return self._take(node, one)
+        self._take(one)
 
-    def link(self, link: HomeLink) -> None:
-        """Make a link, in place of a link or file that has its name. Raises OSError."""
-        place = self._folder(Path(link.home).parent) / Path(link.home).name
-        if place.is_symlink() or place.is_file():
-            place.unlink()
-        place.symlink_to(link.target)
+    def make_links(self) -> None:
+        """Make the links, each in place of a link or file that has its name. Raises OSError."""
+        for home, target in self.links:
+            place = self._folder(home.parent) / home.name
+            if place.is_symlink() or place.is_file():
+                place.unlink()
+            place.symlink_to(os.path.relpath(f"/{target}", f"/{home.parent}"))
 
     def write_last(self, files: Mapping[str, bytes]) -> None:
         """Write small files, and remove `part`: all that was wanted has come. Raises OSError."""
@@ -173,9 +167,9 @@ class _Results:
             self._place(self.part / "also", home)
         shutil.rmtree(self.part)
 
-    def _staged(self, node: int, one: ResultFile, *, make: bool = False) -> Path:
-        """Return where in `part` a file comes: where rsync puts what it has this path on the node."""
-        path = self.part / node_name(node) / one.path.lstrip("/")
+    def _staged(self, one: ResultFile, *, make: bool = False) -> Path:
+        """Return where in `part` a file comes: where rsync puts what has this path on the node."""
+        path = self.part / node_name(one.node) / one.path.lstrip("/")
         if make:
             path.parent.mkdir(parents=True, exist_ok=True)
         return path
@@ -183,26 +177,22 @@ class _Results:
     def _clear(self, keep: Collection[Path]) -> int:
         """Remove what an earlier call left in `part` but the files `keep`; return their bytes."""
         kept = 0
-        if self.part.is_symlink():
-            self.part.unlink()
-        for folder, names, files in os.walk(self.part, topdown=False):
-            for path in (Path(folder, name) for name in (*files, *names)):
-                info = path.lstat()
-                if stat.S_ISREG(info.st_mode) and path in keep:
-                    kept += info.st_size
-                elif not stat.S_ISDIR(info.st_mode):
-                    path.unlink()
-        _remove_empty(self.part, above=self.part)
+        for path in list(self.part.rglob("*")):
+            info = path.lstat()
+            if stat.S_ISREG(info.st_mode) and path in keep:
+                kept += info.st_size
+            elif not stat.S_ISDIR(info.st_mode):
+                path.unlink()
+        _remove_empty(self.part)
         return kept
 
-    def _take(self, node: int, one: ResultFile) -> bool:
+    def _take(self, one: ResultFile) -> bool:
         """Give a file its name if it is as the node described it, else remove it; tell which."""
-        path = self._staged(node, one)
+        path = self._staged(one)
         if not _is(path, one, longer=self._grows):
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path)
-            else:
+            if not path.is_dir():  # an empty folder is removed with the others
                 path.unlink(missing_ok=True)
+            self.changed.append(one)
             return False
         if path.stat().st_size > one.size:
             os.truncate(path, one.size)
@@ -222,9 +212,9 @@ class _Results:
 
     def _has(self, one: ResultFile) -> bool:
         """Whether exactly this file is here already, below no link; of a log that grows at least that."""
-        folders = [self.top / parent for parent in PurePosixPath(one.home).parents]
+        folders = [self.top / parent for parent in PurePosixPath(one.home).parents[:-1]]
         longer = self._grows and one.home.startswith("logs/")
-        linked = any(folder.is_symlink() for folder in folders[:-1])
+        linked = any(folder.is_symlink() for folder in folders)
         return not linked and _is(self.top / one.home, one, longer=longer)
 
     def _folder(self, path: Path) -> Path:
@@ -238,9 +228,9 @@ class _Results:
         return folder
 
 
-def _remove_empty(part: Path, *, above: Path) -> None:
-    """Remove the empty folders in `part`, itself, and `above`."""
-    for folder in [*(Path(folder) for folder, _, _ in os.walk(part, topdown=False)), above]:
+def _remove_empty(part: Path) -> None:
+    """Remove the empty folders in `part`, itself, and the one above where it is empty, too."""
+    for folder in [*(Path(folder) for folder, _, _ in os.walk(part, topdown=False)), part.parent]:
         with contextlib.suppress(OSError):
             folder.rmdir()
 
@@ -252,15 +242,10 @@ def _is(path: Path, one: ResultFile, *, longer: bool) -> bool:
         if stat.S_ISREG(found.st_mode) and (
             found.st_size == one.size or (longer and found.st_size > one.size)
         ):
-            return _sha256(path, one.size) == one.sha256
+            digest, left = hashlib.sha256(), one.size
+            with path.open("rb") as stream:
+                while left and (chunk := stream.read(min(left, 1 << 20))):
+                    digest.update(chunk)
+                    left -= len(chunk)
+            return digest.hexdigest() == one.sha256
     return False
-
-
-def _sha256(path: Path, size: int) -> str:
-    """Return the hash of the first `size` bytes. Raises OSError."""
-    digest = hashlib.sha256()
-    with path.open("rb") as stream:
-        while size and (chunk := stream.read(min(size, 1 << 20))):
-            digest.update(chunk)
-            size -= len(chunk)
-    return digest.hexdigest()

@@ -3,6 +3,7 @@
 import functools
 import os
 import re
+import select
 import subprocess
 import tempfile
 import threading
@@ -74,41 +75,33 @@ def transfer(
     with tempfile.TemporaryFile() as names, tempfile.TemporaryFile() as complaints:
         names.write(b"".join(os.fsencode(path) + b"\0" for path in paths))
         names.seek(0)
-        process = subprocess.Popen(
+        with subprocess.Popen(
             [*argv, "--no-human-readable", "-e", shell, *words],
             stdin=names,
             stdout=subprocess.PIPE,
             stderr=complaints,
             env={**environ, "LC_ALL": "C"},
-        )
-        done = threading.Event()
-        threading.Thread(target=_end_on, args=(stop, done, process), daemon=True).start()
-        try:
+        ) as process:
             assert process.stdout is not None
-            with process.stdout as stdout:
-                _follow(stdout, progress)
-            code = process.wait()
-        finally:
-            done.set()
-            process.kill()
-            process.wait()
+            _follow(process.stdout, progress, stop)
+            if stop.is_set():
+                process.terminate()
+        code = process.returncode
         if stop.is_set() or code in (0, _GONE_AT_SENDER) or (partly and code == _PARTLY):
             return
         complaints.seek(0)
         raise _failure(progress.node, code, complaints.read().decode(errors="replace"))
 
 
-def _end_on(stop: threading.Event, done: threading.Event, process: "subprocess.Popen[bytes]") -> None:
-    while not done.is_set():
-        if stop.wait(0.1):
-            process.terminate()
+def _follow(stdout: IO[bytes], progress: Progress, stop: threading.Event) -> None:
+    """Read rsync's progress, lines that end with a carriage return, until its end or until `stop` is set."""
+    rest, said = b"", select.poll()
+    said.register(stdout, select.POLLIN)
+    while not stop.is_set():
+        if not said.poll(100):
+            continue
+        if not (data := os.read(stdout.fileno(), 65536)):
             return
-
-
-def _follow(stdout: IO[bytes], progress: Progress) -> None:
-    """Read rsync's progress, lines that end with a carriage return, until its end."""
-    rest = b""
-    while data := os.read(stdout.fileno(), 65536):
         *lines, rest = re.split(rb"[\r\n]", rest + data)
         for line in lines[-1:]:
             match = _PROGRESS.match(line)

@@ -202,7 +202,8 @@ class Drawn:
         elif kind == "state":
             document["jobs"][0] |= {"job": self.chance.choice(JOBS), "created": "2030-01-01T00:00:00+00:00"}
         elif kind == "manifest":
-            file, link = self.chance.choice(document["files"]), document["links"][0]
+            *files, link = document["files"]
+            file = self.chance.choice(files)
             way = self.chance.randrange(4)
             if way == 0:
                 file["home"] = self.chance.choice(PLACES)
@@ -211,7 +212,10 @@ class Drawn:
             elif way == 2:
                 link["target"] = self.chance.choice(PLACES)
             else:  # a folder that is a link, and a file in it
-                link |= {"home": f"node{self.liar}/in", "target": self.chance.choice((*PLACES, "deep"))}
+                link |= {
+                    "home": f"node{self.liar}/in",
+                    "target": self.chance.choice((*PLACES, f"node{self.liar}/deep")),
+                }
                 file["home"] = f"node{self.liar}/in/authorized_keys"
 
     def _forge(self, document: dict[str, Any]) -> None:
@@ -385,9 +389,10 @@ def _honest(drawn: Drawn, node: int, request: dict[str, Any]) -> dict[str, Any]:
             if drawn.chance.random() < 0.5:
                 entry["data"] = base64.b64encode(data).decode()
         entries.append(entry)
-    links = [{"path": "/w/deep/latest", "home": f"node{node}/deep/latest", "target": "../model.pt"}]
+    link = {"path": "/w/deep/latest", "home": f"node{node}/deep/latest", "size": 0}
+    entries.append({**link, "target": f"node{node}/model.pt"})
     skipped = [{"path": "/w/pipe", "size": 0, "why": "a pipe", "owed": False}]
-    return {"files": entries, "links": links, "skipped": skipped, "excluded": {"files": 1, "size": 5}}
+    return {"files": entries, "skipped": skipped, "excluded": {"files": 1, "size": 5}}
 
 
 class FakeFleet:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from awsddp import answers
 from awsddp.answers import Manifest
 from awsddp.jobs import protocol
 from awsddp.jobs.files import exclude_patterns
@@ -53,7 +52,8 @@ def answered(request: requests.Request[Told], answer: object) -> Told:
 
 
 def listed(request: requests.Manifest, folder: JobFolder) -> Manifest:
-    return answers.manifest(answered(request, on_node.manifest(request, folder)), node=2, ranks=[5])
+    request.ranks = [(5, 2)]
+    return answered(request, on_node.manifest(request, folder))
 
 
 class Node:
@@ -105,12 +105,17 @@ def files(manifest: Manifest) -> dict[str, str]:
     return {
         file.home.removeprefix("node2/"): file.path
         for file in manifest.files
-        if file.home.startswith("node2/") and not file.home.startswith("node2/run/")
+        if file.target is None and file.home.startswith("node2/") and not file.home.startswith("node2/run/")
     }
 
 
 def links(manifest: Manifest) -> dict[str, str]:
-    return {link.home.removeprefix("node2/"): link.target for link in manifest.links}
+    """Return what the links of the synced folder's will hold, by their places below node2."""
+    return {
+        one.home.removeprefix("node2/"): os.path.relpath(one.target, Path(one.home).parent)
+        for one in manifest.files
+        if one.target is not None
+    }
 
 
 def skipped(manifest: Manifest) -> dict[str, str]:
@@ -118,8 +123,7 @@ def skipped(manifest: Manifest) -> dict[str, str]:
 
 
 def found(fleet: "Fleet", node: int = 0) -> Manifest:
-    request = requests.Manifest(job="job")
-    return answers.manifest(fleet.ask(node, request), node=node, ranks=[0])
+    return fleet.ask(node, requests.Manifest(job="job", ranks=[(0, node)]))
 
 
 def test_everything_new_or_changed_comes_home(make_fleet: "Callable[[int], Fleet]") -> None:
@@ -130,6 +134,8 @@ def test_everything_new_or_changed_comes_home(make_fleet: "Callable[[int], Fleet
     assert job.state == "succeeded", fleet.log(0)
     result = found(fleet)
     files = {file.home: file for file in result.files}
+    latest = files.pop("node0/latest")
+    assert (latest.target, latest.limited) == ("node0/saved_models/x.pth", False)
     assert set(files) == {
         "logs/rank0.log",
         "logs/supervisor0.log",
@@ -143,7 +149,6 @@ def test_everything_new_or_changed_comes_home(make_fleet: "Callable[[int], Fleet
         "node0/big2",
         f"node0/outside{fleet.homes[0]}/elsewhere/e",
     }
-    assert {link.home: link.target for link in result.links} == {"node0/latest": "saved_models/x.pth"}
     weights = files["node0/saved_models/x.pth"]
     assert (weights.size, weights.sha256) == (9, hashlib.sha256(b"weights 0").hexdigest())
     assert Path(files['node0/odd \udcff "name"\n-x'].path).exists()
@@ -386,7 +391,7 @@ def test_while_a_job_is_followed_event_files_come_whole_once_they_have_grown(nod
             at_once=protocol.EVENTS_AT_ONCE_BYTES,
         )
         listing = listed(request, node.folder)
-        assert listing.links == ()
+        assert links(listing) == {}
         return {file.home: file.data for file in listing.files}
 
     work, run = "node2/runs/a/events.out.tfevents.2", "node2/run/events.out.tfevents.5"

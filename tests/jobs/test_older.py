@@ -83,7 +83,7 @@ def test_what_the_nodes_program_writes_is_what_its_client_expects_of_each_reques
     assert fleet.ask(0, requests.Slots(ports=protocol.job_ports())).used == (0,)
     assert [one.job for one in fleet.ask(0, requests.State()).jobs] == ["job"]
     assert {one.rank for one in fleet.ask(0, requests.Stacks(job="job")).processes} == {0, 1}
-    listed = fleet.ask(0, requests.Manifest(job="job"))
+    listed = fleet.ask(0, requests.Manifest(job="job", ranks=[(0, 0), (1, 0)]))
     (read,) = fleet.ask(0, requests.Hashes(paths=[listed.files[0].path])).hashes
     assert (read.sha256, read.why) == (listed.files[0].sha256, "")
     connected = Conversation(fleet, 0)
@@ -112,7 +112,8 @@ def test_a_job_that_an_older_awsddp_launched_is_known_and_fetched(fleet: "Fleet"
     assert [one.instance_id for one in job.nodes] == ["i-0", "i-1"]
     assert (job.script, job.started) == ("job.py", "2026-11-25T22:15:24Z")
     assert fleet.ask(0, requests.Slots()).jobs == {"job": ()}
-    assert "logs/rank0.log" in {one.home for one in fleet.ask(0, requests.Manifest(job="job")).files}
+    listed = fleet.ask(0, requests.Manifest(job="job", ranks=[(0, 0), (1, 1)]))
+    assert "logs/rank0.log" in {one.home for one in listed.files}
 
 
 def test_a_cause_that_has_no_kind_yet_is_told(fleet: "Fleet") -> None:

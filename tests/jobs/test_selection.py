@@ -1,8 +1,11 @@
 """Which results are fetched, and their names at home."""
 
-import pytest
+from pathlib import Path
 
-from awsddp.answers import Manifest, ResultFile, ResultLink
+import pytest
+from msgspec.structs import replace
+
+from awsddp.answers import Manifest, ResultFile
 from awsddp.errors import ConfigError
 from awsddp.jobs.files import exclude_patterns, name_at_home, over_limit
 
@@ -13,13 +16,11 @@ def file(home: str, *, path: str | None = None, size: int = 1, limited: bool = T
 
 def named(*homes: str, links: tuple[tuple[str, str], ...] = ()) -> tuple[dict[str, str], dict[str, str]]:
     """Return the name at home of each place that a node names, and the target of each link."""
-    manifest = Manifest(
-        files=tuple(file(home) for home in homes),
-        links=tuple(ResultLink(path=f"/w/{home}", home=home, target=target) for home, target in links),
-        skipped=(),
-    )
-    files, made = name_at_home({0: manifest})
-    return {one.file.home: one.home for one in files}, {link.home: link.target for link in made}
+    entries = [file(home) for home in homes]
+    entries += [replace(file(home), target=target) for home, target in links]
+    made = name_at_home({0: Manifest(files=tuple(entries), skipped=())})
+    files = {one.path.removeprefix("/w/"): one.home for one in made if one.target is None}
+    return files, {one.home: one.target for one in made if one.target is not None}
 
 
 def test_names_that_some_file_system_takes_for_one_are_told_apart() -> None:
@@ -47,14 +48,14 @@ def test_name_with_the_suffix_is_no_way_to_collide() -> None:
 
 def test_names_of_all_nodes_are_decided_together() -> None:
     manifests = {node: Manifest(files=(file("logs/x"),), skipped=()) for node in (1, 0)}
-    files, _ = name_at_home(manifests)
+    files = name_at_home(manifests)
     assert [(one.node, one.home) for one in files] == [(0, "logs/x"), (1, "logs/x~2")]
 
 
 def test_two_files_of_one_node_for_one_place_get_two() -> None:
     manifest = Manifest(files=(file("n/x", path="/b"), file("n/x", path="/a")), skipped=())
-    files, _ = name_at_home({0: manifest})
-    assert [(one.file.path, one.home) for one in files] == [("/a", "n/x"), ("/b", "n/x~2")]
+    files = name_at_home({0: manifest})
+    assert [(one.path, one.home) for one in files] == [("/a", "n/x"), ("/b", "n/x~2")]
 
 
 def test_long_name_stays_a_name() -> None:
@@ -69,11 +70,11 @@ def test_settings_of_git_are_no_settings_of_git_at_home() -> None:
 
 def test_names_have_no_control_characters_at_home() -> None:
     nasty, long = "node0/a\x1b[2J/b\u202egnp.\t\n\x9b\udcff", f"node0/{'x' * 253}\x1b"
-    links = (("node0/l\x07", "a\x1b[2J/b\u202egnp.\t\n\x9b\udcff"), ("node0/m", "none\x1b"))
+    links = (("node0/l\x07", nasty), ("node0/m", "node0/none\x1b"))
     files, targets = named(nasty, long, links=links)
     shown = r"a\x1b[2J/b\u202egnp.\x09\n\x9b" + "\udcff"
     assert files == {nasty: f"node0/{shown}", long: f"node0/{'x' * 253}\\x"}
-    assert targets == {r"node0/l\x07": shown, "node0/m": r"none\x1b"}
+    assert targets == {r"node0/l\x07": f"node0/{shown}", "node0/m": r"node0/none\x1b"}
 
 
 def test_link_points_to_what_its_target_is_called_at_home() -> None:
@@ -82,12 +83,20 @@ def test_link_points_to_what_its_target_is_called_at_home() -> None:
         "n/a",
         "n/B/x",
         "n/b/x",
-        links=(("n/deep/one", "../a"), ("n/two", "b"), ("n/b/three", "x"), ("n/gone", "no/where")),
+        links=(("n/deep/one", "n/a"), ("n/two", "n/b"), ("n/b/three", "n/b/x"), ("n/gone", "n/no/where")),
     )
-    assert links == {"n/deep/one": "../a~2", "n/two": "b~2", "n/b~2/three": "x", "n/gone": "no/where"}
+    assert links == {
+        "n/deep/one": "n/a~2",
+        "n/two": "n/b~2",
+        "n/b~2/three": "n/b~2/x",
+        "n/gone": "n/no/where",
+    }
 
 
-def test_over_the_limit_the_largest_are_left_out() -> None:
+def test_over_the_limit_the_largest_are_left_out(tmp_path: Path) -> None:
+    (tmp_path / "n").mkdir()
+    (tmp_path / "n/home").write_bytes(bytes(70))
+    (tmp_path / "n/50").write_text("another file")
     manifest = Manifest(
         files=(
             file("n/10", size=10),
@@ -98,10 +107,10 @@ def test_over_the_limit_the_largest_are_left_out() -> None:
         ),
         skipped=(),
     )
-    files, _ = name_at_home({0: manifest, 1: Manifest(files=(file("m/40", size=40),), skipped=())})
+    files = name_at_home({0: manifest, 1: Manifest(files=(file("m/40", size=40),), skipped=())})
 
     def excess(limit: float) -> list[str]:
-        return [one.home for one in over_limit(files, limit, is_home=lambda one: one.home == "n/home")]
+        return [one.home for one in over_limit(files, limit, results=tmp_path)]
 
     assert (excess(160), excess(159), excess(49), excess(0)) == (
         [],

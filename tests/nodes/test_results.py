@@ -1,6 +1,6 @@
 import hashlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,7 +12,6 @@ from awsddp.errors import ConfigError
 from awsddp.nodes import results
 from awsddp.nodes.failures import NodesFailed
 from awsddp.nodes.results import PART, Fetched
-from awsddp.records import HomeLink
 from awsddp.report import Event
 from tests.nodes.ssh_hosts import Host, Lab
 from tests.nodes.test_listing import HELL
@@ -31,7 +30,12 @@ def made(host: Host, name: str, data: bytes, *, home: str | None = None) -> Resu
         home=home if home is not None else f"node{host.node}/{name}",
         size=len(data),
         sha256=hashlib.sha256(data).hexdigest(),
+        node=host.node,
     )
+
+
+def link_to(home: str, target: str) -> ResultFile:
+    return ResultFile(path="/l", home=home, size=0, target=target)
 
 
 def pull(
@@ -40,8 +44,16 @@ def pull(
     return results.pull(wanted, target, ssh_config=lab.ssh_config, **settings)  # type: ignore[arg-type]
 
 
-def job_json(came: Mapping[int, Fetched]) -> dict[str, bytes]:
+def job_json(changed: Sequence[ResultFile]) -> dict[str, bytes]:
     return {"job.json": b"{}"}
+
+
+class Changed(list[ResultFile]):
+    """What came otherwise than described, once a fetch is over."""
+
+    def __call__(self, changed: Sequence[ResultFile]) -> dict[str, bytes]:
+        self += changed
+        return {}
 
 
 @pytest.fixture
@@ -80,7 +92,9 @@ def test_what_came_with_the_list_is_checked_and_not_fetched(lab: MakeLab, target
     assert pull(one, {0: [here]}, target) == {0: Fetched(files=1, bytes=4)}
     assert (target / "node0/out/x.pth").read_bytes() == b"data"
     wrong = replace(here, home="y", data=b"atad", sha256="0" * 64)
-    assert pull(one, {0: [wrong]}, target) == {0: Fetched(files=0, bytes=0, changed=(wrong,))}
+    changed = Changed()
+    assert pull(one, {0: [wrong]}, target, also=changed) == {0: Fetched(files=0, bytes=0)}
+    assert changed == [wrong]
     assert not (target / "y").exists()
 
 
@@ -160,8 +174,10 @@ def test_what_is_not_as_the_node_said_costs_no_other_file(
         (target / "node1").mkdir(parents=True)
         (target / "node1/x").write_text("old")
     good, spoiled = made(two.hosts[0], "good", b"good"), spoil(two.hosts[1])
-    came = pull(two, {0: [good], 1: [spoiled, made(two.hosts[1], "y", b"yy")]}, target)
-    assert came == {0: Fetched(files=1, bytes=4), 1: Fetched(files=1, bytes=2, changed=(spoiled,))}
+    changed, wanted = Changed(), {0: [good], 1: [spoiled, made(two.hosts[1], "y", b"yy")]}
+    came = pull(two, wanted, target, also=changed)
+    assert came == {0: Fetched(files=1, bytes=4), 1: Fetched(files=1, bytes=2)}
+    assert changed == [spoiled]
     new = {"node0": None, "node0/good": b"good", "node1": None, "node1/y": b"yy"}
     assert tree(target) == old | new
 
@@ -176,10 +192,11 @@ def test_of_what_grows_comes_what_was_described(lab: MakeLab, target: Path) -> N
     (host.work / "rotated").write_text("new")
     (host.work / "removed").unlink()
     os.truncate(host.work / "shrunk", 10)
-    came = pull(one, {0: files}, target, grows=True, also=job_json)
-    assert came == {0: Fetched(files=2, bytes=10_000, changed=tuple(files[1:4]))}
+    changed = Changed()
+    came = pull(one, {0: files}, target, grows=True, also=changed)
+    assert (came, changed) == ({0: Fetched(files=2, bytes=10_000)}, files[1:4])
     assert tree(target / "node0") == {"grown": b"grown" * 1000, "whole": b"whole" * 1000}
-    assert sorted(path.name for path in target.iterdir()) == ["job.json", "node0"]
+    assert [path.name for path in target.iterdir()] == ["node0"]
 
 
 def test_a_log_that_is_here_and_longer_is_not_cut(lab: MakeLab, target: Path) -> None:
@@ -348,16 +365,13 @@ def test_the_same_bytes_under_several_names_travel_once(lab: MakeLab, target: Pa
 def test_links_come_home_after_the_files_and_replace_what_has_their_name(lab: MakeLab, target: Path) -> None:
     one = lab(1)
     file = made(one.hosts[0], "ckpt/step1.pt", b"1")
-    links = [
-        HomeLink(home="node0/ckpt/latest.pt", target="step1.pt"),
-        HomeLink(home="node0/a", target="b"),
-    ]
-    pull(one, {0: [file]}, target, links=links)
+    links = [link_to("node0/ckpt/latest.pt", "node0/ckpt/step1.pt"), link_to("node0/a", "node0/b")]
+    pull(one, {0: [file, *links]}, target)
     assert (target / "node0/ckpt/latest.pt").read_bytes() == b"1"
-    links[0] = HomeLink(home="node0/ckpt/latest.pt", target="../a")
+    links[0] = link_to("node0/ckpt/latest.pt", "node0/a")
     (target / "node0/a").unlink()
     (target / "node0/a").write_text("a file at home")
-    pull(one, {0: [file]}, target, links=links)
+    pull(one, {0: [file, *links]}, target)
     assert [(target / link.home).readlink() for link in links] == [Path("../a"), Path("b")]
 
 
@@ -371,7 +385,7 @@ def test_nothing_is_written_or_read_through_a_link_at_home(
     (target / "node0/deep").symlink_to(tmp_path / "mine")
     (target / "node0/file").symlink_to(tmp_path / "mine/x")
     files = [made(one.hosts[0], "deep/x", b"data"), made(one.hosts[0], "file", b"more")]
-    pull(one, {0: files}, target, links=[HomeLink(home="node0/deep/link", target="x")])
+    pull(one, {0: [*files, link_to("node0/deep/link", "node0/deep/x")]}, target)
     assert tree(tmp_path / "mine") == {"x": b"data"}
     assert (target / "node0/deep/x").read_bytes() == b"data"
     assert not (target / "node0/deep").is_symlink()

@@ -9,13 +9,15 @@ middle of a write is marked.
 from __future__ import annotations
 
 import base64
+import functools
+import glob
 import hashlib
 import json
 import os
 import re
 import stat
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -40,9 +42,8 @@ def manifest(request: Manifest, folder: JobFolder | None = None) -> Listed:
     """Return the job's results here. Logs of ranks come without data: who watched has them."""
     folder = folder or JobFolder(request.job)
     launched = folder.request()
-    node = launched.node
-    found = _Found(f"node{node}", Path(launched.workdir), folder.run)
-    found.hash_left, found.data_left, found.events = HASH_BYTES, 0, request.events
+    node, excluded = launched.node, _Excluded(request.exclude)
+    found = _Found(f"node{node}", Path(launched.workdir), folder.run, excluded, request.events)
     logs = [f"rank{rank}.log" for rank in launched.own_ranks]
     for log in (*logs, f"launcher{node}.log"):
         found.add(folder.logs / log, f"logs/{log}")
@@ -52,9 +53,8 @@ def manifest(request: Manifest, folder: JobFolder | None = None) -> Listed:
     found.add_tree(folder.run, f"{found.node}/run")
     for output in dict.fromkeys([*launched.outputs, *request.outputs]):
         found.add_output(output)
-    found.add_changed(json.loads(folder.snapshot.read_text(encoding="utf-8")), _Excluded(request.exclude))
+    found.add_changed(json.loads(folder.snapshot.read_text(encoding="utf-8")))
     found.add_links()
-    found.add_writing()
     return found.listed()
 
 
@@ -71,8 +71,8 @@ class Line(Sparse):
     `path` is absolute and without links, `home` where it belongs in the folder of results. A file is
     `limited` where it counts against job.results_limit, `ephemeral` where a stop loses it, `sparse` where it
     has holes, `writing` where it was read in the middle of a write; one that is small has `sha256` and `data`
-    (base64). `target` of a link is relative to the link's own folder. What is skipped has `why` and `owed`:
-    the job made it, and it is not fetched.
+    (base64). A link has `target`: where it leads in the folder of results. What is skipped has `why` and
+    `owed`: the job made it, and it is not fetched.
     """
 
     path: str = ""
@@ -94,7 +94,6 @@ class Listed(Fields):
     """The results; `excluded` counts the files and bytes that `exclude` of the request matches."""
 
     files: list[Line]
-    links: list[Line]
     skipped: list[Line]
     excluded: Mapping[str, int]
 
@@ -125,29 +124,36 @@ class _Excluded:
 
 
 class _Found:
-    def __init__(self, node: str, workdir: Path, run: Path) -> None:
-        self.node = node
-        self.hash_left = self.data_left = 0
-        self.events: Mapping[str, int] | None = None
+    def __init__(
+        self, node: str, workdir: Path, run: Path, excluded: _Excluded, events: Mapping[str, int] | None
+    ) -> None:
+        self.node, self._excluded, self._events = node, excluded, events
+        self.hash_left, self.data_left = HASH_BYTES, 0
         self._workdir = real(workdir)
         self._roots = [(real(run), f"{node}/run"), (self._workdir, node)]
-        self._lines: dict[str, list[Line]] = {"files": [], "links": [], "skipped": []}
+        self._lines: list[Line] = []
+        self._skipped: list[Line] = []
         self._homes: dict[Path, str] = {}  # of every file and link that was taken in
         self._parents: dict[Path, Path] = {}
         self._links: list[tuple[Path, str, bool]] = []
         self._read: list[_Read] = []
-        self._ephemeral: dict[int, bool] = {}  # by device
-        self._excluded = _Excluded([])
         self._room = LIST_BYTES
-        self._beyond = [0, 0]
+        self._beyond: list[int] = []  # sizes of files
 
     def listed(self) -> Listed:
-        """Return the answer; what the list has no room for is one line of it."""
-        if self._beyond[0]:
-            why = f"{self._beyond[0]} more files than the list of results has room for; pack them into fewer"
-            line = Line(path=str(self._workdir), size=self._beyond[1], why=why, owed=True)
-            self._lines["skipped"].append(line)
-        return Listed(**self._lines, excluded={"files": self._excluded.files, "size": self._excluded.size})
+        """Return the answer; what the list has no room for is one line of it.
+
+        What was read in the middle of a write is marked, what has no hash yet with its hash.
+        """
+        _mark_writing([one for one in self._read if one.line.sha256])
+        if self._beyond:
+            why = (
+                f"{len(self._beyond)} more files than the list of results has room for; pack them into fewer"
+            )
+            line = Line(path=str(self._workdir), size=sum(self._beyond), why=why, owed=True)
+            self._skipped.append(line)
+        excluded = {"files": self._excluded.files, "size": self._excluded.size}
+        return Listed(files=self._lines, skipped=self._skipped, excluded=excluded)
 
     def add(self, path: Path, home: str, *, limited: bool = False) -> None:
         """Take in one file, or keep a link for later; each path once."""
@@ -156,7 +162,7 @@ class _Found:
             return
         try:
             info = path.lstat()
-            if self.events is not None and not self._is_new_event(path.name, home, info):
+            if self._events is not None and not self._is_new_event(path.name, home, info):
                 return
             self._homes[path] = home
             if stat.S_ISLNK(info.st_mode):
@@ -173,7 +179,7 @@ class _Found:
     def _is_new_event(self, name: str, home: str, info: os.stat_result) -> bool:
         """Tell whether a file is an event file that has grown, and still comes with the list."""
         fits = stat.S_ISREG(info.st_mode) and info.st_size <= self.data_left
-        return name.startswith(EVENTS) and fits and (self.events or {}).get(home) != info.st_size
+        return name.startswith(EVENTS) and fits and (self._events or {}).get(home) != info.st_size
 
     def add_tree(self, top: Path, home: str) -> None:
         """Take in what a folder holds. `home` is where the folder belongs."""
@@ -204,19 +210,18 @@ class _Found:
             self._roots.append((target, home))
         self.add_tree(target, home)
 
-    def add_changed(self, before: dict[str, list[int]], excluded: _Excluded) -> None:
+    def add_changed(self, before: dict[str, list[int]]) -> None:
         """Take in what the synced folder holds that was not there before, or was another then."""
-        self._excluded = excluded
 
         def trouble(path: str, why: str) -> None:
-            if before.get(path) != [] and not excluded.match(f"{path}/"):
+            if before.get(path) != [] and not self._excluded.match(f"{path}/"):
                 self.skip(self._workdir / path, why, owed=True)
 
         for path, info in walk(self._workdir, trouble):
             whole = self._workdir / path
             if self._resolved(whole) in self._homes or before.get(path) == stamp(whole, info):
                 continue
-            if not excluded.count(path, info.st_size):
+            if not self._excluded.count(path, info.st_size):
                 self.add(whole, f"{self.node}/{path}", limited=True)
 
     def add_links(self) -> None:
@@ -229,13 +234,9 @@ class _Found:
             except OSError as error:
                 self.skip(path, error.strerror or str(error), owed=True)
 
-    def add_writing(self) -> None:
-        """Mark what was read in the middle of a write. What has no hash yet is marked with its hash."""
-        _mark_writing([one for one in self._read if one.line.sha256])
-
     def skip(self, path: Path, why: str, *, owed: bool = False) -> None:
         """Name what is not fetched. `owed`: the job made it, so that the node must be kept."""
-        self._append("skipped", Line(path=str(path), size=0, why=why, owed=owed))
+        self._append(self._skipped, Line(path=str(path), size=0, why=why, owed=owed), needed=owed)
 
     def _add_link(self, path: Path, home: str, limited: bool) -> None:
         """A link to what is fetched stays a link, else it becomes the file that it points to."""
@@ -243,8 +244,8 @@ class _Found:
         inside = self._homes.get(target) or self._home(target)
         if inside is not None and (target in self._homes or not target.is_file() or self._excludes(target)):
             shown = self._homes.get(first) or (self._home(first) if real(first) == target else None)
-            text = os.path.relpath(f"/{shown or inside}", str(Path(f"/{home}").parent))
-            self._append("links", Line(path=str(path), home=home, target=text))
+            line = Line(path=str(path), home=home, size=0, target=shown or inside)
+            self._append(self._lines, line, needed=False)
         elif target.is_file():
             self._add_file(target, home, target.stat(), limited)
         elif target.is_dir():
@@ -258,26 +259,23 @@ class _Found:
             line.sparse = True
         if not home.startswith("logs/"):  # they are only appended to
             self._read.append(_Read(str(path), info, line))
-        if info.st_dev not in self._ephemeral:
-            self._ephemeral[info.st_dev] = is_ephemeral(info.st_dev)
-        if self._ephemeral[info.st_dev]:
+        if is_ephemeral(info.st_dev):
             line.ephemeral = True
         if info.st_size <= self.hash_left:
-            line.take(_hashed(path, self.data_left))
+            line.take(_hashed(path, at_once=self.data_left))
             self.hash_left -= line.size
             self.data_left -= line.size if line.data is not None else 0
         elif not os.access(str(path), os.R_OK):
             self.skip(path, os.strerror(13), owed=True)
             return
-        self._append("files", line)
+        self._append(self._lines, line, needed=True)
 
-    def _append(self, kind: str, line: Line) -> None:
+    def _append(self, lines: list[Line], line: Line, *, needed: bool) -> None:
         self._room -= len(json.dumps(vars(line)))
         if self._room > 0:
-            self._lines[kind].append(line)
-        elif kind == "files" or line.owed:
-            self._beyond[0] += 1
-            self._beyond[1] += line.size
+            lines.append(line)
+        elif needed:
+            self._beyond.append(line.size)
 
     def _home(self, path: Path) -> str | None:
         """Return where a path without links belongs, None for one that is not fetched."""
@@ -304,12 +302,12 @@ class _Found:
 
 def _hashed_or_why(path: str) -> Line:
     try:
-        return _hashed(Path(path), 0, data=False)
+        return _hashed(Path(path))
     except OSError as error:
         return Line(why=error.strerror or str(error))
 
 
-def _hashed(path: Path, at_once: int, *, data: bool = True) -> Line:
+def _hashed(path: Path, *, at_once: int = -1) -> Line:
     """Return size and hash of what was read, as a file may grow meanwhile; `data` up to `at_once` bytes."""
     digest, size, read = hashlib.sha256(), 0, b""
     with path.open("rb") as file:
@@ -318,11 +316,12 @@ def _hashed(path: Path, at_once: int, *, data: bool = True) -> Line:
             size += len(block)
             read = block if size == len(block) else b""
     found = Line(size=size, sha256=digest.hexdigest())
-    if data and size <= at_once:
+    if size <= at_once:
         found.data = base64.b64encode(read).decode()
     return found
 
 
+@functools.lru_cache  # a request asks once a file, for few devices
 def is_ephemeral(device: int, sysfs: Path = _SYSFS) -> bool:
     """Tell whether a device (st_dev) is instance store, or made of it, as DLAMIs do at /opt/dlami/nvme."""
     return _is_instance_store(Path(os.path.realpath(str(sysfs / f"{os.major(device)}:{os.minor(device)}"))))
@@ -351,16 +350,13 @@ def _mark_writing(read: list[_Read]) -> None:
     before it was read. Of the latter the write may be over: it is read again.
     """
     for _ in range(_TRIES):
-        writing, appending = _opened()
-        changed = []
+        opened, changed = _opened(), []
         for path, before, line in read:
             now = _looked_at(path)
             if before is None or now is None:
                 continue
-            line.writing = _id(now) in writing or _is_fresh_of_another(now)
-            if line.writing:
-                continue
-            if _id(now) not in appending and _state(now) != _state(before):
+            line.writing = opened.get(_id(now)) is False or _is_fresh_of_another(now)
+            if not line.writing and _id(now) not in opened and _state(now) != _state(before):
                 line.writing = True
                 changed.append(_Read(path, now, line))
         for path, _, line in changed:
@@ -369,29 +365,22 @@ def _mark_writing(read: list[_Read]) -> None:
         read = changed
 
 
-def _opened() -> tuple[set[tuple[int, int]], set[tuple[int, int]]]:
-    """Return the files that processes of this user have opened for writing, and those only to append."""
-    files: dict[bool, set[tuple[int, int]]] = {False: set(), True: set()}
-    for descriptor in _descriptors():
+def _opened() -> dict[tuple[int, int], bool]:
+    """Return the files that processes of this user have opened for writing, and whether only to append."""
+    files: dict[tuple[int, int], bool] = {}
+    for name in glob.glob("/proc/[0-9]*/fd/*"):  # noqa: PTH207 (it passes over processes that end meanwhile)
+        descriptor = Path(name)
         try:
             if not descriptor.lstat().st_mode & stat.S_IWUSR:
                 continue
             info = descriptor.stat()
             if stat.S_ISREG(info.st_mode):
                 details = (descriptor.parent.parent / "fdinfo" / descriptor.name).read_text()
-                appends = int(details.split("flags:")[1].split()[0], 8) & os.O_APPEND
-                files[bool(appends)].add(_id(info))
+                appends = bool(int(details.split("flags:")[1].split()[0], 8) & os.O_APPEND)
+                files[_id(info)] = appends and files.get(_id(info), True)
         except (OSError, LookupError, ValueError):
             continue
-    return files[False], files[True]
-
-
-def _descriptors() -> Iterator[Path]:
-    for folder in Path("/proc").glob("[0-9]*/fd"):
-        try:
-            yield from list(folder.iterdir())
-        except OSError:
-            continue
+    return files
 
 
 def _id(info: os.stat_result) -> tuple[int, int]:

@@ -203,12 +203,14 @@ class Stacks(Request["answers.Stacks"]):
 class Manifest(Request["answers.Manifest"]):
     """The results of a job on the node (manifest.py); small ones come with the list, `at_once` bytes in all.
 
-    `outputs` are paths beside those of the launch, `exclude` the patterns of `selection.exclude_patterns`.
-    With `events` (sizes at home by place) only TensorBoard's event files of another size, whole.
+    `ranks` are those of the job, each with its node: a node may name the logs of its own. `outputs` are paths
+    beside those of the launch, `exclude` the patterns of `files.exclude_patterns`. With `events` (sizes at
+    home by place) only TensorBoard's event files of another size, whole.
     """
 
     module = "manifest"
     job: str
+    ranks: Sequence[Sequence[int]] = ()
     outputs: Sequence[str] = ()
     exclude: Sequence[Sequence[Any]] = ()
     at_once: int = 256 << 10
