@@ -12,7 +12,7 @@ from awsddp.errors import AwsddpError, NodeError, NotFoundError
 from awsddp.ledger import Past, bill_of, pasts
 from awsddp.reach import connect_reachable, say_missing
 from awsddp.records import ACTIVE, JobRecord, widened
-from awsddp.report import iso
+from awsddp.report import iso, utc
 from awsddp.results import job_result, missing, saved_job
 from awsddp.returns import CostedCluster, JobDocument, JobsDocument, ListedJob
 from awsddp.values import seconds
@@ -161,17 +161,12 @@ def jobs_document(
         if account is not None:
             used = sum(one.usd or 0.0 for one in known if one.past and one.past.folder == past.folder)
             idle = None if account.cost_usd is None else round(max(0.0, account.cost_usd - used), 2)
-            costed = CostedCluster(
+            costed = widened(
+                CostedCluster,
+                account,
                 cluster=past.name,
-                id=account.id,
-                target=account.target,
-                region=account.region,
-                instance_type=account.instance_type,
-                nodes=account.nodes,
-                began=str(iso(account.began)),
+                began=utc(account.began),
                 ended=iso(account.ended),
-                price_usd_per_hour=account.price_usd_per_hour,
-                cost_usd=account.cost_usd,
                 idle_usd=idle,
             )
             clusters.append(costed)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from awsddp import billing
 from awsddp.errors import ConfigError
-from awsddp.records import Listed
+from awsddp.records import Listed, widened
 from awsddp.state import Folder, Record
 
 if TYPE_CHECKING:
@@ -55,19 +55,15 @@ def note_fetched(cluster: "Cluster", job: str, size: int) -> None:
 def launched(record: Record, instances: Iterable[str] = ()) -> billing.Row:
     """Return the ledger's row of a launch of the cluster: its machines, rates of a node, expiry."""
     price, disk = record.price_usd_per_hour, record.disk_usd_per_hour
-    return billing.Row(
+    return widened(
+        billing.Row,
+        record,
+        record.target,
         time=datetime.now(UTC),
         event="launched",
-        id=record.id,
         instances=tuple(instances),
         target=record.target.name,
-        region=record.target.region,
-        instance_type=record.instance_type,
-        nodes=record.nodes,
         node_usd_per_hour=None if price is None else round(price / record.nodes - disk, 6),
-        disk_usd_per_hour=disk,
-        expires=record.expires,
-        asked=record.asked,
     )
 
 

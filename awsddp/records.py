@@ -25,7 +25,7 @@ Word = Annotated[str, Meta(max_length=200)]
 MOST_LINES = 1000
 """How many lines the tail of a log may have."""
 
-_Kind = TypeVar("_Kind", bound="JobRecord")
+_Kind = TypeVar("_Kind")
 
 ENDED = ("shutting-down", "terminated")
 """EC2's states of an instance that is gone, or on its way there."""
@@ -351,10 +351,11 @@ class RankStack(Keyed):
     workers: tuple[ProcessStack, ...]
 
 
-def widened(kind: type[_Kind], record: object, **more: Any) -> _Kind:
-    """Return a record of a kind that has more fields than `record`, which `more` has."""
-    known = {one.name for one in fields(kind)}
-    return kind(**{name: value for name, value in vars(record).items() if name in known} | more)
+def widened(kind: type[_Kind], *records: object, **more: Any) -> _Kind:
+    """Return a record whose fields are those of `more`, else of the last of `records` that has them."""
+    names = getattr(kind, "__struct_fields__", None) or [one.name for one in fields(kind)]  # type: ignore[arg-type]
+    known = {name: getattr(one, name) for one in records for name in names if hasattr(one, name)}
+    return kind(**known | more)
 
 
 def unfetched_jobs(nodes: Iterable[Node]) -> list[str]:
