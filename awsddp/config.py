@@ -415,7 +415,9 @@ def starter(chosen: Mapping[str, str | int | float]) -> str:
         setting, (section, _, name) = SETTINGS[key], key.partition(".")
         heading = f"\n[{section}]"
         lines += [heading] if heading not in lines else []
-        value = json.dumps(chosen.get(key, setting.example))
+        example = setting.default if setting.example is None else setting.example
+        value = json.dumps(chosen.get(key, example))
         value = value.replace('": ', '" = ') if key == "env.variables" else value  # a table of TOML
-        lines.append(f"{'' if key in chosen else '# '}{name} = {value}".ljust(34) + f"  # {setting.comment}")
+        shown = f"{'' if key in chosen else '# '}{name} = {value}"
+        lines.append(f"{shown:34}  # {setting.comment or setting.help}")
     return "\n".join([*lines, _STARTER_TAGS])

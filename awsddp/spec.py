@@ -38,30 +38,21 @@ _Kind = TypeVar("_Kind")
 class Setting:
     """What is known of a key: its default, its help, and its option with the form of the value ("": none).
 
-    The starter file shows `example` and `comment`. `check` is called with the value, and raises ConfigError
-    for an invalid one; `load` names the key.
+    The starter file shows `example` and `comment`, else the default and the help. `check` is called with the
+    value, and raises ConfigError for an invalid one; `load` names the key.
     """
 
-    default: Value
+    default: Any
     help: str
-    option: str
-    example: Given
-    comment: str
-    check: Callable[[Any], object] | None
+    option: str = ""
+    example: Given = None
+    comment: str = ""
+    check: Callable[[Any], object] | None = None
 
 
-def setting(
-    default: _Kind,
-    help: str,
-    option: str = "",
-    *,
-    example: Any = None,
-    comment: str = "",
-    check: Any = None,
-) -> _Kind:
-    """Return the field of a key; without an `example` it shows the default, without a `comment` the help."""
-    known: Any = default
-    made = Setting(known, help, option, known if example is None else example, comment or help, check)
+def setting(default: _Kind, help: str, option: str = "", **more: Any) -> _Kind:
+    """Return the field of a key, of which a Setting with these arguments is known."""
+    made = Setting(default, help, option, **more)
     return field(default_factory=lambda: default, metadata={"setting": made})
 
 
