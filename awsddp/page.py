@@ -128,12 +128,11 @@ def _ranks(job: "JobReport") -> _Html:
     columns = list(rank_columns(job.progress, job.usage))
     rows = [_row("th", ("rank", "node", "time", "exit", *(one.heading for one in columns)))]
     for index, one in enumerate(job.ranks):
-        shown = (one.rank, one.node, duration(one.seconds), one.exit_code)
-        values = {"rank": one.rank, "node": one.node, "seconds": one.seconds, "exit_code": one.exit_code}
-        cells: list[object] = [
-            "runs" if value is None else _data(value, text, f"job.json: ranks[{index}].{key}")
-            for (key, value), text in zip(values.items(), shown, strict=True)
-        ]
+        cells: list[object] = []
+        for key in ("rank", "node", "seconds", "exit_code"):
+            value = getattr(one, key)
+            shown = duration(value) if key == "seconds" else value
+            cells.append("runs" if value is None else _data(value, shown, f"job.json: ranks[{index}].{key}"))
         for column in columns:
             value, source = column.values.get(one.rank), f"{column.source}: rank {one.rank}.{column.key}"
             cells.append("" if value is None else _data(value, column.shown[one.rank], source))

@@ -111,7 +111,6 @@ class Verb(click.Command):
         """Run the verb with the global options given before and after it."""
         options = ctx.params["options"] = ctx.ensure_object(Globals)
         WATCH.options, WATCH.finishes, WATCH.ends_cluster = options, self.finishes, self.ends_cluster
-        WATCH.json, WATCH.debug = options.json, options.verbose > 1
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt as stop:  # click would forget which one it was

@@ -112,7 +112,7 @@ def test_a_plan_and_its_choices_fit(
 def test_an_error_that_holds_a_long_blank_line_is_shown(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(WATCH, "json", False)
+    monkeypatch.setattr(WATCH, "options", Globals())
     narrow(monkeypatch, 80)
     failures.show(ConfigError("failed", f"before\n{' ' * 200}\nafter", "awsddp status"))
     assert [line.split()[-1] for line in capsys.readouterr().err.splitlines() if line.strip()] == [
@@ -127,7 +127,6 @@ def test_an_error_is_wrapped_and_its_commands_stay_whole(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     name = "a-cluster-with-a-name-that-long"
-    monkeypatch.setattr(WATCH, "json", False)
     monkeypatch.setattr(WATCH, "options", Globals(cluster=name))
     monkeypatch.setenv("NO_COLOR", "1")
     narrow(monkeypatch, 80)
