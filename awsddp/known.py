@@ -159,7 +159,7 @@ def jobs_document(
     for past in pasts(cluster.home):
         account = bill if bill is not None and past.folder == cluster.folder.path else past.bill
         if account is not None:
-            used = sum(one.usd or 0.0 for one in known if one.past and one.past.folder == past.folder)
+            used = sum(one.job_usd or 0.0 for one in known if one.past and one.past.folder == past.folder)
             idle = None if account.cost_usd is None else round(max(0.0, account.cost_usd - used), 2)
             costed = widened(
                 CostedCluster,
@@ -204,7 +204,7 @@ class FoundJob:
         return max(0.0, (ended - datetime.fromisoformat(self.job.started)).total_seconds())
 
     @property
-    def usd(self) -> float | None:
+    def job_usd(self) -> float | None:
         """What the job's nodes cost while it ran, by list price."""
         seconds, price = self.seconds, self.job.price_usd_per_hour
         return None if seconds is None or price is None else round(seconds / 3600 * price, 4)
@@ -212,15 +212,8 @@ class FoundJob:
     def listed(self) -> ListedJob:
         """Return the job with its cluster, its time and its cost."""
         launch = self.past and self.past.launched
-        return widened(
-            ListedJob,
-            self.job,
-            cluster=self.past.name if self.past else None,
-            cluster_id=launch.id if launch else None,
-            seconds=self.seconds,
-            job_usd=self.usd,
-            reported=self.reported,
-        )
+        name, key = self.past and self.past.name, launch and launch.id
+        return widened(ListedJob, self, self.job, cluster=name, cluster_id=key)
 
 
 def all_jobs(cluster: "Cluster", reported: Collection[JobRecord] = ()) -> list[FoundJob]:
