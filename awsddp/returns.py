@@ -1,18 +1,15 @@
-"""What the methods return, and `--json` prints: docs/schema.json is generated from it.
+"""What the methods return, and `--json` prints: docs/schema.json is generated from it (tests/cli/schema.py).
 
 A document on stdout also has "schema". A key with a default may be absent.
 """
 
 from dataclasses import dataclass
-from types import GenericAlias
 from typing import Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
-from awsddp.plan.records import Choice, PlanDocument
+from awsddp.plan.records import Choice
 from awsddp.records import Check, ClusterState, JobRecord, JobState, Keyed, RankStack, TargetName
-
-__all__ = ["DOCUMENTS", "ErrorDocument", "EventLine"]
 
 
 class Document(Struct, Keyed, kw_only=True):
@@ -394,35 +391,3 @@ class WhyDocument(Document):
     behind: tuple[int, ...]
     explanation: str
     ranks: tuple[RankStack, ...]
-
-
-DOCUMENTS: dict[str, type | GenericAlias] = {
-    "": HomeDocument,
-    "init": InitDocument,
-    "plan": PlanDocument,
-    "plan --offers": OffersDocument,
-    "up": ClusterDocument,
-    "status": ClusterDocument,
-    "status --all": list[FoundCluster],
-    "sync": SyncDocument,
-    "train": JobDocument,
-    "jobs": JobsDocument,
-    "logs": JobDocument,
-    "cancel": JobDocument,
-    "fetch": FetchDocument,
-    "exec": ExecDocument,
-    "ssh": SshDocument,
-    "doctor": DoctorDocument,
-    "doctor --request-quota": QuotaDocument,
-    "doctor --why": WhyDocument,
-    "report": JobReport,
-    "stop": ClusterDocument,
-    "down": DownDocument,
-    "down --orphans": Orphans,
-    "run": RunDocument,
-    "local start": LocalDocument,
-    "local status": LocalDocument,
-    "local stop": StoppedDocument,
-    "local fault": list[Fault],
-}
-"""The type of each verb's document, with the option that changes it."""

@@ -21,8 +21,7 @@ from awsddp.cli.command_line import WATCH, Globals
 from awsddp.cli.home import home_page
 from awsddp.cli.main import cli
 from awsddp.errors import ConfigError
-from awsddp.returns import DOCUMENTS
-from tests.cli.schema import verb_of
+from tests.cli.schema import DOCUMENTS, verb_of
 
 RECORDED: dict[str, Any] = json.loads((Path(__file__).parent / "recorded.json").read_text())
 PAGES: dict[str, Callable[[Any], None]] = {
