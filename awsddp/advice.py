@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from awsddp.config import EXCLUSIVE, NOT_SHOWN, as_given, key_words, option_words, options_of, settings
+from awsddp.config import EXCLUSIVE, NOT_SHOWN, key_words, option_words, options_of, settings
 from awsddp.errors import AwsddpError, Interrupted
 from awsddp.jobs.ranks import SECRET
 from awsddp.records import ACTIVE, JobRecord
@@ -204,8 +204,9 @@ def script_words(options: Mapping[str, Given]) -> list[str]:
 
 
 def advise(cluster: "Cluster", error: AwsddpError) -> None:
-    """Word an error as this user typed: the options that it names, and the commands that it recommends."""
-    error.message = as_given(error.message, cluster.spec, cluster.job_spec)
+    """Word an error as this user typed: the key that it begins with, and the commands that it recommends."""
+    key, colon, rest = error.message.partition(": ")
+    error.message = cluster.job_spec.label(cluster.spec.label(key)) + colon + rest
     error.next = advised(cluster, error.next)
 
 

@@ -100,14 +100,6 @@ def load(
     return replace(cluster, gpus_needed=_gpus_needed(cluster.cluster.nodes, job.job)), job
 
 
-def as_given(message: str, *specs: ClusterSpec | JobSpec) -> str:
-    """Return a message that begins with a key ("cluster.gpus: ...") with what was typed for it."""
-    key, colon, rest = message.partition(": ")
-    for spec in specs:
-        key = spec.label(key)
-    return key + colon + rest
-
-
 def _is_of_job(key: str) -> bool:
     return hasattr(JobSpec, key.partition(".")[0])
 
