@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import msgspec
 
 from awsddp.errors import ConfigError
-from awsddp.records import ENDED, Node, TargetName
+from awsddp.records import ENDED, Frozen, Node, TargetName
 from awsddp.report import duration
 
 Moment = Annotated[datetime, msgspec.Meta(tz=True)]
@@ -78,8 +78,7 @@ def ledger_rows(text: str) -> list[Row]:
     return rows
 
 
-@dataclass(frozen=True, kw_only=True)
-class Rate:
+class Rate(Frozen):
     """What a budget assumes that all nodes cost per hour (None: unknown), in US dollars.
 
     `source` tells which price that is; "" is the price of the plan, which does not change.
@@ -93,7 +92,6 @@ class Rate:
         return f"up to {cost} per hour, {self.source}" if self.source else f"{cost} per hour"
 
 
-@dataclass(frozen=True, kw_only=True)
 class Budget(Rate):
     """A budget in US dollars, what of it is spent, and the rate that it assumes."""
 
@@ -178,8 +176,7 @@ class _Meter:
         return total
 
 
-@dataclass(frozen=True, kw_only=True)
-class Bill:
+class Bill(Frozen):
     """A cluster's account. `began` and `ended` are UTC; `ended` is None while anything of it exists.
 
     `cost_usd` and `price_usd_per_hour` (of what runs or is kept now) are None where a price is not known.

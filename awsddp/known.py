@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,7 +11,7 @@ from awsddp.billing import Bill
 from awsddp.errors import AwsddpError, NodeError, NotFoundError
 from awsddp.ledger import Past, bill_of, pasts
 from awsddp.reach import connect_reachable, say_missing
-from awsddp.records import ACTIVE, JobRecord, widened
+from awsddp.records import ACTIVE, Frozen, JobRecord, widened
 from awsddp.report import iso, utc
 from awsddp.results import job_result, missing, saved_job
 from awsddp.returns import CostedCluster, JobDocument, JobsDocument, ListedJob
@@ -182,8 +182,7 @@ def _total(clusters: Iterable[CostedCluster], target: str) -> float:
     return round(sum(one.cost_usd or 0.0 for one in clusters if one.target == target), 2)
 
 
-@dataclass(frozen=True, kw_only=True)
-class FoundJob:
+class FoundJob(Frozen):
     """A job that this machine knows: its results directory, and its cluster where there is a ledger of it.
 
     `launched` is when, as text; `reported` tells that its nodes have just told it.

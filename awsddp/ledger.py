@@ -2,14 +2,13 @@
 
 import contextlib
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from awsddp import billing
 from awsddp.errors import ConfigError
-from awsddp.records import Listed, widened
+from awsddp.records import Frozen, Listed, widened
 from awsddp.state import Folder, Record
 
 if TYPE_CHECKING:
@@ -74,8 +73,7 @@ def read_rows(ledger: Path) -> list[billing.Row]:
     return billing.ledger_rows(ledger.read_text(encoding="utf-8", errors="replace"))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Past:
+class Past(Frozen):
     """A cluster that this machine knows, living or ended: its name, its folder, the rows of its ledger.
 
     `record` is what the folder remembers, None once it has ended.

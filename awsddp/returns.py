@@ -30,7 +30,6 @@ class NodeState(Document):
     idle_left_s: int | UnsetType | None = UNSET
 
 
-@dataclass(frozen=True, kw_only=True)
 class SeenJob(JobRecord):
     """A job as last seen. `fetched`: all its results are on this machine, since its end."""
 
@@ -73,7 +72,6 @@ class FoundCluster(_AnyCluster):
     leftovers: tuple[str, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
 class JobDocument(JobRecord):
     """`train`, `cancel`, `logs`."""
 
@@ -83,7 +81,6 @@ class JobDocument(JobRecord):
     checkpoint: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
 class ListedJob(JobRecord):
     """A job of any cluster of this machine, its time, and what its nodes cost meanwhile, by list price.
 
@@ -125,7 +122,6 @@ class JobsDocument(Document):
     would_have_cost_usd: float
 
 
-@dataclass(frozen=True, kw_only=True)
 class JobReport(JobDocument, ListedJob):
     """`report`. `measures` are the last and the best value of its loss and accuracy.
 
