@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from awsddp.config import EXCLUSIVE, NOT_SHOWN, as_given, key_words, option_words, options_of, settings
+from awsddp.config import EXCLUSIVE, NOT_SHOWN, key_words, option_words, options_of, settings
 from awsddp.errors import AwsddpError, Interrupted
 from awsddp.jobs.ranks import SECRET
 from awsddp.records import ACTIVE, JobRecord
@@ -86,7 +86,8 @@ def advised(cluster: "Cluster", text: str, *, job: JobRecord | None = None) -> s
     those of `job`, its script and arguments, and where `run` ended the cluster with the job it is that `run`.
     What follows a `down` in the same line gets what the cluster was asked for.
     """
-    return "\n".join(_selecting(cluster, _line(cluster, line, job)) for line in text.split("\n"))
+    lines = text.split("\n")
+    return "\n".join(_line(cluster, one, job) if _COMMAND.search(one) else one for one in lines)
 
 
 def named(text: str, words: Sequence[str], *, anew: Sequence[str] = ()) -> str:
@@ -104,29 +105,25 @@ def named(text: str, words: Sequence[str], *, anew: Sequence[str] = ()) -> str:
     return _COMMAND.sub(filled, text)
 
 
-def _selecting(cluster: "Cluster", line: str) -> str:
-    """Return a line with the global options of each command; after a `down` there is no cluster any more."""
-    if not _COMMAND.search(line):
-        return line
+def _line(cluster: "Cluster", line: str, job: JobRecord | None) -> str:
+    """Return a line with the global options of each command, if it begins with one also with what was asked.
+
+    After a `down` there is no cluster any more.
+    """
+    if _ALONE.match(line):
+        commands, note, rest = line.partition("   #")
+        if cluster.verb == "run":  # it brings its own cluster up
+            commands = re.sub(r"\bup\b(.*?) && awsddp train", r"train\1", commands)
+        parts = re.split(r"( && |; )", commands)
+        ends = next((at for at, part in enumerate(parts) if part.startswith("awsddp down")), len(parts))
+        told = (_command(cluster, part, job, is_gone=at > ends) for at, part in enumerate(parts))
+        line = "".join([*told, note, rest])
     region = cluster.spec.cluster.region if "cluster.region" in cluster.spec.from_cli else None
     profile = cluster.spec.cluster.profile if "cluster.profile" in cluster.spec.from_cli else None
     words = partial(global_words, cluster.folder, local=cluster.local, region=region, profile=profile)
     kept, anew = words(), words(is_kept=False)
     before, down, after = line.partition("awsddp down")
     return named(before + down, kept, anew=anew) + named(after, anew)
-
-
-def _line(cluster: "Cluster", line: str, job: JobRecord | None) -> str:
-    """Return a line with what was asked in its commands, if it begins with one."""
-    if not _ALONE.match(line):
-        return line
-    commands, note, rest = line.partition("   #")
-    if cluster.verb == "run":  # it brings its own cluster up
-        commands = re.sub(r"\bup\b(.*?) && awsddp train", r"train\1", commands)
-    parts = re.split(r"( && |; )", commands)
-    ends = next((at for at, part in enumerate(parts) if part.startswith("awsddp down")), len(parts))
-    told = (_command(cluster, part, job, is_gone=at > ends) for at, part in enumerate(parts))
-    return "".join([*told, note, rest])
 
 
 def _command(cluster: "Cluster", text: str, job: JobRecord | None, *, is_gone: bool) -> str:
@@ -204,8 +201,9 @@ def script_words(options: Mapping[str, Given]) -> list[str]:
 
 
 def advise(cluster: "Cluster", error: AwsddpError) -> None:
-    """Word an error as this user typed: the options that it names, and the commands that it recommends."""
-    error.message = as_given(error.message, cluster.spec, cluster.job_spec)
+    """Word an error as this user typed: the key that it begins with, and the commands that it recommends."""
+    key, colon, rest = error.message.partition(": ")
+    error.message = cluster.job_spec.label(cluster.spec.label(key)) + colon + rest
     error.next = advised(cluster, error.next)
 
 

@@ -7,7 +7,6 @@ import contextlib
 import json
 import os
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -129,7 +128,6 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     said: Text = ""
 
 
-@dataclass(frozen=True, kw_only=True)
 class RankLine(RankResult):
     """A rank as its node tells of it; `started` is Unix time, None before."""
 

@@ -7,14 +7,15 @@ https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/ec2-on-demand-instances.html
 import contextlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from itertools import pairwise
+from operator import itemgetter
 from typing import Annotated, Any
 
 import msgspec
 
 from awsddp.errors import ConfigError
-from awsddp.records import ENDED, Node, TargetName
+from awsddp.records import ENDED, Frozen, Node, TargetName
 from awsddp.report import duration
 
 Moment = Annotated[datetime, msgspec.Meta(tz=True)]
@@ -25,6 +26,7 @@ SETTLES = timedelta(minutes=10)
 """After this EC2 lists every instance that it launched, until an hour after its end."""
 History = Mapping[tuple[str, str], Sequence[tuple[datetime, float]]]
 """Spot prices, US dollars per hour of one machine from a moment on, by instance type and zone."""
+_ALWAYS = datetime.min.replace(tzinfo=UTC)
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -56,6 +58,11 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     home: str | None = None
 
     @property
+    def moment(self) -> datetime:
+        """When it happened, as far as that is known."""
+        return self.at or self.time
+
+    @property
     def facts(self) -> dict[str, Any]:
         """What is written beside the event and the time."""
         written = msgspec.to_builtins(self, builtin_types=(datetime,))
@@ -71,8 +78,7 @@ def ledger_rows(text: str) -> list[Row]:
     return rows
 
 
-@dataclass(frozen=True, kw_only=True)
-class Rate:
+class Rate(Frozen):
     """What a budget assumes that all nodes cost per hour (None: unknown), in US dollars.
 
     `source` tells which price that is; "" is the price of the plan, which does not change.
@@ -86,7 +92,6 @@ class Rate:
         return f"up to {cost} per hour, {self.source}" if self.source else f"{cost} per hour"
 
 
-@dataclass(frozen=True, kw_only=True)
 class Budget(Rate):
     """A budget in US dollars, what of it is spent, and the rate that it assumes."""
 
@@ -116,33 +121,35 @@ class Budget(Rate):
         return term_s
 
 
-@dataclass
+@dataclass(kw_only=True)
 class _Meter:
-    """The account of one instance. `rates` are US dollars per hour of the machine from a moment on (None: not
-    known), `disk` is the rate of its disk; `ran` holds when the machine began to run and when it stopped.
+    """The account of one instance that exists since a moment, until it `ended`.
+
+    `rates` are US dollars per hour of the machine from a moment on (None: not known), in order, first the
+    launch's; `disk` is the rate of its disk. `runs` is since when it runs, `ran` from when to when it did.
     """
 
+    since: datetime
+    runs: datetime | None
     rates: list[tuple[datetime, float | None]]
     disk: float
-    exists: datetime | None
-    runs: datetime | None
     expires: datetime | None
-    disk_usd: float = 0.0
+    ended: datetime | None = None
     ran: list[tuple[datetime, datetime]] = field(default_factory=list)
 
-    def read(self, row: Row, at: datetime) -> None:
+    def read(self, row: Row) -> None:
         """Count what a row tells of the machine."""
         match row.event:
-            case "started" if self.runs is None and self.exists is not None:
-                self.runs, self.expires = at, row.expires or self.expires
+            case "started" if self.runs is None and self.ended is None:
+                self.runs, self.expires = row.moment, row.expires or self.expires
             case "stopped":
-                self.stop(at)
+                self.stop(row.moment)
             case "resized" | "ended":
-                self.end(at)
+                self.end(row.moment)
             case "extended":
                 self.expires = row.expires
             case "repriced":
-                self.rates.append((at, row.node_usd_per_hour))
+                self.rates = sorted([*self.rates, (row.moment, row.node_usd_per_hour)], key=itemgetter(0))
 
     def stop(self, at: datetime) -> None:
         """The machine stops; its disk stays."""
@@ -153,29 +160,23 @@ class _Meter:
     def end(self, at: datetime) -> None:
         """The machine and its disk are gone."""
         self.stop(at)
-        if self.exists is not None:
-            self.disk_usd += max(0.0, _hours(self.exists, at)) * self.disk
-            self.exists = None
+        self.ended = self.ended or at
 
     def rate(self, at: datetime) -> float | None:
         """Return what the machine costs per hour at a moment: the launch's rate until a price is known."""
-        estimate, *prices = self.rates
-        began = [usd for since, usd in sorted(prices, key=lambda one: one[0]) if since <= at]
-        return began[-1] if began else estimate[1]
+        return [usd for since, usd in self.rates if since <= at][-1]
 
-    @property
-    def machine_usd(self) -> float:
-        """What the machine cost, without its disk, until it stopped or ended."""
-        total = 0.0
+    def usd(self) -> float:
+        """Return what the machine and its disk cost until it stopped or ended."""
+        total = max(0.0, _hours(self.since, self.ended or self.since)) * self.disk
         for start, end in self.ran:
-            changes = sorted(since for since, _ in self.rates if start < since < end)
+            changes = [since for since, _ in self.rates if start < since < end]
             for span in pairwise((start, *changes, end)):
                 total += _hours(*span) * (self.rate(span[0]) or 0.0)
         return total
 
 
-@dataclass(frozen=True, kw_only=True)
-class Bill:
+class Bill(Frozen):
     """A cluster's account. `began` and `ended` are UTC; `ended` is None while anything of it exists.
 
     `cost_usd` and `price_usd_per_hour` (of what runs or is kept now) are None where a price is not known.
@@ -196,71 +197,48 @@ class Bill:
     """Those of `running` and `stopped` that EC2 lists, if they exist."""
 
 
-@dataclass
-class _Account:
-    """The meters of all instances, by id, while the rows are read; `launch` is the last launch."""
-
-    launch: Row
-    began: datetime
-    meters: dict[str, _Meter] = field(default_factory=dict)
-    egress_usd: float = 0.0
-    ended: datetime | None = None
-
-    def read(self, row: Row, at: datetime) -> None:
-        if row.event == "launched":
-            self.launch, self.ended = row, None
-            for key in row.instances:  # a `status` beside `up` may have written it before
-                rates, disk = [(at, row.node_usd_per_hour)], row.disk_usd_per_hour or 0.0
-                self.meters.setdefault(key, _Meter(rates, disk, at, at, row.expires))
-        elif row.event == "ended":
-            self.ended = at
-        self.egress_usd += row.usd or 0.0
-        for key in row.instances or self.meters:
-            if key in self.meters:
-                self.meters[key].read(row, at)
-
-
-def account(rows: Iterable[Row], now: datetime, *, running: Collection[str] = ()) -> Bill | None:
+def account(rows: Sequence[Row], now: datetime, *, running: Collection[str] = ()) -> Bill | None:
     """Return what a ledger says that its cluster cost until `now`; None where it never launched anything.
 
     An instance that was last seen running, and that AWS does not name among those `running` now, is counted
     until its expiry at the latest, when it ends itself.
     """
-    made: _Account | None = None
-    for row in rows:
-        at = row.at or row.time
-        if made is None and row.event == "launched":
-            made = _Account(launch=row, began=at)
-        if made is not None and row.id in (None, made.launch.id):
-            made.read(row, at)
-    if made is None:
+    launches = [row for row in rows if row.event == "launched"]
+    if not launches:
         return None
-    meters, launch = made.meters, made.launch
-    runs = frozenset(key for key, meter in meters.items() if meter.runs is not None)
-    exists = frozenset(key for key, meter in meters.items() if meter.exists is not None)
-    settled = frozenset(key for key in exists if meters[key].rates[0][0] <= now - SETTLES)
+    own = [row for row in rows[rows.index(launches[0]) :] if row.id in (None, launches[0].id)]
+    *_, launch = (row for row in own if row.event == "launched")
+    *_, last = (row for row in own if row.event in ("launched", "ended"))
+    meters: dict[str, _Meter] = {}
+    for row in own:
+        for key in row.instances if row.event == "launched" else ():
+            rates, disk = [(_ALWAYS, row.node_usd_per_hour)], row.disk_usd_per_hour or 0.0
+            meter = _Meter(since=row.moment, runs=row.moment, rates=rates, disk=disk, expires=row.expires)
+            meters.setdefault(key, meter)  # a `status` beside `up` may have written it before
+        for key in meters.keys() & (row.instances or meters):
+            meters[key].read(row)
+    runs = [key for key, meter in meters.items() if meter.runs is not None]
+    exists = [key for key, meter in meters.items() if meter.ended is None]
+    settled = [key for key in exists if meters[key].since <= now - SETTLES]
     known = all(meter.rate(now) is not None for meter in meters.values())
-    price = sum((m.rate(now) or 0.0) if m.runs else 0.0 for m in meters.values())
-    price += sum(m.disk if m.exists else 0.0 for m in meters.values())
+    price = sum(meters[key].rate(now) or 0.0 for key in runs) + sum(meters[key].disk for key in exists)
     for key, meter in meters.items():
-        late = key not in running and meter.expires is not None and meter.expires < now
-        until = meter.expires if late and meter.expires is not None else now
-        meter.stop(max(until, meter.runs) if meter.runs else until)
-        meter.end(now if not late or key not in runs else until)
-    cost = made.egress_usd + sum(meter.machine_usd + meter.disk_usd for meter in meters.values())
+        until = meter.expires if key in runs and key not in running else None
+        meter.end(min(now, until or now))
+    cost = sum(row.usd or 0.0 for row in own) + sum(meter.usd() for meter in meters.values())
     return Bill(
         id=launch.id,
         target=launch.target or "aws",
         region=launch.region,
         instance_type=launch.instance_type or "",
         nodes=len(meters) if launch.nodes is None else launch.nodes,
-        began=made.began,
-        ended=made.ended,
+        began=own[0].moment,
+        ended=last.moment if last.event == "ended" else None,
         cost_usd=round(cost, 2) if known else None,
         price_usd_per_hour=round(price, 4) if known else None,
-        running=runs,
-        stopped=exists - runs,
-        settled=settled,
+        running=frozenset(runs),
+        stopped=frozenset(exists) - frozenset(runs),
+        settled=frozenset(settled),
     )
 
 

@@ -11,7 +11,7 @@ import shlex
 import tomllib
 import types
 import typing
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -68,18 +68,10 @@ def load(
     was given, for an unknown key, an invalid value, a file that is not TOML, or an invalid cluster name.
     """
     check_name(name)
-    document = _read(file) if file is not None and os.path.lexists(file) else {}
     sections: dict[str, Section] = {section: kind() for section, kind in SECTIONS.items()}
     tags: dict[str, str] = {}
     sources: dict[str, str] = {}
-    for section, table in document.items():
-        if not isinstance(table, dict):
-            raise _unknown(f"{file}: {section}", section, _TABLES)
-    given = [
-        (f"{file}: [{section}] {key}", f"{section}.{key}", value, str(file))
-        for section, table in document.items()
-        for key, value in table.items()
-    ]
+    given = _keys_of(file) if file is not None and os.path.lexists(file) else ()
     typed = [(labels.get(key, key), key, value, OPTION) for key, value in overrides.items()]
     given_as = {}
     for label, key, value, source in (*given, *_variables(environ), *typed):
@@ -98,14 +90,6 @@ def load(
 
     cluster, job = made(ClusterSpec, name=name, tags=tags), _checked(made(JobSpec))
     return replace(cluster, gpus_needed=_gpus_needed(cluster.cluster.nodes, job.job)), job
-
-
-def as_given(message: str, *specs: ClusterSpec | JobSpec) -> str:
-    """Return a message that begins with a key ("cluster.gpus: ...") with what was typed for it."""
-    key, colon, rest = message.partition(": ")
-    for spec in specs:
-        key = spec.label(key)
-    return key + colon + rest
 
 
 def _is_of_job(key: str) -> bool:
@@ -244,11 +228,17 @@ def options_of(words: Sequence[str]) -> dict[str, Given]:
     return found
 
 
-def _read(file: Path) -> dict[str, Any]:
+def _keys_of(file: Path) -> Iterator[tuple[str, str, Any, str]]:
+    """Yield (place, "section.key", value, file) for each key of a file. Raises ConfigError."""
     try:
-        return tomllib.loads(file.read_text(encoding="utf-8-sig"), parse_float=_Written)
+        document = tomllib.loads(file.read_text(encoding="utf-8-sig"), parse_float=_Written)
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
         raise ConfigError(f"cannot read {file}", str(error), "fix the file, or move it away") from error
+    for section, table in document.items():
+        if not isinstance(table, dict):
+            raise _unknown(f"{file}: {section}", section, _TABLES)
+        for key, value in table.items():
+            yield f"{file}: [{section}] {key}", f"{section}.{key}", value, str(file)
 
 
 class _Written(str):
@@ -415,7 +405,9 @@ def starter(chosen: Mapping[str, str | int | float]) -> str:
         setting, (section, _, name) = SETTINGS[key], key.partition(".")
         heading = f"\n[{section}]"
         lines += [heading] if heading not in lines else []
-        value = json.dumps(chosen.get(key, setting.example))
+        example = setting.default if setting.example is None else setting.example
+        value = json.dumps(chosen.get(key, example))
         value = value.replace('": ', '" = ') if key == "env.variables" else value  # a table of TOML
-        lines.append(f"{'' if key in chosen else '# '}{name} = {value}".ljust(34) + f"  # {setting.comment}")
+        shown = f"{'' if key in chosen else '# '}{name} = {value}"
+        lines.append(f"{shown:34}  # {setting.comment or setting.help}")
     return "\n".join([*lines, _STARTER_TAGS])

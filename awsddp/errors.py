@@ -23,6 +23,11 @@ class AwsddpError(Exception):
     retryable = False
     result: Any = None
 
+    def __init_subclass__(cls, **fixed: Any) -> None:
+        """Set what is fixed per class: `class JobError(AwsddpError, exit_code=1)`."""
+        for name, value in fixed.items():
+            setattr(cls, name, value)
+
     def __init__(self, message: str, why: str = "", next: str = "", *, kind: str = "") -> None:
         super().__init__(message)
         self.message = message
@@ -47,87 +52,54 @@ class AwsddpError(Exception):
         return "\n".join(part for part in (self.message, self.why, self.next) if part)
 
 
-class JobError(AwsddpError):
+class JobError(AwsddpError, exit_code=1, kind="job_failed"):
     """The job, or a command on a node, failed."""
 
-    exit_code = 1
-    kind = "job_failed"
 
-
-class UsageError(AwsddpError):
+class UsageError(AwsddpError, exit_code=2, kind="usage"):
     """Invalid command-line usage."""
 
-    exit_code = 2
-    kind = "usage"
 
-
-class ConfigError(AwsddpError):
+class ConfigError(AwsddpError, exit_code=3, kind="config"):
     """awsddp.toml, the environment or the local folder is invalid."""
 
-    exit_code = 3
-    kind = "config"
 
-
-class InUse(ConfigError):
+class InUse(ConfigError, kind="in_use", retryable=True):
     """The nodes are in use: another job runs there, or another client is about to start one."""
 
-    kind = "in_use"
-    retryable = True
 
-
-class LocalCloudError(ConfigError):
+class LocalCloudError(ConfigError, kind="local_cloud"):
     """The local cloud cannot be started or run on this machine."""
 
-    kind = "local_cloud"
 
-
-class CloudError(AwsddpError):
+class CloudError(AwsddpError, exit_code=4, kind="aws"):
     """AWS refused a call or did not answer.
 
     Its kind is `aws`, or more exactly `credentials`, `permission`, `quota`, `throttled` or `unavailable`.
     `needs_login`: the credentials are no longer accepted, and a person has to log in.
     """
 
-    exit_code = 4
-    kind = "aws"
     needs_login = False
 
 
-class CapacityError(AwsddpError):
+class CapacityError(AwsddpError, exit_code=5, kind="capacity", retryable=True):
     """AWS has no such instances available, in any allowed place."""
 
-    exit_code = 5
-    kind = "capacity"
-    retryable = True
 
-
-class NodeError(AwsddpError):
+class NodeError(AwsddpError, exit_code=6, kind="node"):
     """A node cannot be reached or prepared."""
 
-    exit_code = 6
-    kind = "node"
 
-
-class NotFoundError(AwsddpError):
+class NotFoundError(AwsddpError, exit_code=7, kind="not_found"):
     """No object has that name."""
 
-    exit_code = 7
-    kind = "not_found"
 
-
-class LeftoverError(AwsddpError):
+class LeftoverError(AwsddpError, exit_code=8, kind="leftover", retryable=True):
     """Something could not be terminated, and may still cost money."""
 
-    exit_code = 8
-    kind = "leftover"
-    retryable = True
 
-
-class Interrupted(AwsddpError):
+class Interrupted(AwsddpError, exit_code=130, kind="interrupted"):
     """The user stopped the command."""
-
-    exit_code = 130
-    kind = "interrupted"
 
 
 class LetGo(KeyboardInterrupt):

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,8 +11,8 @@ from awsddp.billing import Bill
 from awsddp.errors import AwsddpError, NodeError, NotFoundError
 from awsddp.ledger import Past, bill_of, pasts
 from awsddp.reach import connect_reachable, say_missing
-from awsddp.records import ACTIVE, JobRecord, widened
-from awsddp.report import iso
+from awsddp.records import ACTIVE, Frozen, JobRecord, widened
+from awsddp.report import iso, utc
 from awsddp.results import job_result, missing, saved_job
 from awsddp.returns import CostedCluster, JobDocument, JobsDocument, ListedJob
 from awsddp.values import seconds
@@ -159,19 +159,14 @@ def jobs_document(
     for past in pasts(cluster.home):
         account = bill if bill is not None and past.folder == cluster.folder.path else past.bill
         if account is not None:
-            used = sum(one.usd or 0.0 for one in known if one.past and one.past.folder == past.folder)
+            used = sum(one.job_usd or 0.0 for one in known if one.past and one.past.folder == past.folder)
             idle = None if account.cost_usd is None else round(max(0.0, account.cost_usd - used), 2)
-            costed = CostedCluster(
+            costed = widened(
+                CostedCluster,
+                account,
                 cluster=past.name,
-                id=account.id,
-                target=account.target,
-                region=account.region,
-                instance_type=account.instance_type,
-                nodes=account.nodes,
-                began=str(iso(account.began)),
+                began=utc(account.began),
                 ended=iso(account.ended),
-                price_usd_per_hour=account.price_usd_per_hour,
-                cost_usd=account.cost_usd,
                 idle_usd=idle,
             )
             clusters.append(costed)
@@ -187,8 +182,7 @@ def _total(clusters: Iterable[CostedCluster], target: str) -> float:
     return round(sum(one.cost_usd or 0.0 for one in clusters if one.target == target), 2)
 
 
-@dataclass(frozen=True, kw_only=True)
-class FoundJob:
+class FoundJob(Frozen):
     """A job that this machine knows: its results directory, and its cluster where there is a ledger of it.
 
     `launched` is when, as text; `reported` tells that its nodes have just told it.
@@ -209,7 +203,7 @@ class FoundJob:
         return max(0.0, (ended - datetime.fromisoformat(self.job.started)).total_seconds())
 
     @property
-    def usd(self) -> float | None:
+    def job_usd(self) -> float | None:
         """What the job's nodes cost while it ran, by list price."""
         seconds, price = self.seconds, self.job.price_usd_per_hour
         return None if seconds is None or price is None else round(seconds / 3600 * price, 4)
@@ -217,15 +211,8 @@ class FoundJob:
     def listed(self) -> ListedJob:
         """Return the job with its cluster, its time and its cost."""
         launch = self.past and self.past.launched
-        return widened(
-            ListedJob,
-            self.job,
-            cluster=self.past.name if self.past else None,
-            cluster_id=launch.id if launch else None,
-            seconds=self.seconds,
-            job_usd=self.usd,
-            reported=self.reported,
-        )
+        name, key = self.past and self.past.name, launch and launch.id
+        return widened(ListedJob, self, self.job, cluster=name, cluster_id=key)
 
 
 def all_jobs(cluster: "Cluster", reported: Collection[JobRecord] = ()) -> list[FoundJob]:

@@ -2,14 +2,13 @@
 
 import contextlib
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from awsddp import billing
 from awsddp.errors import ConfigError
-from awsddp.records import Listed
+from awsddp.records import Frozen, Listed, widened
 from awsddp.state import Folder, Record
 
 if TYPE_CHECKING:
@@ -55,19 +54,15 @@ def note_fetched(cluster: "Cluster", job: str, size: int) -> None:
 def launched(record: Record, instances: Iterable[str] = ()) -> billing.Row:
     """Return the ledger's row of a launch of the cluster: its machines, rates of a node, expiry."""
     price, disk = record.price_usd_per_hour, record.disk_usd_per_hour
-    return billing.Row(
+    return widened(
+        billing.Row,
+        record,
+        record.target,
         time=datetime.now(UTC),
         event="launched",
-        id=record.id,
         instances=tuple(instances),
         target=record.target.name,
-        region=record.target.region,
-        instance_type=record.instance_type,
-        nodes=record.nodes,
         node_usd_per_hour=None if price is None else round(price / record.nodes - disk, 6),
-        disk_usd_per_hour=disk,
-        expires=record.expires,
-        asked=record.asked,
     )
 
 
@@ -78,8 +73,7 @@ def read_rows(ledger: Path) -> list[billing.Row]:
     return billing.ledger_rows(ledger.read_text(encoding="utf-8", errors="replace"))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Past:
+class Past(Frozen):
     """A cluster that this machine knows, living or ended: its name, its folder, the rows of its ledger.
 
     `record` is what the folder remembers, None once it has ended.

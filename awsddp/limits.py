@@ -16,14 +16,8 @@ TAGS = 50
 """Tags of a resource; those that AWS itself puts there do not count."""
 TAG_RESERVED = "aws:"
 """No key begins so, in capitals or not."""
-# https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_ImportKeyPair.html
-KEY_NAME = 255
 # https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_CreateSecurityGroup.html
-GROUP_NAME = 255
-GROUP_DESCRIPTION = 255
 GROUP_TEXT = re.compile(r"[a-zA-Z0-9 ._\-:/()#,@\[\]+=&;{}!$*]*")
-# https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_CreatePlacementGroup.html
-PLACEMENT_NAME = 255
 # https://docs.aws.amazon.com/vpc/latest/userguide/amazon-vpc-limits.html#vpc-limits-security-groups
 RULES = 60
 """Rules of a security group in one direction, IPv4 and IPv6 each; one that names a group counts as both."""

@@ -58,15 +58,15 @@ def job_page(job: "JobReport", rows: Rows) -> str:
         _tag("p", _tag("code", " ".join([job.script or "unknown script", *job.args]))),
         _tag("dl", *(_tag("div", _tag("dt", name), _tag("dd", *shown)) for name, shown in _facts(job))),
         *_cause(job),
-        *([_tag("h2", "Training"), _Html(plot)] if plot else []),
+        plot and _tag("h2", "Training") + plot,
         _tag("h2", "Ranks"),
         _ranks(job),
         _tag("h2", "Run it again"),
         _tag("pre", "\n".join(job.again)),
-        *([_tag("p", "The commit does not hold the uncommitted changes.")] if job.dirty else []),
+        _tag("p", "The commit does not hold the uncommitted changes.") if job.dirty else None,
     ]
     title = _html(f"{job.job}: {job.state}")
-    return Template(template("page.html")).substitute(title=title, body="\n".join(body))
+    return Template(template("page.html")).substitute(title=title, body="\n".join(filter(None, body)))
 
 
 def _facts(job: "JobReport") -> Iterator[tuple[str, Sequence[object]]]:
@@ -97,25 +97,22 @@ def _facts(job: "JobReport") -> Iterator[tuple[str, Sequence[object]]]:
         yield "Cost of the job", (_data(job.job_usd, money(job.job_usd), source), free)
 
 
-def _cause(job: "JobReport") -> list[_Html]:
+def _cause(job: "JobReport") -> Sequence[_Html | None]:
     """Return why a job ended as it did; nothing for one that succeeded or runs."""
     cause = job.cause
     if cause is None:
         return []
     who = [
-        part
+        _Html(f"{key} {_data(value, value, f'job.json: cause.{key}')} ")
         for key, value in (("rank", cause.rank), ("node", cause.node))
         if value is not None
-        for part in (f"{key} ", _data(value, value, f"job.json: cause.{key}"), " ")
     ]
-    tail = [_tag("pre", "\n".join(cause.tail))] if cause.tail else []
-    following = [_tag("p", "Next: ", _tag("code", cause.next))] if cause.next else []
     return [
         _tag("h2", "Why it failed" if job.state == "failed" else "Why it ended"),
         _tag("p", *who, _tag("code", cause.kind)),
         _tag("pre", cause.explanation),
-        *tail,
-        *following,
+        _tag("pre", "\n".join(cause.tail)) if cause.tail else None,
+        _tag("p", "Next: ", _tag("code", cause.next)) if cause.next else None,
     ]
 
 
@@ -128,12 +125,11 @@ def _ranks(job: "JobReport") -> _Html:
     columns = list(rank_columns(job.progress, job.usage))
     rows = [_row("th", ("rank", "node", "time", "exit", *(one.heading for one in columns)))]
     for index, one in enumerate(job.ranks):
-        shown = (one.rank, one.node, duration(one.seconds), one.exit_code)
-        values = {"rank": one.rank, "node": one.node, "seconds": one.seconds, "exit_code": one.exit_code}
-        cells: list[object] = [
-            "runs" if value is None else _data(value, text, f"job.json: ranks[{index}].{key}")
-            for (key, value), text in zip(values.items(), shown, strict=True)
-        ]
+        cells: list[object] = []
+        for key in ("rank", "node", "seconds", "exit_code"):
+            value = getattr(one, key)
+            shown = duration(value) if key == "seconds" else value
+            cells.append("runs" if value is None else _data(value, shown, f"job.json: ranks[{index}].{key}"))
         for column in columns:
             value, source = column.values.get(one.rank), f"{column.source}: rank {one.rank}.{column.key}"
             cells.append("" if value is None else _data(value, column.shown[one.rank], source))
@@ -219,25 +215,23 @@ def _fields(message: bytes) -> dict[int, list[bytes]]:
     """Return the fields of a protobuf message by number; a varint as its bytes, the lowest first."""
     found: dict[int, list[bytes]] = {}
     at = 0
-
-    def varint() -> int:
-        nonlocal at
-        value, shift = 0, 0
-        while True:
-            at, byte = at + 1, message[at]
-            value, shift = value | (byte & 127) << shift, shift + 7
-            if byte < 128 or shift > 63:
-                return value
-
     while at < len(message):
-        key = varint()
+        key, at = _varint(message, at)
+        size = {1: 8, 5: 4}.get(key & 7)
+        if size is None:
+            size, at = _varint(message, at)
         if key & 7 == 0:
-            value = (varint() & (1 << 64) - 1).to_bytes(8, "little")
+            value = (size & (1 << 64) - 1).to_bytes(8, "little")
         else:
-            size = {1: 8, 5: 4}.get(key & 7) or varint()
             at, value = at + size, message[at : at + size]
         found.setdefault(key >> 3, []).append(value)
     return found
+
+
+def _varint(message: bytes, at: int) -> tuple[int, int]:
+    """Return the number that begins there, 7 bits a byte, and where it ends."""
+    last = next((n for n in range(at, at + 10) if message[n] < 128), at + 9)
+    return sum((byte & 127) << 7 * n for n, byte in enumerate(message[at : last + 1])), last + 1
 
 
 def measures(rows: Rows) -> dict[str, dict[str, float]]:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from datetime import datetime
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, dataclass_transform
 
 from msgspec import Meta
 
@@ -25,12 +25,20 @@ Word = Annotated[str, Meta(max_length=200)]
 MOST_LINES = 1000
 """How many lines the tail of a log may have."""
 
-_Kind = TypeVar("_Kind", bound="JobRecord")
+_Kind = TypeVar("_Kind")
 
 ENDED = ("shutting-down", "terminated")
 """EC2's states of an instance that is gone, or on its way there."""
 MORE = "..."
 """Among a node's unfetched jobs: older ones than those named, for which its tag has no room. Never a name."""
+
+
+@dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(field,))
+class Frozen:
+    """A record: a dataclass whose fields are named when it is made, and do not change."""
+
+    def __init_subclass__(cls) -> None:
+        dataclass(frozen=True, kw_only=True)(cls)
 
 
 class Keyed:
@@ -42,8 +50,7 @@ class Keyed:
         return getattr(self, key)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Target:
+class Target(Frozen):
     """Where the EC2 calls go and how a node is reached.
 
     Its name decides where a cluster is looked for and how its cost is told; what differs in a node is read
@@ -73,8 +80,7 @@ class Target:
         return ", free of charge" if self.name == "local" else " and cost money"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Node:
+class Node(Frozen):
     """One instance of a cluster, as EC2 describes it, with its node number from the tag `awsddp:nodes`.
 
     `state` is EC2's (pending, running, shutting-down, terminated, stopping, stopped). `launched` is UTC,
@@ -108,8 +114,7 @@ class Node:
         return self.public_ip or self.private_ip
 
 
-@dataclass(frozen=True, kw_only=True)
-class Listed:
+class Listed(Frozen):
     """A cluster as its tags tell it: one name of one owner. `nodes` is sorted by node number.
 
     `leftovers` are ids of resources of ours that exist beside the instances (groups, keys), `group` is the
@@ -140,8 +145,7 @@ class Listed:
         return unfetched_jobs(self.live)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Remembered:
+class Remembered(Frozen):
     """A cluster's `awsddp:id` and the number of each of its instances, by the record of the machine that made
     it. They hold whatever becomes of the tags.
     """
@@ -150,8 +154,7 @@ class Remembered:
     numbers: Mapping[str, int]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Intent:
+class Intent(Frozen):
     """What a launch is about to ask for, kept so that the very bytes can be sent again.
 
     Without `parameters` it stands for every launch of its cluster. `host_key` is the public half of the
@@ -165,8 +168,7 @@ class Intent:
     host_key: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Prepared:
+class Prepared(Frozen):
     """What was found on a node as it was made ready (nodes/provision.py), kept in the cluster folder.
 
     `python` is the image's interpreter, `environment` the one of ranks where another was made (None: the
@@ -191,8 +193,7 @@ class Prepared:
         return self.environment or self.python
 
 
-@dataclass(frozen=True, kw_only=True)
-class Cause:
+class Cause(Frozen):
     """Why a job did not succeed: the first rank that failed, and the end of its log; or what ended it.
 
     `kind` is one of docs/why.md ("unknown": an older awsddp wrote it); `retryable`: the same
@@ -213,8 +214,7 @@ class Cause:
     next: Text = ""
 
 
-@dataclass(frozen=True, kw_only=True)
-class RankResult:
+class RankResult(Frozen):
     """How one rank ended. `exit_code` is None while it runs, -N for signal N; `seconds` is its run time.
 
     `rank` is the number of its log; under torchrun its RANK differs from it once a node was lost.
@@ -227,8 +227,7 @@ class RankResult:
     seconds: Seconds
 
 
-@dataclass(frozen=True, kw_only=True)
-class RankProgress:
+class RankProgress(Frozen):
     """How far a rank is, from the rows that it wrote (docs/results.md); None: its rows do not tell."""
 
     rank: RankNumber
@@ -238,8 +237,7 @@ class RankProgress:
     fraction: Annotated[float, Meta(ge=0, le=1)] | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class RankUsage:
+class RankUsage(Frozen):
     """What a rank used in the last 10 s; None: not known. The network is that of its whole node.
 
     `cpu_percent` is of one core: 400 are four.
@@ -252,16 +250,14 @@ class RankUsage:
     network_bytes_per_second: Amount | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class JobNode:
+class JobNode(Frozen):
     """A machine on which a job runs or ran, and the number that it had then."""
 
     node: NodeNumber
     instance_id: Word
 
 
-@dataclass(frozen=True, kw_only=True)
-class JobRecord(Keyed):
+class JobRecord(Frozen, Keyed):
     """A job as its nodes tell it. `home` is its folder of results, relative to the synced folder.
 
     `missing` are the nodes whose part of the results is not there. `commit` is that of the synced folder,
@@ -298,8 +294,7 @@ class JobRecord(Keyed):
     usage: tuple[RankUsage, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
-class Check:
+class Check(Frozen):
     """A check of `doctor`, of one node if it has a number. `ok` None: unknown, or only a warning."""
 
     name: str
@@ -310,8 +305,7 @@ class Check:
     node: int | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Collective(Keyed):
+class Collective(Frozen, Keyed):
     """A collective operation that is not over, and its number in its process group."""
 
     group: str
@@ -319,8 +313,7 @@ class Collective(Keyed):
     operation: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class ProcessStack(Keyed):
+class ProcessStack(Frozen, Keyed):
     """A process: `where` is its innermost line of the synced folder, `stack` its frames, oldest first."""
 
     pid: int
@@ -329,8 +322,7 @@ class ProcessStack(Keyed):
     stack: tuple[str, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class RankStack(Keyed):
+class RankStack(Frozen, Keyed):
     """What a rank does. "silent": it runs and gives no stack; "missing": it has no process any more."""
 
     rank: int
@@ -343,10 +335,11 @@ class RankStack(Keyed):
     workers: tuple[ProcessStack, ...]
 
 
-def widened(kind: type[_Kind], record: object, **more: Any) -> _Kind:
-    """Return a record of a kind that has more fields than `record`, which `more` has."""
-    known = {one.name for one in fields(kind)}
-    return kind(**{name: value for name, value in vars(record).items() if name in known} | more)
+def widened(kind: type[_Kind], *records: object, **more: Any) -> _Kind:
+    """Return a record whose fields are those of `more`, else of the last of `records` that has them."""
+    names = getattr(kind, "__struct_fields__", None) or [one.name for one in fields(kind)]  # type: ignore[arg-type]
+    known = {name: getattr(one, name) for one in records for name in names if hasattr(one, name)}
+    return kind(**known | more)
 
 
 def unfetched_jobs(nodes: Iterable[Node]) -> list[str]:

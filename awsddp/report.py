@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from awsddp.records import ClusterState, Listed, RankProgress, RankUsage
+from awsddp.records import ClusterState, Frozen, Listed, RankProgress, RankUsage
 
 
 @dataclass(frozen=True)
@@ -98,8 +98,7 @@ _COLUMNS = (
 """What ranks write down and what they use: heading, key, form, and up to which difference usage is alike."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Column:
+class Column(Frozen):
     """A column of a table of ranks: what the ranks have under `key`, by rank, and how it is shown."""
 
     heading: str

@@ -1,18 +1,15 @@
-"""What the methods return, and `--json` prints: docs/schema.json is generated from it.
+"""What the methods return, and `--json` prints: docs/schema.json is generated from it (tests/cli/schema.py).
 
 A document on stdout also has "schema". A key with a default may be absent.
 """
 
 from dataclasses import dataclass
-from types import GenericAlias
 from typing import Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
-from awsddp.plan.records import Choice, PlanDocument
+from awsddp.plan.records import Choice
 from awsddp.records import Check, ClusterState, JobRecord, JobState, Keyed, RankStack, TargetName
-
-__all__ = ["DOCUMENTS", "ErrorDocument", "EventLine"]
 
 
 class Document(Struct, Keyed, kw_only=True):
@@ -33,7 +30,6 @@ class NodeState(Document):
     idle_left_s: int | UnsetType | None = UNSET
 
 
-@dataclass(frozen=True, kw_only=True)
 class SeenJob(JobRecord):
     """A job as last seen. `fetched`: all its results are on this machine, since its end."""
 
@@ -76,7 +72,6 @@ class FoundCluster(_AnyCluster):
     leftovers: tuple[str, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
 class JobDocument(JobRecord):
     """`train`, `cancel`, `logs`."""
 
@@ -86,7 +81,6 @@ class JobDocument(JobRecord):
     checkpoint: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
 class ListedJob(JobRecord):
     """A job of any cluster of this machine, its time, and what its nodes cost meanwhile, by list price.
 
@@ -128,7 +122,6 @@ class JobsDocument(Document):
     would_have_cost_usd: float
 
 
-@dataclass(frozen=True, kw_only=True)
 class JobReport(JobDocument, ListedJob):
     """`report`. `measures` are the last and the best value of its loss and accuracy.
 
@@ -394,35 +387,3 @@ class WhyDocument(Document):
     behind: tuple[int, ...]
     explanation: str
     ranks: tuple[RankStack, ...]
-
-
-DOCUMENTS: dict[str, type | GenericAlias] = {
-    "": HomeDocument,
-    "init": InitDocument,
-    "plan": PlanDocument,
-    "plan --offers": OffersDocument,
-    "up": ClusterDocument,
-    "status": ClusterDocument,
-    "status --all": list[FoundCluster],
-    "sync": SyncDocument,
-    "train": JobDocument,
-    "jobs": JobsDocument,
-    "logs": JobDocument,
-    "cancel": JobDocument,
-    "fetch": FetchDocument,
-    "exec": ExecDocument,
-    "ssh": SshDocument,
-    "doctor": DoctorDocument,
-    "doctor --request-quota": QuotaDocument,
-    "doctor --why": WhyDocument,
-    "report": JobReport,
-    "stop": ClusterDocument,
-    "down": DownDocument,
-    "down --orphans": Orphans,
-    "run": RunDocument,
-    "local start": LocalDocument,
-    "local status": LocalDocument,
-    "local stop": StoppedDocument,
-    "local fault": list[Fault],
-}
-"""The type of each verb's document, with the option that changes it."""

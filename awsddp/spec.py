@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+from awsddp.records import Frozen
 from awsddp.values import (
     check_heartbeat,
     gpus_of,
@@ -38,39 +39,28 @@ _Kind = TypeVar("_Kind")
 class Setting:
     """What is known of a key: its default, its help, and its option with the form of the value ("": none).
 
-    The starter file shows `example` and `comment`. `check` is called with the value, and raises ConfigError
-    for an invalid one; `load` names the key.
+    The starter file shows `example` and `comment`, else the default and the help. `check` is called with the
+    value, and raises ConfigError for an invalid one; `load` names the key.
     """
 
-    default: Value
+    default: Any
     help: str
-    option: str
-    example: Given
-    comment: str
-    check: Callable[[Any], object] | None
+    option: str = ""
+    example: Given = None
+    comment: str = ""
+    check: Callable[[Any], object] | None = None
 
 
-def setting(
-    default: _Kind,
-    help: str,
-    option: str = "",
-    *,
-    example: Any = None,
-    comment: str = "",
-    check: Any = None,
-) -> _Kind:
-    """Return the field of a key; without an `example` it shows the default, without a `comment` the help."""
-    known: Any = default
-    made = Setting(known, help, option, known if example is None else example, comment or help, check)
+def setting(default: _Kind, help: str, option: str = "", **more: Any) -> _Kind:
+    """Return the field of a key, of which a Setting with these arguments is known."""
+    made = Setting(default, help, option, **more)
     return field(default_factory=lambda: default, metadata={"setting": made})
 
 
-@dataclass(frozen=True, kw_only=True)
-class Section:
+class Section(Frozen):
     """A section of awsddp.toml."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class ClusterSection(Section):
     """[cluster]: the instances."""
 
@@ -129,7 +119,6 @@ class ClusterSection(Section):
         return ("spot", "on-demand") if self.spot == "first" else ("spot",) if self.spot else ("on-demand",)
 
 
-@dataclass(frozen=True, kw_only=True)
 class NetworkSection(Section):
     """[network]: the nodes' network and SSH access."""
 
@@ -147,7 +136,6 @@ class NetworkSection(Section):
     )
 
 
-@dataclass(frozen=True, kw_only=True)
 class AccessSection(Section):
     """[access]: the login, and the nodes' permissions."""
 
@@ -168,7 +156,6 @@ class AccessSection(Section):
         return Path(self.key_file).stem if self.key_file else None
 
 
-@dataclass(frozen=True, kw_only=True)
 class CapacitySection(Section):
     """[capacity]: where and how instances are found."""
 
@@ -180,14 +167,12 @@ class CapacitySection(Section):
     experimental: bool = setting(False, "Allow what was never launched on AWS.")
 
 
-@dataclass(frozen=True, kw_only=True)
 class LocalSection(Section):
     """[local]: the local cloud; without effect on AWS."""
 
     gpus: Literal["on", "off"] = setting("on", '--local rehearses GPUs on the CPU; "off": gloo on the CPU.')
 
 
-@dataclass(frozen=True, kw_only=True)
 class EnvSection(Section):
     """[env]: the Python of the ranks."""
 
@@ -210,7 +195,7 @@ class EnvSection(Section):
     index_url: str | None = setting(None, "Where packages are found.", example="https://pypi.org/simple")
     ca_bundle: str | None = setting(None, "Certificates, if a proxy replaces them.", example="~/company.pem")
     proxy: str | None = setting(None, "For packages.", example="http://proxy:3128")
-    variables: dict[str, str] = setting(  # noqa: RUF009
+    variables: dict[str, str] = setting(
         {},
         "Set this for every rank (repeatable); NAME alone: a secret, its value from this environment.",
         "--env-var NAME[=VALUE]",
@@ -222,7 +207,6 @@ class EnvSection(Section):
     )
 
 
-@dataclass(frozen=True, kw_only=True)
 class SyncSection(Section):
     """[sync]: what is sent to the nodes."""
 
@@ -230,7 +214,6 @@ class SyncSection(Section):
     ignore: tuple[str, ...] = setting((), "Not sent, as what .gitignore lists.", example=["data/", "*.ckpt"])
 
 
-@dataclass(frozen=True, kw_only=True)
 class JobSection(Section):
     """[job]: what runs."""
 
@@ -332,8 +315,7 @@ class JobSection(Section):
         return nodes if self.nnodes is None else min(nodes, nodes_range(self.nnodes)[0])
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Spec:
+class _Spec(Frozen):
     """Where the values of a spec come from.
 
     `sources` says it of each key that has one from anywhere ("cluster.nodes"): a file, a variable, "option",
@@ -353,7 +335,6 @@ class _Spec:
         return key if self.sources.get(key, "cluster") == "cluster" else self.labels.get(key, key)
 
 
-@dataclass(frozen=True, kw_only=True)
 class ClusterSpec(_Spec):
     """The requested cluster. `tags` are the user's own, put on every resource.
 
@@ -380,7 +361,6 @@ class ClusterSpec(_Spec):
         return frozenset(key for key, source in self.sources.items() if Path(source).name == FILE)
 
 
-@dataclass(frozen=True, kw_only=True)
 class JobSpec(_Spec):
     """The requested job."""
 

@@ -13,7 +13,7 @@ import shutil
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
@@ -21,7 +21,7 @@ from typing import IO, Any
 import msgspec
 
 from awsddp.errors import ConfigError
-from awsddp.records import Intent, JobRecord, Node, Prepared, Remembered, Target
+from awsddp.records import Frozen, Intent, JobRecord, Node, Prepared, Remembered, Target
 from awsddp.report import node_name
 
 _VERSION = 1
@@ -83,8 +83,7 @@ def _written(path: Path) -> Iterator[None]:
         raise ConfigError(f"cannot write {path}", why, next) from error
 
 
-@dataclass(frozen=True, kw_only=True)
-class Record:
+class Record(Frozen):
     """What the folder remembers of a cluster: who it is, where it lives, and what was found on its nodes.
 
     `account` is the AWS account that it is in ("" where an older awsddp wrote it), `created` the time of its

@@ -128,15 +128,11 @@ def cluster_document(cluster: "Cluster") -> ClusterDocument:
         region=listed.region if listed else cluster.target.region,
         instance_type=nodes[0].instance_type if nodes else (record.instance_type if record else None),
         nodes=tuple(
-            NodeState(
-                node=node.node,
-                instance_id=node.instance_id,
-                state=node.state,
-                public_ip=node.public_ip,
-                private_ip=node.private_ip,
+            widened(
+                NodeState,
+                node,
                 nic=prepared[node.instance_id].nic if node.instance_id in prepared else None,
                 gpus=record.gpus_per_node if record else 0,
-                zone=node.zone,
             )
             for node in nodes
         ),
@@ -256,22 +252,15 @@ def _found(cluster: "Cluster", holding: "Holding") -> FoundCluster:
     listed = holding.cluster
     found = _recorded(cluster, listed)
     seen = cluster_document(found)
-    return FoundCluster(
+    return widened(
+        FoundCluster,
+        holding,
+        listed,
+        seen,
         cluster=listed.name,
-        state=seen.state,
-        target=seen.target,
-        instance_type=seen.instance_type,
-        nodes=seen.nodes,
         price_usd_per_hour=seen.price_usd_per_hour if found.known else holding.price_usd_per_hour,
-        cost_usd=seen.cost_usd,
-        expires=seen.expires,
-        id=listed.id,
-        region=listed.region,
-        owner=listed.owner,
-        mine=holding.mine,
         orphan=holding.orphan and not _lives(found),
         jobs=tuple(found.unfetched),
-        leftovers=listed.leftovers,
     )
 
 
@@ -320,12 +309,12 @@ def home(cluster: "Cluster") -> HomeDocument:
     No requests are sent: a cluster may have ended since, which `status` shows.
     """
     clusters = [
-        KnownCluster(
+        widened(
+            KnownCluster,
+            record,
+            record.target,
             cluster=past.name,
             target=record.target.name,
-            region=record.target.region,
-            nodes=record.nodes,
-            instance_type=record.instance_type,
             price_usd_per_hour=bill.price_usd_per_hour if (bill := past.bill) else None,
             expires=str(report.iso(record.expires)),
             expired=record.expires < datetime.now(UTC),
@@ -365,15 +354,10 @@ def _page_of(cluster: "Cluster", found: FoundJob, rows: Sequence[Mapping[str, An
     )
     slowest = results.slowest_rank(progress)
     job = replace(job, progress=progress, slowest_rank=slowest, usage=_usage(found) or job.usage)
-    listed = replace(found, job=job).listed()
     return widened(
         JobReport,
+        replace(found, job=job).listed(),
         job_result(cluster, job, folder=found.folder),
-        cluster=listed.cluster,
-        cluster_id=listed.cluster_id,
-        seconds=listed.seconds,
-        job_usd=listed.job_usd,
-        reported=listed.reported,
         measures=page.measures(rows),
         target=launched and launched.target,
         region=launched and launched.region,

@@ -3,7 +3,7 @@
 import contextlib
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar, Unpack
 
 from awsddp.advice import what_runs_on
@@ -24,7 +24,7 @@ from awsddp.reconcile import Confirm
 from awsddp.records import Target
 from awsddp.report import OnEvent
 from awsddp.results import whole_at_home
-from awsddp.returns import ClusterDocument, DownDocument, JobDocument, RunDocument
+from awsddp.returns import DownDocument, RunDocument
 from awsddp.train import check, check_ranks, train
 from awsddp.up import up
 
@@ -41,54 +41,37 @@ END_S = 600.0
 _Stage = TypeVar("_Stage")
 
 
-@dataclass(kw_only=True)
-class RunResult:
-    """Each stage's document (None if it was not reached), its time in seconds, and the final error."""
-
-    up: ClusterDocument | None = None
-    train: JobDocument | None = None
-    down: DownDocument | None = None
-    seconds: dict[str, float] = field(default_factory=dict)
-    error: AwsddpError | None = None
-
-    @property
-    def succeeded(self) -> bool:
-        """Whether the job succeeded."""
-        return self.train is not None and self.train.state == "succeeded"
-
-    def document(self) -> RunDocument:
-        """Return the `run` document."""
-        return RunDocument(up=self.up, train=self.train, down=self.down, seconds=self.seconds)
-
-
 def run_job(
     cluster: "Cluster", *, confirm: Confirm, on_lines: Callable[[bytes], None], detach: bool = False
-) -> RunResult:
+) -> RunDocument:
     """Launch a cluster, run the job, fetch its results and terminate the cluster, also after a failure.
 
     With `detach` return once the ranks run; the nodes shut down when they are idle. Raises what `up` raises
     before anything was created, UsageError for ranks that do not fit the nodes, and InUse: a cluster on which
-    another job runs stays as it is. A later failure is the result's `error`.
+    another job runs stays as it is. A later failure is raised with the document as its `result`.
     """
     check(cluster, detach=detach)
     cluster = with_gpus(with_idle(cluster))
-    result = RunResult()
+    result = RunDocument(up=None, train=None, down=None, seconds={})
+    failure: AwsddpError | None
     try:
-        _work(cluster, result, confirm=confirm, on_lines=_unheard(on_lines), detach=detach)
-        if not (detach and result.error is None):
-            _end(cluster, result)
+        failure = _work(cluster, result, confirm=confirm, on_lines=_unheard(on_lines), detach=detach)
+        if detach and failure is None:
+            return result
+        failure = _end(cluster, result) or failure
     except KeyboardInterrupt as stop:
         cluster.say("interrupted: terminating everything; Ctrl-C again exits immediately")
-        result.error = Interrupted(
-            "interrupted", "the results that could be fetched are here, nothing is left"
-        )
+        failure = Interrupted("interrupted", "the results that could be fetched are here, nothing is left")
         if isinstance(stop, LetGo):
-            result.error.exit_code = 128 + stop.number
-        _end(cluster, result)
+            failure.exit_code = 128 + stop.number
+        failure = _end(cluster, result) or failure
     if result.train is not None and result.down is not None and whole_at_home(cluster, result.train.job):
         result.train = replace(result.train, fetched=True)
-        if not isinstance(result.error, Interrupted):
-            result.error = None  # what `train` could not, `down` has
+        if not isinstance(failure, Interrupted):
+            return result  # what `train` could not, `down` has
+    if failure is not None:
+        failure.result = result
+        raise failure
     return result
 
 
@@ -109,13 +92,13 @@ def with_gpus(cluster: "Cluster") -> "Cluster":
 
 def _work(
     cluster: "Cluster",
-    result: RunResult,
+    result: RunDocument,
     *,
     confirm: Confirm,
     on_lines: Callable[[bytes], None],
     detach: bool,
-) -> None:
-    """Run `up` and `train`; a failure after something was created is the result's error."""
+) -> AwsddpError | None:
+    """Run `up` and `train`, and return the failure after something was created."""
 
     def fitting(what: LaunchPlan | str) -> None:
         if isinstance(what, LaunchPlan):
@@ -128,21 +111,25 @@ def _work(
     except InUse:  # the cluster was there before, and another job runs on it
         raise
     except Interrupted as error:
-        result.error = error if result.up is None else Interrupted(f"{error.message}, nothing is left")
+        return error if result.up is None else Interrupted(f"{error.message}, nothing is left")
     except AwsddpError as error:
         if result.up is None and isinstance(error, ConfigError | UsageError):
             raise
-        result.train, result.error = error.result, error
+        result.train = error.result
+        return error
     except Exception:  # a defect of ours must not leave a bill either
         _end(cluster, result)
         raise
+    return None
 
 
-def _end(cluster: "Cluster", result: RunResult) -> None:
+def _end(cluster: "Cluster", result: RunDocument) -> AwsddpError | None:
+    """Run `down`, and return why it failed."""
     try:
         result.down = _timed(result, "down", lambda: down_or_stop(cluster))
     except AwsddpError as error:
-        result.error = error
+        return error
+    return None
 
 
 def down_or_stop(cluster: "Cluster") -> DownDocument:
@@ -211,7 +198,7 @@ def _stopped(cluster: "Cluster", error: NodeError) -> NodeError:
     )
 
 
-def _timed(result: RunResult, stage: str, work: Callable[[], _Stage]) -> _Stage:
+def _timed(result: RunDocument, stage: str, work: Callable[[], _Stage]) -> _Stage:
     started = time.monotonic()
     try:
         return work()

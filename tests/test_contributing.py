@@ -42,8 +42,9 @@ def apply(title: str, top: Path) -> set[str]:
 
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
-    for part in ("awsddp", "train", "templates"):
+    for part in ("awsddp", "train", "templates", "tests/cli"):
         shutil.copytree(ROOT / part, tmp_path / part, ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "tests/__init__.py").touch()
     return tmp_path
 
 
@@ -59,6 +60,7 @@ def test_a_verb_touches_the_files_that_are_named(copy: Path) -> None:
         "awsddp/cli/hello.py",
         "awsddp/cli/main.py",
         "awsddp/returns.py",
+        "tests/cli/schema.py",
     }
     shown = python(copy, "-m", "awsddp", "hello", "-c", "mine", "--json")
     assert json.loads(shown.stdout) == {"schema": 1, "greeting": "hello, mine"}, shown.stderr
@@ -66,7 +68,7 @@ def test_a_verb_touches_the_files_that_are_named(copy: Path) -> None:
     assert "Greet the cluster." in python(copy, "-m", "awsddp", "--help").stdout
     program = (
         "from awsddp.cli import command_line\n"
-        "from awsddp.returns import DOCUMENTS\n"
+        "from tests.cli.schema import DOCUMENTS\n"
         "command_line.WATCH.options = command_line.Globals(cluster='mine')\n"
         "print(command_line.named('awsddp hello'), DOCUMENTS['hello'].__name__)"
     )

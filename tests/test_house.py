@@ -37,7 +37,7 @@ LADDER = {
     "harmless": _BASE,
     "limits": _BASE,
     "values": _BASE,
-    "spec": {"values"} | _BASE,
+    "spec": {"records", "values"} | _BASE,
     "config": _RECORDS,
     "answers": _RECORDS,
     "asking": _MIDDLE | {"jobs", "nodes"},

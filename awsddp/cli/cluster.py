@@ -26,7 +26,8 @@ def plan(options: Globals, *, offers: bool, **given: Any) -> None:
         if offers:
             show.result(offered(cluster), offers_page)
         else:
-            show.result(cluster.plan().launch, plan_page, document=document)
+            launch = cluster.plan().launch
+            show.result(document(launch), lambda _: plan_page(launch))
             if options.verbose:
                 show.page(settings_of(cluster), settings_page)
 

@@ -56,9 +56,7 @@ class Watch:
     """
 
     def __init__(self) -> None:
-        self.json = False
-        self.debug = False
-        self.options: Globals | None = None
+        self.options = Globals()
         self.cluster: Cluster | None = None
         self.finishes = False
         self.ends_cluster = False
@@ -127,8 +125,7 @@ def named(text: str, *, job: "JobRecord | None" = None) -> str:
 
     if WATCH.cluster is not None:
         return advice.advised(WATCH.cluster, text, job=job)
-    if (options := WATCH.options) is None:
-        return text
+    options = WATCH.options
     folder = Folder(home(), options.name)
     words = advice.global_words(folder, local=options.local, region=options.region, profile=options.profile)
     return advice.named(text, words)

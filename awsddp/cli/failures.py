@@ -8,7 +8,7 @@ import sys
 import click
 
 from awsddp import harmless
-from awsddp.cli.command_line import WATCH, named
+from awsddp.cli.command_line import WATCH, Globals, named
 from awsddp.errors import AwsddpError, CloudError, ConfigError, UsageError
 
 READER_GONE = 141
@@ -16,8 +16,7 @@ READER_GONE = 141
 
 def run(command: click.Command) -> int:
     """Run the command line and return its exit code; every error ends as a message."""
-    WATCH.json, WATCH.debug = "--json" in sys.argv, False  # until the options are read
-    WATCH.options = WATCH.cluster = None
+    WATCH.options, WATCH.cluster = Globals(json="--json" in sys.argv), None  # until the options are read
     try:
         result = command.main(args=sys.argv[1:], prog_name="awsddp", standalone_mode=False)
         print(end="", flush=True)  # here, where it can still be told that nobody got it
@@ -55,17 +54,15 @@ def _show(error: AwsddpError) -> None:
 
     if (cluster := WATCH.cluster) is not None:
         from awsddp.advice import what_runs_on
-        from awsddp.config import as_given
 
-        error.message = as_given(error.message, cluster.spec, cluster.job_spec)
         if isinstance(error, CloudError) and error.needs_login:
             what_runs_on(cluster, error)
     error.next = named(error.next)
-    if WATCH.debug:
+    if WATCH.options.verbose > 1:
         import traceback
 
         traceback.print_exc()
-    if WATCH.json:
+    if WATCH.options.json:
         render.document(error.document())
         sys.stdout.flush()
         return

@@ -114,17 +114,14 @@ def run(ctx: click.Context, /, options: Globals, *, detach: bool, **given: Any) 
     With --detach the nodes end 10 minutes (--idle) after the job: stopped while they hold results, which
     `awsddp fetch` starts again, else terminated.
     """
-    from awsddp.whole_run import RunResult, run_job
+    from awsddp.whole_run import run_job
 
     with session.opened(options, job_overrides(given), verb="run") as (cluster, show):
         confirm = launch_question(show, cluster.spec)
-        result = run_job(cluster, confirm=confirm, on_lines=show.lines, detach=detach)
-        if not options.json or result.error is None:
-            show.result(result, run_page, document=RunResult.document)
-    if result.error is not None:
-        result.error.result = result.document()
-        raise result.error
-    ctx.exit(0 if detach or result.succeeded else 1)
+        with show.partial(run_page):
+            result = run_job(cluster, confirm=confirm, on_lines=show.lines, detach=detach)
+        show.result(result, functools.partial(run_page, detached=detach))
+    ctx.exit(0 if detach or (result.train and result.train.state == "succeeded") else 1)
 
 
 @click.command("jobs", cls=Verb)

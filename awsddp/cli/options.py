@@ -4,6 +4,7 @@ Completions are read from this machine's files, AWS is not asked.
 """
 
 import dataclasses
+import functools
 from typing import Any
 
 import click
@@ -41,25 +42,6 @@ def instance_types(ctx: click.Context, param: click.Parameter, incomplete: str) 
     return sorted(name for name in GPU_TYPES if name.startswith(incomplete))
 
 
-_OPTIONS = (
-    (
-        ("-c", "--cluster"),
-        {"metavar": "NAME", "help": "Which cluster.  [default: default]", "shell_complete": clusters},
-    ),
-    (("--region",), {"metavar": "REGION", "help": "AWS region."}),
-    (("--profile",), {"metavar": "NAME", "help": "AWS profile."}),
-    (("--local",), {"is_flag": True, "help": "Rehearse on this machine: no AWS account, no cost."}),
-    (
-        ("-o", "override"),
-        {"metavar": "SECTION.KEY=VALUE", "multiple": True, "help": "Any key of awsddp.toml."},
-    ),
-    (("--json",), {"is_flag": True, "help": "One JSON document on stdout, events as JSON lines on stderr."}),
-    (("-q", "--quiet"), {"is_flag": True, "help": "Only results and errors."}),
-    (("-v", "--verbose"), {"count": True, "help": "More detail; -vv shows tracebacks."}),
-    (("-y", "--yes"), {"is_flag": True, "help": "Answer yes to every question."}),
-)
-
-
 def dashed(name: str) -> str:
     """Return an option's name with dashes: torchrun's `--nproc_per_node` is `--nproc-per-node`."""
     return name.replace("_", "-")
@@ -67,9 +49,20 @@ def dashed(name: str) -> str:
 
 def global_options(*, hidden: bool = False) -> list[click.Parameter]:
     """Return the global options, as parameters of a command; what they have is in `ctx.obj`."""
+    option = functools.partial(click.Option, hidden=hidden, expose_value=False, callback=_keep)
+    which = "Which cluster.  [default: default]"
     return [
-        click.Option(names, hidden=hidden, expose_value=False, callback=_keep, **settings)
-        for names, settings in _OPTIONS
+        option(["-c", "--cluster"], metavar="NAME", help=which, shell_complete=clusters),
+        option(["--region"], metavar="REGION", help="AWS region."),
+        option(["--profile"], metavar="NAME", help="AWS profile."),
+        option(["--local"], is_flag=True, help="Rehearse on this machine: no AWS account, no cost."),
+        option(
+            ["-o", "override"], metavar="SECTION.KEY=VALUE", multiple=True, help="Any key of awsddp.toml."
+        ),
+        option(["--json"], is_flag=True, help="One JSON document on stdout, events as JSON lines on stderr."),
+        option(["-q", "--quiet"], is_flag=True, help="Only results and errors."),
+        option(["-v", "--verbose"], count=True, help="More detail; -vv shows tracebacks."),
+        option(["-y", "--yes"], is_flag=True, help="Answer yes to every question."),
     ]
 
 
@@ -111,7 +104,6 @@ class Verb(click.Command):
         """Run the verb with the global options given before and after it."""
         options = ctx.params["options"] = ctx.ensure_object(Globals)
         WATCH.options, WATCH.finishes, WATCH.ends_cluster = options, self.finishes, self.ends_cluster
-        WATCH.json, WATCH.debug = options.json, options.verbose > 1
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt as stop:  # click would forget which one it was

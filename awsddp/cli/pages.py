@@ -14,7 +14,6 @@ from awsddp.report import counted, duration, money, node_name, rank_columns, siz
 
 if TYPE_CHECKING:
     from awsddp import returns
-    from awsddp.whole_run import RunResult
 
 
 _BUDGET_WARNING = 0.8
@@ -294,17 +293,19 @@ def down_page(ended: "returns.DownDocument") -> None:
     )
 
 
-def run_page(result: "RunResult") -> None:
-    """Show the whole run: accuracy, the time of each stage, what it cost, and that nothing is left."""
+def run_page(result: "returns.RunDocument", *, detached: bool = False) -> None:
+    """Show the whole run: accuracy, the time of each stage, what it cost, and that nothing is left.
+
+    Of one that is `detached`, and runs: when its nodes end.
+    """
     if result.train:
         line(*job_lines(result.train))
     table(("stage", "time"), [(stage, duration(seconds)) for stage, seconds in result.seconds.items()])
     if result.down:
         down_page(result.down)
-    elif result.up and result.error is None:
-        cluster: returns.ClusterDocument = result.up
+    elif detached and result.up:
         line(
-            f"The nodes end {cluster.idle} after the job, at {cluster.expires} at the latest: "
+            f"The nodes end {result.up.idle} after the job, at {result.up.expires} at the latest: "
             "stopped while they hold results, else terminated."
         )
         line(named("Fetch the results and terminate the nodes: awsddp fetch. Terminate now: awsddp down"))

@@ -163,13 +163,11 @@ class Screen:
         stream.buffer.write(data)
         stream.buffer.flush()
 
-    def result(
-        self, result: R, page: Callable[[R], None], *, document: Callable[[R], Any] = lambda result: result
-    ) -> None:
-        """Print a verb's result: with --json its `document`, else its `page`."""
+    def result(self, result: R, page: Callable[[R], None]) -> None:
+        """Print a verb's result: with --json as a document, else its `page`."""
         self.pause()
         if self.options.json:
-            render.document(document(result))
+            render.document(result)
         else:
             page(result)
 

@@ -64,7 +64,10 @@ def _option(key: str) -> Callable[[Any], Any]:
 
 
 def overrides(given: dict[str, Given]) -> dict[str, Given]:
-    """Return the options given on the command line, by key of awsddp.toml."""
+    """Return the options given on the command line, by key of awsddp.toml.
+
+    `--env NAME=VALUE` is the same as --env-var. Raises UsageError for it on a verb that has no --env-var.
+    """
     found: dict[str, Given] = {}
     for key in OPTIONS:
         value = given.get(key.partition(".")[2])
@@ -74,8 +77,9 @@ def overrides(given: dict[str, Given]) -> dict[str, Given]:
         if key == "env.file":
             files = [text for text in texts if not _ASSIGNMENT.match(text) or Path(text).exists()]
             found |= {key: files[-1]} if files else {}
-            found |= _variables(given, [text for text in texts if text not in files])
-        elif key == "env.variables":
+            texts = [text for text in texts if text not in files]
+            _note(texts, allowed="variables" in given)
+        if key in ("env.file", "env.variables"):
             found |= dict(map(_variable, texts))
         elif key == "job.nproc_per_node":
             found[key] = None if value == "gpu" else value
@@ -84,19 +88,16 @@ def overrides(given: dict[str, Given]) -> dict[str, Given]:
     return found
 
 
-def _variables(given: dict[str, Given], texts: list[str]) -> dict[str, Given]:
-    """Return what `--env NAME=VALUE` sets: the same as --env-var. Raises UsageError for a verb without it."""
-    if texts and "variables" not in given:
-        name = texts[0].partition("=")[0]
+def _note(variables: list[str], *, allowed: bool) -> None:
+    names = [text.partition("=")[0] for text in variables]
+    if names and not allowed:
         raise UsageError(
-            f"--env {name}=...: not a file",
+            f"--env {names[0]}=...: not a file",
             "variables belong to a job",
-            f"awsddp train --env-var {name}=VALUE",
+            f"awsddp train --env-var {names[0]}=VALUE",
         )
-    pairs = [_pair(text) for text in texts]
-    notes = [f"--env {name}=... sets a variable, as --env-var {name}=... does" for name, _ in pairs]
+    notes = [f"--env {name}=... sets a variable, as --env-var {name}=... does" for name in names]
     click.get_current_context().meta["awsddp.notes"] = notes
-    return {f"env.variables.{name}": text for name, text in pairs}
 
 
 def _variable(text: str) -> tuple[str, str | None]:
@@ -138,15 +139,15 @@ def opened(
     labels = {key: f"-o {key}" for key in values} | {key: _label(key) for key in typed}
     spec, job = load(options.name, file=Path(FILE), overrides=values | typed, labels=labels)
     with contextlib.closing(Screen(options)) as screen:
-        cluster = Cluster(options.name, local=options.local, on_event=screen.event).but(
+        WATCH.cluster = cluster = Cluster(options.name, local=options.local, on_event=screen.event).but(
             spec=spec, job_spec=_script_of(job), verb=verb, agree=screen.agree
         )
-        WATCH.cluster = cluster
         for note in click.get_current_context().meta.get("awsddp.notes", ()):
             cluster.say(note)
         if unread := _unread():
             cluster.say(f"{unread} is not read: awsddp reads only the {FILE} in the current folder")
-        yield cluster, screen
+        with cluster.asking():
+            yield cluster, screen
 
 
 def _label(key: str) -> str:

@@ -5,21 +5,53 @@ python -m tests.cli.schema
 
 import json
 from pathlib import Path
+from types import GenericAlias
 from typing import Any
 
 import msgspec
 
+from awsddp import returns
 from awsddp.cli.main import VERBS
 from awsddp.errors import SCHEMA
-from awsddp.returns import DOCUMENTS, ErrorDocument, EventLine
+from awsddp.plan.records import PlanDocument
 
+DOCUMENTS: dict[str, type | GenericAlias] = {
+    "": returns.HomeDocument,
+    "init": returns.InitDocument,
+    "plan": PlanDocument,
+    "plan --offers": returns.OffersDocument,
+    "up": returns.ClusterDocument,
+    "status": returns.ClusterDocument,
+    "status --all": list[returns.FoundCluster],
+    "sync": returns.SyncDocument,
+    "train": returns.JobDocument,
+    "jobs": returns.JobsDocument,
+    "logs": returns.JobDocument,
+    "cancel": returns.JobDocument,
+    "fetch": returns.FetchDocument,
+    "exec": returns.ExecDocument,
+    "ssh": returns.SshDocument,
+    "doctor": returns.DoctorDocument,
+    "doctor --request-quota": returns.QuotaDocument,
+    "doctor --why": returns.WhyDocument,
+    "report": returns.JobReport,
+    "stop": returns.ClusterDocument,
+    "down": returns.DownDocument,
+    "down --orphans": returns.Orphans,
+    "run": returns.RunDocument,
+    "local start": returns.LocalDocument,
+    "local status": returns.LocalDocument,
+    "local stop": returns.StoppedDocument,
+    "local fault": list[returns.Fault],
+}
+"""The type of each verb's document, with the option that changes it."""
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "schema.json"
 
 
 def schema() -> str:
     """Return the published JSON schema."""
     kinds = {f"awsddp {name}".strip(): kind for name, kind in DOCUMENTS.items()}
-    kinds |= {"error": ErrorDocument, "event": EventLine}
+    kinds |= {"error": returns.ErrorDocument, "event": returns.EventLine}
     shapes, parts = msgspec.json.schema_components(kinds.values(), ref_template="#/$defs/{name}")
     verbs = dict(zip(kinds, shapes, strict=True))
     return (
@@ -48,7 +80,7 @@ def check(document: Any, *words: str) -> None:
         return
     bare: Any = [_bare(one) for one in document] if isinstance(document, list) else _bare(document)
     if isinstance(document, dict) and "error" in document:
-        _hold({"error": bare.pop("error")}, ErrorDocument)
+        _hold({"error": bare.pop("error")}, returns.ErrorDocument)
         if not bare:
             return
     _hold(bare, DOCUMENTS[verb_of(words)])

@@ -58,7 +58,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Folder]:
     spec, job = load("second", environ={})
     context = Cluster().but(spec=spec, job_spec=job, folder=made, on_event=lambda _: None)
     monkeypatch.setattr(WATCH, "cluster", context)
-    monkeypatch.setattr(WATCH, "json", False)
+    monkeypatch.setattr(WATCH, "options", Globals())
     yield made
 
 
@@ -107,8 +107,7 @@ def test_credentials_that_ended_name_what_runs_on_and_how_to_end_it(
     from botocore.exceptions import ClientError
 
     folder.write(RECORD)
-    monkeypatch.setattr(WATCH, "json", json)
-    monkeypatch.setattr(WATCH, "options", Globals(cluster="second"))
+    monkeypatch.setattr(WATCH, "options", Globals(cluster="second", json=json))
     reply = {"Error": {"Code": "ExpiredToken", "Message": "expired"}, "ResponseMetadata": {}}
     error = translate(ClientError(reply, "DescribeInstances"), "DescribeInstances", where="eu-west-1")
     assert failures.show(error) == 4

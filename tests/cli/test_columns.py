@@ -21,8 +21,7 @@ from awsddp.cli.command_line import WATCH, Globals
 from awsddp.cli.home import home_page
 from awsddp.cli.main import cli
 from awsddp.errors import ConfigError
-from awsddp.returns import DOCUMENTS
-from tests.cli.schema import verb_of
+from tests.cli.schema import DOCUMENTS, verb_of
 
 RECORDED: dict[str, Any] = json.loads((Path(__file__).parent / "recorded.json").read_text())
 PAGES: dict[str, Callable[[Any], None]] = {
@@ -112,7 +111,7 @@ def test_a_plan_and_its_choices_fit(
 def test_an_error_that_holds_a_long_blank_line_is_shown(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(WATCH, "json", False)
+    monkeypatch.setattr(WATCH, "options", Globals())
     narrow(monkeypatch, 80)
     failures.show(ConfigError("failed", f"before\n{' ' * 200}\nafter", "awsddp status"))
     assert [line.split()[-1] for line in capsys.readouterr().err.splitlines() if line.strip()] == [
@@ -127,7 +126,6 @@ def test_an_error_is_wrapped_and_its_commands_stay_whole(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     name = "a-cluster-with-a-name-that-long"
-    monkeypatch.setattr(WATCH, "json", False)
     monkeypatch.setattr(WATCH, "options", Globals(cluster=name))
     monkeypatch.setenv("NO_COLOR", "1")
     narrow(monkeypatch, 80)

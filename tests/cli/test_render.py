@@ -95,7 +95,7 @@ def test_events_are_json_lines_with_json(capsys: pytest.CaptureFixture[str]) -> 
 @pytest.mark.parametrize("value", ["1", ""])
 def test_no_color_is_honoured_everywhere(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
     monkeypatch.setenv("NO_COLOR", value)
-    monkeypatch.setattr(WATCH, "json", False)
+    monkeypatch.setattr(WATCH, "options", Globals())
     terminal = on_terminal(monkeypatch)
     failures.show(NodeError("lost"))
     show = screen.Screen(Globals())

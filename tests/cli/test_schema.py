@@ -6,7 +6,6 @@ import pytest
 
 from awsddp import errors
 from awsddp.cli.main import VERBS, cli
-from awsddp.returns import DOCUMENTS
 from tests.cli import schema
 from tests.cli.conftest import Lab
 
@@ -16,7 +15,7 @@ def test_the_published_schema_is_what_the_types_say() -> None:
 
 
 def test_every_verb_has_a_type() -> None:
-    assert {name.split(" ")[0] for name in DOCUMENTS} == {*VERBS, ""}
+    assert {name.split(" ")[0] for name in schema.DOCUMENTS} == {*VERBS, ""}
     json.loads(schema.schema())
 
 

@@ -63,10 +63,7 @@ def _run(ctx: Cluster, *, detach: bool, **choices: Any) -> dict[str, Any]:
         return JobDocument(job="train-1", state="succeeded", cause=None, ranks=(), home="runs/train-1")
 
     run.train, run.check = job, lambda ctx, **_: None  # type: ignore[assignment]
-    result = run.run_job(ctx, on_lines=lambda lines: None, detach=detach, **choices)
-    if result.error is not None:
-        raise result.error
-    return result.document()
+    return run.run_job(ctx, on_lines=lambda lines: None, detach=detach, **choices)
 
 
 def checked(ctx: Cluster) -> Any:

@@ -7,8 +7,7 @@ import pytest
 
 from awsddp import whole_run as verb
 from awsddp.errors import AwsddpError, InUse, NodeError
-from awsddp.returns import JobDocument
-from awsddp.whole_run import RunResult
+from awsddp.returns import JobDocument, RunDocument
 from awsddp.whole_run import run_job as run
 from tests.verbs.conftest import World
 
@@ -33,7 +32,7 @@ class Parts:
         return part
 
 
-def ran(world: World) -> RunResult:
+def ran(world: World) -> RunDocument:
     return run(world.ctx(), confirm=lambda _: None, on_lines=lambda _: None)
 
 
@@ -48,20 +47,19 @@ def test_results_that_come_home_in_the_end_leave_the_verdict_alone(
 ) -> None:
     Parts(monkeypatch, train=partly())
     monkeypatch.setattr(verb, "whole_at_home", lambda ctx, name: name == "j")
-    result = ran(world)
-    assert (result.error, result.succeeded) == (None, True)
-    assert result.document().train == replace(DONE, fetched=True)
+    assert ran(world).train == replace(DONE, fetched=True)
 
 
 def test_verdict_is_told_where_the_nodes_keep_the_results(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parts = Parts(monkeypatch, train=partly(), down=NodeError("the results of j are not fetched"))
-    result = ran(world)
+    with pytest.raises(
+        NodeError, match=r"^the results of j are not fetched; the nodes were stopped"
+    ) as error:
+        ran(world)
     assert parts.called == ["check", "up", "train", "down", "stop"]
-    assert (result.train, result.down) == (DONE, None)
-    assert result.error is not None
-    assert result.error.message == "the results of j are not fetched; the nodes were stopped"
+    assert (error.value.result.train, error.value.result.down) == (DONE, None)
 
 
 def test_cluster_on_which_another_job_runs_is_left_as_it_is(
