@@ -70,7 +70,7 @@ class Identity(Shape):
     arn: str
 
 
-S = TypeVar("S", bound=Shape)
+S = TypeVar("S", bound=msgspec.Struct)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,7 +177,8 @@ class Aws:
 
     def read(self, shape: type[S], operation: str, parameters: Reply, key: str = "") -> list[S]:
         """Make a call of EC2 as `pages` does and return what it describes."""
-        return [shape.of(described) for described in self.pages(operation, parameters, key)]
+        found = self.pages(operation, parameters, key)
+        return [msgspec.convert(described, shape, strict=False) for described in found]
 
     def identity(self) -> Identity:
         """Return who is calling; asked once. Raises CloudError where AWS does not know the credentials.

@@ -1,7 +1,8 @@
 """Reads what a cluster is put into: subnets and their way out, what is the user's own, a reservation."""
 
 from collections.abc import Iterable
-from datetime import datetime
+
+from msgspec.structs import replace
 
 from awsddp.aws.clusters import Permission, SecurityGroup
 from awsddp.aws.refusals import Refused, unless_refused
@@ -9,13 +10,6 @@ from awsddp.aws.session import Aws, Reply, S, Shape
 from awsddp.errors import ConfigError
 from awsddp.plan.network import within
 from awsddp.plan.records import Group, Reservation, Subnet, WayOut
-
-
-class _Subnet(Shape):
-    subnet_id: str
-    availability_zone: str
-    vpc_id: str
-    available_ip_address_count: int = 0
 
 
 class _Association(Shape):
@@ -43,19 +37,13 @@ def subnets(aws: Aws, asked: str | None) -> tuple[Subnet, ...]:
     filters = [{"Name": "default-for-az", "Values": ["true"]}, {"Name": "state", "Values": ["available"]}]
     if asked:
         named = {"SubnetIds": [asked]}
-        found = [_one(aws, _Subnet, "DescribeSubnets", named, key="network.subnet", what="subnet")]
+        found = [_one(aws, Subnet, "DescribeSubnets", named, key="network.subnet", what="subnet")]
     else:
-        found = aws.read(_Subnet, "DescribeSubnets", {"Filters": filters})
-    routes = _routes(aws, {subnet.vpc_id for subnet in found})
+        found = aws.read(Subnet, "DescribeSubnets", {"Filters": filters})
+    routes = _routes(aws, {subnet.vpc for subnet in found})
     return tuple(
-        Subnet(
-            id=subnet.subnet_id,
-            zone=subnet.availability_zone,
-            vpc=subnet.vpc_id,
-            free_addresses=subnet.available_ip_address_count,
-            route=routes.get(subnet.subnet_id, routes.get(subnet.vpc_id)),
-        )
-        for subnet in sorted(found, key=lambda subnet: subnet.subnet_id)
+        replace(subnet, route=routes.get(subnet.id, routes.get(subnet.vpc)))
+        for subnet in sorted(found, key=lambda subnet: subnet.id)
     )
 
 
@@ -191,36 +179,13 @@ def check_disk_key(aws: Aws, asked: str | None) -> None:
         )
 
 
-class _Reservation(Shape):
-    capacity_reservation_id: str
-    instance_type: str
-    availability_zone: str
-    instance_platform: str
-    available_instance_count: int = 0
-    state: str = ""
-    tenancy: str = "default"
-    reservation_type: str = ""
-    end_date: datetime | None = None
-
-
 def reservation(aws: Aws, asked: str | None) -> Reservation | None:
     """Return the requested capacity reservation or block. Raises ConfigError, CloudError."""
     if asked is None:
         return None
     named, operation = {"CapacityReservationIds": [asked]}, "DescribeCapacityReservations"
     key, what = "capacity.reservation", "capacity reservation"
-    found = _one(aws, _Reservation, operation, named, key=key, what=what)
-    return Reservation(
-        id=found.capacity_reservation_id,
-        instance_type=found.instance_type,
-        zone=found.availability_zone,
-        free=found.available_instance_count,
-        state=found.state,
-        platform=found.instance_platform,
-        tenancy=found.tenancy,
-        block=found.reservation_type == "capacity-block",
-        ends=found.end_date.strftime("%Y-%m-%d %H:%M UTC") if found.end_date else "",
-    )
+    return _one(aws, Reservation, operation, named, key=key, what=what)
 
 
 def _group(aws: Aws, asked: str, *, key: str) -> SecurityGroup:
@@ -242,8 +207,5 @@ def _one(aws: Aws, shape: type[S], operation: str, named: Reply, *, key: str, wh
             raise
         why = refusal.why
     [asked] = next(iter(named.values()))
-    message, advice = (
-        f"{key}: no {what} {asked!r} in {aws.region}",
-        f"name one of {aws.region}, or omit {key}",
-    )
-    raise ConfigError(message, why, advice)
+    message = f"{key}: no {what} {asked!r} in {aws.region}"
+    raise ConfigError(message, why, f"name one of {aws.region}, or omit {key}")

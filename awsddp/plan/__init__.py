@@ -291,7 +291,8 @@ def _warnings(facts: Facts, plan: LaunchPlan) -> list[str]:
         )
     if facts.reservation is not None and facts.reservation.ends:
         warnings.append(
-            f"{facts.reservation.id} ends at {facts.reservation.ends}; AWS ends its machines before"
+            f"{facts.reservation.id} ends at {facts.reservation.ends:%Y-%m-%d %H:%M} UTC; "
+            "AWS ends its machines before"
         )
     if plan.untried and not plan.experimental:
         warnings.append(

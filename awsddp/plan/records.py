@@ -3,6 +3,7 @@
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
+from datetime import datetime
 from operator import attrgetter
 from typing import Any, Literal
 
@@ -86,14 +87,13 @@ class Image:
         return self.tags.get("awsddp:hosts") != "none"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Subnet:
+class Subnet(msgspec.Struct, frozen=True, kw_only=True):
     """A subnet that instances may be launched into. `route` is where its way out leads, None: not known."""
 
-    id: str
-    zone: str
-    vpc: str
-    free_addresses: int
+    id: str = msgspec.field(name="SubnetId")
+    zone: str = msgspec.field(name="AvailabilityZone")
+    vpc: str = msgspec.field(name="VpcId")
+    free_addresses: int = msgspec.field(name="AvailableIpAddressCount", default=0)
     route: WayOut | None = None
 
 
@@ -106,22 +106,21 @@ class Group:
     lacks: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
-class Reservation:
-    """A capacity reservation, or a capacity block (`block`). `ends` is a time, "" where it has no end.
+class Reservation(msgspec.Struct, frozen=True, kw_only=True, rename="pascal"):
+    """A capacity reservation, or a capacity block by its `reservation_type`. `ends` None: it has no end.
 
     Only instances of its own `platform` (of their image) and `tenancy` go in.
     """
 
-    id: str
+    id: str = msgspec.field(name="CapacityReservationId")
     instance_type: str
-    zone: str
-    free: int
-    state: str
-    platform: str = "Linux/UNIX"
+    zone: str = msgspec.field(name="AvailabilityZone")
+    free: int = msgspec.field(name="AvailableInstanceCount", default=0)
+    state: str = ""
+    platform: str = msgspec.field(name="InstancePlatform", default="Linux/UNIX")
     tenancy: str = "default"
-    block: bool = False
-    ends: str = ""
+    reservation_type: str = ""
+    ends: datetime | None = msgspec.field(name="EndDate", default=None)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -50,7 +50,9 @@ def tries(spec: ClusterSpec, facts: Facts) -> tuple[tuple[str | None, Market], .
             "a reservation holds machines of one type",
             f"--instance-type {held.instance_type}, or another reservation",
         )
-    return ((held.instance_type, "capacity-block" if held.block else "on-demand"),)
+    return (
+        (held.instance_type, "capacity-block" if held.reservation_type == "capacity-block" else "on-demand"),
+    )
 
 
 def candidate(spec: ClusterSpec, facts: Facts, name: str | None, market: Market) -> Candidate:

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from awsddp.compat.types import GPU_TYPES, QUOTA_G, QUOTA_P, SPOT_G, SPOT_P5
 from awsddp.config import load
@@ -62,12 +63,16 @@ OWN_SUBNET = replace(
     FACTS,
     subnets=(Subnet(id="subnet-own", zone="us-east-1c", vpc="vpc-9", free_addresses=20, route="internet"),),
 )
-PRIVATE_SUBNET = replace(OWN_SUBNET, subnets=(replace(OWN_SUBNET.subnets[0], route="private"),), callers=())
+PRIVATE_SUBNET = replace(
+    OWN_SUBNET, subnets=(structs.replace(OWN_SUBNET.subnets[0], route="private"),), callers=()
+)
 CLOSED = {"network.address": "private", "network.ssh_cidr": "10.0.0.0/8"}
 VPN = {"IpRanges": [{"CidrIp": "10.0.0.0/8"}]}
 RESERVED = Reservation(id="cr-1", instance_type="p5.48xlarge", zone="us-east-1a", free=2, state="active")
 GR6 = replace(GPU_TYPES["g6.4xlarge"], name="gr6.4xlarge", ram_gb=128, price_usd_per_hour=None)
-BLOCK = replace(RESERVED, id="cr-2", block=True, ends="2026-12-01 11:30 UTC")
+BLOCK = structs.replace(
+    RESERVED, id="cr-2", reservation_type="capacity-block", ends=datetime(2026, 12, 1, 11, 30, tzinfo=UTC)
+)
 
 
 @dataclass(frozen=True, kw_only=True)
