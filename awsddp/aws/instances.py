@@ -42,13 +42,13 @@ def launch(
     no zone has the machines, CloudError where AWS refuses.
     """
     attempts: list[tuple[str, AwsddpError]] = []
-    for zone in plan.subnets:
+    for subnet in plan.subnets:
         token = f"{values.ids['cluster_id']}-{uuid4().hex}"
-        request = values.resolve(plan.request("RunInstances"), subnet=zone.subnet, client_token=token)
-        on_event(Event(f"asking for {len(plan.numbers)} x {plan.instance_type} in {zone.name}"))
+        request = values.resolve(plan.request("RunInstances"), subnet=subnet.id, client_token=token)
+        on_event(Event(f"asking for {len(plan.numbers)} x {plan.instance_type} in {subnet.zone}"))
         intent = Intent(
             cluster_id=values.ids["cluster_id"],
-            zone=zone.name,
+            zone=subnet.zone,
             written=CLOCK.now().replace(microsecond=0),
             parameters=request.parameters,
         )
@@ -58,8 +58,8 @@ def launch(
         except (CapacityError, Refused) as refusal:
             if isinstance(refusal, Refused) and refusal.code not in NEXT_ZONE:
                 raise
-            attempts.append((zone.name, refusal))
-        on_event(Event(f"{zone.name}: {attempts[-1][1].why}"))
+            attempts.append((subnet.zone, refusal))
+        on_event(Event(f"{subnet.zone}: {attempts[-1][1].why}"))
     if all(isinstance(error, Refused) for _, error in attempts):
         raise attempts[-1][1]
     raise CapacityError(

@@ -109,7 +109,7 @@ def dry_run(aws: Aws, plan: LaunchPlan, values: Values) -> tuple[Check, ...]:
     nothing is told of a launch into one's own. Raises CloudError where AWS cannot be asked at all.
     """
     asked = [request for request in plan.requests if request.operation not in _OF_GROUP]
-    launch = {"subnet": plan.subnets[0].subnet, "client_token": values.ids["cluster_id"]}
+    launch = {"subnet": plan.subnets[0].id, "client_token": values.ids["cluster_id"]}
 
     def ask(request: Request) -> Check:
         known = _without_unmade(request)

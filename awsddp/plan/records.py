@@ -171,14 +171,6 @@ class Request:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Zone:
-    """A zone to try, with the subnet to launch into there."""
-
-    name: str
-    subnet: str
-
-
-@dataclass(frozen=True, kw_only=True)
 class Choice:
     """An alternative instance type. The price is of one instance on demand, per hour."""
 
@@ -299,15 +291,15 @@ class Planned:
 class LaunchPlan(Planned):
     """What `up` will do. `numbers` are the nodes this launch fills, `uses` the resources that exist already.
 
-    `untried` names what was never launched on AWS, which `experimental` allows. `alternatives` are tried
-    next, in order, when AWS has no capacity for this plan.
+    `subnets` has one for each zone to try, in order. `untried` names what was never launched on AWS, which
+    `experimental` allows. `alternatives` are tried next, in order, when AWS has no capacity for this plan.
     """
 
     owner: str
     kind: GpuType
     numbers: tuple[int, ...]
     image: Image
-    subnets: tuple[Zone, ...]
+    subnets: tuple[Subnet, ...]
     uses: dict[str, str]
     price: Price
     expires_s: int
@@ -329,7 +321,7 @@ class LaunchPlan(Planned):
     @property
     def zones(self) -> tuple[str, ...]:
         """The zones to try, in order."""
-        return tuple(zone.name for zone in self.subnets)
+        return tuple(subnet.zone for subnet in self.subnets)
 
     @property
     def price_usd_per_hour(self) -> float | None:

@@ -53,7 +53,7 @@ def test_what_is_sent_is_what_the_plan_resolves_to(aws: Aws, cloud: Cloud, launc
     ids = {
         **IDS,
         "security_group": group,
-        "subnet": plan.subnets[0].subnet,
+        "subnet": plan.subnets[0].id,
         "client_token": run["ClientToken"],
     }
     expected = map(values(ids).resolve, plan.requests)

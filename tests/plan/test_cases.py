@@ -486,7 +486,7 @@ def test_the_plan(case: Case) -> None:
     assert tuple(request.operation for request in made.requests) == (*case.makes, "RunInstances")
     assert tuple(f"{other.instance_type} {other.market}" for other in made.alternatives) == case.others
     shown = document(made)
-    one_subnet = {"subnet": made.subnets[0].subnet} if len(case.zones) == 1 else {}
+    one_subnet = {"subnet": made.subnets[0].id} if len(case.zones) == 1 else {}
     assert shown["uses"] == {**one_subnet, "tags": "team=vision", **case.uses}
     assert shown["makes"] == [
         *(WORDS[operation] for operation in case.makes if operation in WORDS),
