@@ -67,13 +67,11 @@ def _way_out(routes: Iterable[_Route]) -> WayOut:
     return "private" if default else "none"
 
 
-def own_group(aws: Aws, asked: str | None, *, cidrs: tuple[str, ...], efa: bool) -> Group | None:
+def own_group(aws: Aws, asked: str, *, cidrs: tuple[str, ...], efa: bool) -> Group:
     """Return the user's own security group and what a cluster needs that it does not allow.
 
     `cidrs` are the addresses that SSH will come from. Raises ConfigError, CloudError.
     """
-    if asked is None:
-        return None
     found = _group(aws, asked, key="network.security_group")
     lacks = []
     if not _inside(found.ip_permissions, asked):
@@ -112,24 +110,20 @@ class _KeyPair(Shape):
     public_key: str = ""
 
 
-def own_key(aws: Aws, asked: str | None) -> str:
+def own_key(aws: Aws, asked: str) -> str:
     """Return the public half of the user's own key pair, "" if EC2 does not return it.
 
     Raises ConfigError where there is none, CloudError.
     """
-    if asked is None:
-        return ""
     named = {"KeyNames": [asked], "IncludePublicKey": True}
     return _one(aws, _KeyPair, "DescribeKeyPairs", named, key="access.key_file", what="key pair").public_key
 
 
-def check_profile(aws: Aws, asked: str | None) -> None:
+def check_profile(aws: Aws, asked: str) -> None:
     """Look for the user's own instance profile, where that may be read; EC2 takes two minutes to say no.
 
     Raises ConfigError where there is none.
     """
-    if not asked:
-        return
     name = {"InstanceProfileName": asked.rpartition("/")[2]}
     try:
         found = aws.call("GetInstanceProfile", name, service="iam")["InstanceProfile"]["Arn"]
@@ -152,15 +146,13 @@ class _Key(Shape):
     key_usage: str = ""
 
 
-def check_disk_key(aws: Aws, asked: str | None) -> None:
+def check_disk_key(aws: Aws, asked: str) -> None:
     """Look whether the user's own KMS key can encrypt disks, where that may be read: with one that cannot
     instances end as they begin.
 
     https://docs.aws.amazon.com/ebs/latest/userguide/ebs-encryption-requirements.html
     Raises ConfigError.
     """
-    if asked is None:
-        return
     why = ""
     try:
         found = _Key.of(aws.call("DescribeKey", {"KeyId": asked}, service="kms")["KeyMetadata"])
@@ -179,10 +171,8 @@ def check_disk_key(aws: Aws, asked: str | None) -> None:
         )
 
 
-def reservation(aws: Aws, asked: str | None) -> Reservation | None:
+def reservation(aws: Aws, asked: str) -> Reservation:
     """Return the requested capacity reservation or block. Raises ConfigError, CloudError."""
-    if asked is None:
-        return None
     named, operation = {"CapacityReservationIds": [asked]}, "DescribeCapacityReservations"
     key, what = "capacity.reservation", "capacity reservation"
     return _one(aws, Reservation, operation, named, key=key, what=what)

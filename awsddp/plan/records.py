@@ -128,7 +128,7 @@ class Facts:
     """Everything read from AWS that a plan needs.
 
     `offers` maps an instance type to the zones that offer it; `described` holds requested types that compat
-    lacks, `refusals` what EC2 said of a type that it does not know. `quotas` maps a quota's code to
+    lacks, or what EC2 said of one that it does not know. `quotas` maps a quota's code to
     its vCPUs, None where it cannot be read. `callers` are this machine's addresses as the nodes see them, as
     CIDRs; `public_key` is the public half of the user's own key pair, "" where it is not told. `prices` are
     on-demand prices of a machine per hour as the Pricing API told them on `price_date`, `spot_prices` those
@@ -145,8 +145,7 @@ class Facts:
     subnets: tuple[Subnet, ...]
     quotas: Mapping[str, float | None] = field(default_factory=dict)
     callers: tuple[str, ...] = ()
-    described: tuple[GpuType, ...] = ()
-    refusals: Mapping[str, str] = field(default_factory=dict)
+    described: Mapping[str, GpuType | str] = field(default_factory=dict)
     prices: Mapping[str, float] = field(default_factory=dict)
     price_date: str = ""
     spot_prices: Mapping[str, Mapping[str, float]] = field(default_factory=dict)

@@ -98,15 +98,15 @@ def wanted_gpus(spec: ClusterSpec) -> Gpus | None:
 
 
 def _offered_type(name: str, facts: Facts) -> GpuType:
-    kind = GPU_TYPES.get(name) or next((one for one in facts.described if one.name == name), None)
-    if kind is not None and facts.offers.get(name):
+    kind = GPU_TYPES.get(name) or facts.described.get(name, "")
+    if isinstance(kind, GpuType) and facts.offers.get(name):
         return kind
-    retired, refusal = RETIRED.get(name), facts.refusals.get(name, "")
-    if retired is not None:
+    refusal = kind if isinstance(kind, str) else ""
+    if (retired := RETIRED.get(name)) is not None:
         why = f"{name} ({retired.gpus} x {retired.gpu}) has been offered in no region since {retired.since}"
         why += f"; EC2 says: {refusal}" if refusal else ""
         advice = _instead(nearest(min(retired.gpus, 8), _offered(facts)))
-    elif kind is not None:
+    elif isinstance(kind, GpuType):
         why, advice = "no zone of this region has it", _instead(_like(kind, facts)) + ", or another --region"
     else:
         near = difflib.get_close_matches(name, [*GPU_TYPES, *RETIRED], n=1)

@@ -176,7 +176,7 @@ CASES = {
         spec={"cluster.instance_type": "gr6.4xlarge"},
         facts=replace(
             FACTS,
-            described=(GR6,),
+            described={GR6.name: GR6},
             offers={**FACTS.offers, "gr6.4xlarge": ZONES},
             prices={"gr6.4xlarge": 1.5},
         ),

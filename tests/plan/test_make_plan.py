@@ -192,11 +192,11 @@ def test_two_ssh_blocks_are_two_rules() -> None:
     assert rules[2]["Ipv6Ranges"] == [{"CidrIpv6": "2001:db8::/48"}]
 
 
-ARM = GpuType(name="g5g.xlarge", gpu="T4g", gpus=1, memory_gb=16, capability="7.5", vcpus=4, cpu="arm64")
+ARM = GpuType(name="g5g.xlarge", gpu="T4g", gpus=1, memory_gb=16, vcpus=4, cpu="arm64")
 HELD = Reservation(id="cr-1", instance_type="p4d.24xlarge", zone="us-east-1a", free=2, state="active")
 RESERVED = replace(FACTS, reservation=HELD)
 _UNKNOWN = "InvalidInstanceType: The following supplied instance types do not exist"
-REFUSED = replace(FACTS, refusals=dict.fromkeys(("p2.8xlarge", "p3.8xlarge", "g6.48xlrage"), _UNKNOWN))
+REFUSED = replace(FACTS, described=dict.fromkeys(("p2.8xlarge", "p3.8xlarge", "g6.48xlrage"), _UNKNOWN))
 
 
 @pytest.mark.parametrize(
@@ -309,7 +309,7 @@ REFUSED = replace(FACTS, refusals=dict.fromkeys(("p2.8xlarge", "p3.8xlarge", "g6
         (replace(FACTS, offers={}), {}, CloudError, ("us-east-1", "--instance-type")),
         (replace(FACTS, subnets=()), {}, CloudError, ("subnet", "create-default-vpc")),
         (
-            replace(FACTS, described=(ARM,), offers={"g5g.xlarge": ZONES}),
+            replace(FACTS, described={ARM.name: ARM}, offers={"g5g.xlarge": ZONES}),
             {"instance_type": "g5g.xlarge"},
             ConfigError,
             ("cluster.image", "arm64", "--image"),
