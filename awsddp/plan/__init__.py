@@ -114,7 +114,7 @@ def _plan(
         placement=group,
         placement_why=placement_why,
         choices=choices(facts, kind, spec.cluster.nodes, market),
-        price=_price(spec, facts, kind, market, [one.zone for one in tried], disk_gb),
+        price=_price(spec, facts, kind, market, {one.zone for one in tried}),
         quota=quota,
         expires_s=int(seconds(spec.cluster.expires)),
         untried=(
@@ -124,23 +124,21 @@ def _plan(
         experimental=spec.capacity.experimental,
     )
     _check_price(spec, plan)
-    plan, limited = _within_budget(spec, facts, plan, spent_usd)
+    plan = _within_budget(spec, facts, plan, spent_usd)
     own_group = network.check_group(facts)
-    warnings = (*unread, *limited, *_warnings(facts, plan), *routes, *own_group)
+    warnings = (*unread, *plan.warnings, *_warnings(facts, plan), *routes, *own_group)
     made = requests(plan, spec, facts)
     limits.check_tag_specifications((one.operation, one.parameters) for one in made)
     return replace(plan, requests=made, warnings=warnings)
 
 
-def _price(
-    spec: ClusterSpec, facts: Facts, kind: GpuType, market: Market, zones: list[str], disk_gb: int
-) -> Price:
+def _price(spec: ClusterSpec, facts: Facts, kind: GpuType, market: Market, zones: set[str]) -> Price:
     """Return what all nodes cost per hour: in a spot market, the dearest of the zones that are tried."""
     nodes = spec.cluster.nodes
     each, date, source = kind.price_usd_per_hour, types.PRICE_DATE, f"list price of {types.PRICE_REGION}"
     if market == "spot":
         spot = facts.spot_prices.get(kind.name, {})
-        each = max(spot[zone] for zone in zones) if spot.keys() >= set(zones) else None
+        each = max(spot[zone] for zone in zones) if spot.keys() >= zones else None
         date, source = "now", "spot market, as of"
     elif market == "capacity-block":
         each, date, source = 0.0, "", "the block is prepaid"
@@ -149,7 +147,7 @@ def _price(
     addresses = types.ADDRESS_USD_PER_HOUR * nodes if spec.network.address == "public" else 0.0
     return Price(
         machines=None if each is None else each * nodes,
-        disks=types.disk_usd_per_hour(disk_gb) * nodes,
+        disks=types.disk_usd_per_hour(_disk(spec, facts.image)) * nodes,
         addresses=addresses,
         date=date,
         source=source,
@@ -169,15 +167,13 @@ def _check_price(spec: ClusterSpec, plan: LaunchPlan) -> None:
         )
 
 
-def _within_budget(
-    spec: ClusterSpec, facts: Facts, plan: LaunchPlan, spent_usd: float
-) -> tuple[LaunchPlan, list[str]]:
+def _within_budget(spec: ClusterSpec, facts: Facts, plan: LaunchPlan, spent_usd: float) -> LaunchPlan:
     """Return the plan with its budget and the expiry that this allows, and a warning where that is earlier.
 
     Raises ConfigError for a budget that does not last, or where no price is known.
     """
     if spec.cluster.budget_usd is None:
-        return plan, []
+        return plan
     rate = Rate(usd_per_hour=plan.price_usd_per_hour)
     if plan.market == "spot":
         fixed_usd = plan.price.disks + plan.price.addresses
@@ -187,9 +183,9 @@ def _within_budget(
     )
     plan, term_s = replace(plan, budget=budget), budget.lasts_s
     if term_s >= plan.expires_s:
-        return plan, []
+        return plan
     text = f"the budget of ${budget.usd:,.2f} lasts {duration(term_s)}: the nodes terminate then"
-    return replace(plan, expires_s=int(term_s)), [text]
+    return replace(plan, expires_s=int(term_s), warnings=(text,))
 
 
 def spot_rate(fixed_usd: float, nodes: int, instance_type: str, zones: Iterable[str], facts: Facts) -> Rate:
