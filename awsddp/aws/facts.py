@@ -67,7 +67,7 @@ def gather(aws: Aws, spec: ClusterSpec, *, caller_address: str | None, target: T
     on_spot = known if spec.cluster.spot else []
     market = soon(prices.spot, aws, on_spot)
     budgeted = on_spot if spec.cluster.budget_usd is not None else []
-    highest = soon(prices.highest_spot, aws, budgeted and (asked or known))
+    highest = soon(prices.spot, aws, budgeted and (asked or known), days=7)
     group = look(partial(_own_group, spec, callers), spec.network.security_group, None)
     owner = caller.result().user_id
     reads: list[Future[Any]] = [image, places, callers, key, offers, listed, market, highest, group]
