@@ -157,14 +157,13 @@ class Remembered(Frozen):
 class Intent(Frozen):
     """What a launch is about to ask for, kept so that the very bytes can be sent again.
 
-    Without `parameters` it stands for every launch of its cluster. `host_key` is the public half of the
-    temporary host key that its nodes have.
+    `host_key` is the public half of the temporary host key that its nodes have.
     """
 
     cluster_id: str
-    zone: str = ""
-    written: datetime | None = None
-    parameters: dict[str, Any] = field(default_factory=dict, repr=False)
+    zone: str
+    written: datetime
+    parameters: dict[str, Any] = field(repr=False)
     host_key: str = ""
 
 

@@ -249,12 +249,13 @@ def look(cluster: "Cluster", *, owner: str | None = None, whole: bool = True) ->
     The owner is that of the record, else the caller. If not `whole`, one call lists the nodes, and
     the rest is read only where no node lives. Raises CloudError.
     """
-    from awsddp.aws.clusters import find_clusters, glance
+    from awsddp.aws.clusters import find_clusters
 
     record, name = cluster.known, cluster.spec.name
     owner = owner or (record.owner if record else cluster.aws.identity().user_id)
     known = record.remembered if record else None
-    clusters = () if whole else glance(cluster.aws, name, owner, remembered=known)
+    seen = () if whole else find_clusters(cluster.aws, name, owner, remembered=known, kinds=())
+    clusters = tuple(one for one in seen if one.live)
     clusters = clusters or find_clusters(cluster.aws, name, owner, remembered=known)
     own = [one for one in clusters if record is not None and one.id == record.id]
     cluster.listed = next(iter((*own, *clusters)), None)

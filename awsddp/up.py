@@ -187,13 +187,13 @@ def _finish_launch(cluster: "Cluster") -> None:
     own = own_or_empty(cluster)
     filled = filled_by(record.intent)
     nodes = tuple(node for node in own.live if node.node in filled)
-    if not filled or {node.node for node in nodes} != filled:
+    if {node.node for node in nodes} != filled:
         resumed = resume(cluster.aws, record.intent, on_event=cluster.on_event)
         if not resumed:
             cluster.remember(intent=None)
             return
         keys = [node.instance_id for node in resumed]
-        nodes = wait_running(cluster.aws, record.id, len(keys), awaited=resumed, on_event=cluster.on_event)
+        nodes = wait_running(cluster.aws, resumed, on_event=cluster.on_event)
         listed = (node for node in own.nodes if node.instance_id not in keys)
         own = replace(own, nodes=tuple(sorted((*nodes, *listed), key=lambda node: node.node)))
     accept_host_keys(cluster, nodes)
@@ -215,14 +215,7 @@ def _prepare(cluster: "Cluster", *, hosts: bool = True) -> None:
     term_s = deadline_s([record.instance_type])
     if hosts:
         import_soon("awsddp.nodes.transport")
-    nodes = cluster.nodes = wait_running(
-        aws,
-        record.id,
-        len(cluster.nodes),
-        awaited=cluster.nodes,
-        deadline_s=term_s,
-        on_event=cluster.on_event,
-    )
+    nodes = cluster.nodes = wait_running(aws, cluster.nodes, deadline_s=term_s, on_event=cluster.on_event)
     late = [node for node in nodes if node.expires != record.expires]
     cluster.listed = replace(own_or_empty(cluster), nodes=nodes)
     known = {one.instance_id for one in record.prepared} == {node.instance_id for node in nodes}

@@ -25,7 +25,12 @@ RECORD = Record(
     gpus_per_node=8,
     pretended=True,
     ssh_user="ubuntu",
-    intent=Intent(cluster_id="x", parameters={"MinCount": 2}),
+    intent=Intent(
+        cluster_id="x",
+        zone="us-east-1a",
+        written=datetime(2026, 11, 21, tzinfo=UTC),
+        parameters={"MinCount": 2},
+    ),
     prepared=(Prepared(node=0, instance_id="i-1", home="/h", python="/p", nic="ens5"),),
     jobs=(
         JobRecord(

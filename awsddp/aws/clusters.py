@@ -23,8 +23,6 @@ LEFT = "none"
 """The tag `awsddp:nodes` of an instance that the cluster gave up when it became smaller."""
 SpotPrices = Mapping[str, Mapping[str, float]]
 """US dollars per hour of one machine, by type and zone."""
-_Key = tuple[str, str, str]
-"""What tells clusters apart: id, name and owner."""
 _WHEN = re.compile(r"\((\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) (?:GMT|UTC)\)")
 _FIRST, _LAST = datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC)
 # https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_StateReason.html
@@ -260,22 +258,13 @@ def find_clusters(
     filters = _filters(name, owner)
     nodes, others = both(partial(describe, aws, filters), partial(resources, aws, filters, kinds))
     late = _untagged(aws, nodes, remembered, name, owner)
-    found = [_cluster(aws.region, *one) for one in _by_cluster([*nodes, *others, *late])]
+    found = [cluster for cluster, _ in _clusters(aws.region, [*nodes, *others, *late])]
     return tuple(sorted(filter(exists, found), key=lambda one: (not one.live, one.created or _LAST, one.id)))
 
 
 def exists(cluster: Listed) -> bool:
     """Whether anything of a cluster exists; terminated instances are listed for an hour."""
     return bool(cluster.leftovers) or any(node.state != "terminated" for node in cluster.nodes)
-
-
-def glance(aws: Aws, name: str, owner: str, *, remembered: Remembered | None = None) -> tuple[Listed, ...]:
-    """Return the clusters of this name and owner that have running nodes, by one call.
-
-    What is `remembered` is asked for as `find_clusters` does; `leftovers` are not. Raises CloudError.
-    """
-    found = find_clusters(aws, name, owner, remembered=remembered, kinds=())
-    return tuple(one for one in found if one.live)
 
 
 def of_other_sessions(aws: Aws, name: str, owner: str) -> tuple[Listed, ...]:
@@ -286,8 +275,8 @@ def of_other_sessions(aws: Aws, name: str, owner: str) -> tuple[Listed, ...]:
     """
     role, is_role, _ = owner.partition(":")
     nodes = describe(aws, _filters(name, f"{role}:{SESSION}*")) if is_role else ()
-    found = [_cluster(aws.region, *one) for one in _by_cluster(nodes)]
-    return tuple(one for one in found if one.live and one.owner != owner)
+    found = _clusters(aws.region, nodes)
+    return tuple(one for one, _ in found if one.live and one.owner != owner)
 
 
 def _filters(name: str, owner: str) -> Filters:
@@ -313,21 +302,20 @@ def _untagged(
     ]
 
 
-def _by_cluster(parts: Iterable[Node | Resource]) -> list[tuple[_Key, list[Node | Resource]]]:
-    """Return what carries an id, by cluster."""
-    found: dict[_Key, list[Node | Resource]] = defaultdict(list)
+def _clusters(region: str, parts: Iterable[Node | Resource]) -> list[tuple[Listed, list[Node | Resource]]]:
+    """Return the clusters that carry an id, each with all that carries its tags."""
+    found: dict[tuple[str, str, str], list[Node | Resource]] = defaultdict(list)
     for part in parts:
         # An id alone may be a copy: the console's "launch more like this" copies tags.
-        id, name, owner = (part.tags.get(f"awsddp:{tag}", "") for tag in ("id", "cluster", "owner"))
-        found[id, name, owner].append(part)
-    return [(key, some) for key, some in found.items() if key[0]]
+        name, owner, id = (part.tags.get(f"awsddp:{tag}", "") for tag in ("cluster", "owner", "id"))
+        found[name, owner, id].append(part)
+    return [(_cluster(region, *key, some), some) for key, some in found.items() if key[-1]]
 
 
-def _cluster(region: str, key: _Key, parts: Sequence[Node | Resource]) -> Listed:
-    """Return the record of a cluster from all that carries its tags."""
-    cluster_id, name, owner = key
+def _cluster(region: str, name: str, owner: str, id: str, parts: Sequence[Node | Resource]) -> Listed:
     instances = [part for part in parts if isinstance(part, Node)]
-    others = [part for part in parts if isinstance(part, Resource)]
+    # What an instance uses goes with it.
+    others = [part for part in parts if isinstance(part, Resource) and not part.in_use]
     lost_first = sorted(instances, key=lambda node: (node.node, node.state not in ENDED))
     replaced = {-1, *(node.node for node in lost_first if node.state not in ENDED)}
     nodes = [node for node in lost_first if node.state not in ENDED or node.node not in replaced]
@@ -335,7 +323,7 @@ def _cluster(region: str, key: _Key, parts: Sequence[Node | Resource]) -> Listed
     group = next((one for one in others if one.ssh_cidrs is not None), None)
     return Listed(
         name=name,
-        id=cluster_id,
+        id=id,
         owner=owner,
         region=region,
         nodes=tuple(nodes),
@@ -399,10 +387,7 @@ def find_in(aws: Aws, *, owner: str, now: datetime) -> tuple[Holding, ...]:
     nodes, others = both(partial(describe, aws, filters), partial(resources, aws, filters))
     spot_prices = spot(aws, {node.instance_type for node in nodes if node.spot})
     found = []
-    for key, parts in _by_cluster([*nodes, *others]):
-        # What an instance uses goes with it.
-        apart = [part for part in parts if isinstance(part, Node) or not part.in_use]
-        cluster = _cluster(aws.region, key, apart)
+    for cluster, parts in _clusters(aws.region, [*nodes, *others]):
         if exists(cluster):
             mine, late = cluster.owner == owner, cluster.expires is not None and cluster.expires < now
             is_orphan, price = mine and (not cluster.live or late), _price(cluster, parts, spot_prices)

@@ -5,12 +5,12 @@ import re
 import socket
 import urllib.request
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, wait
 from datetime import UTC, datetime
 from functools import partial
 from http.client import HTTPException
-from typing import Any
+from typing import Any, TypeVar
 
 from awsddp.aws import prices, surroundings
 from awsddp.aws.clusters import tags_of
@@ -25,6 +25,7 @@ from awsddp.plan.records import Facts, Group, Image
 from awsddp.records import TargetName
 from awsddp.spec import ClusterSpec
 
+T = TypeVar("T")
 # What a tag may hold: https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/Using_Tags.html#tag-restrictions
 _NO_TAG = re.compile(r"[^\w .:/=+@-]")
 # Each answers with the address that it sees, over HTTPS.
@@ -38,15 +39,22 @@ def gather(aws: Aws, spec: ClusterSpec, *, caller_address: str | None, target: T
     `network.ssh_cidr` nor a `network.jump`, two sources on the internet are asked. Raises CloudError where
     AWS cannot be read, ConfigError where something that `spec` names does not exist.
     """
+
+    def look(read: Callable[[Aws, str], T], named: str | None, otherwise: T) -> Future[T]:
+        return soon(lambda: read(aws, named) if named else otherwise)
+
     # The longest chain first, and who is asking: that fails fast, and then nothing else is waited for.
     image = soon(find_image, aws, spec.cluster.image)
     caller = soon(aws.identity)
     places = soon(surroundings.subnets, aws, spec.network.subnet)
     callers = soon(_callers, spec, caller_address)
-    key = soon(surroundings.own_key, aws, spec.access.key)
-    profile = soon(surroundings.check_profile, aws, spec.access.instance_profile)
-    disk_key = soon(surroundings.check_disk_key, aws, spec.access.kms_key)
-    reserved = soon(surroundings.reservation, aws, spec.capacity.reservation)
+    key = look(surroundings.own_key, spec.access.key, "")
+    checks = [
+        soon(surroundings.check_sources, aws, spec.network.ssh_cidr),
+        look(surroundings.check_profile, spec.access.instance_profile, None),
+        look(surroundings.check_disk_key, spec.access.kms_key, None),
+    ]
+    reserved = look(surroundings.reservation, spec.capacity.reservation, None)
     if spec.capacity.reservation:
         caller.result()
     found = reserved.result()
@@ -59,16 +67,13 @@ def gather(aws: Aws, spec: ClusterSpec, *, caller_address: str | None, target: T
     on_spot = known if spec.cluster.spot else []
     market = soon(prices.spot, aws, on_spot)
     budgeted = on_spot if spec.cluster.budget_usd is not None else []
-    highest = soon(prices.highest_spot, aws, budgeted and (asked or known))
-    group = soon(_own_group, aws, spec, callers)
-    sources = soon(surroundings.check_sources, aws, spec.network.ssh_cidr)
+    highest = soon(prices.spot, aws, budgeted and (asked or known), days=7)
+    group = look(partial(_own_group, spec, callers), spec.network.security_group, None)
     owner = caller.result().user_id
-    looked: list[Future[Any]] = [sources, profile, disk_key]
-    reads: list[Future[Any]] = [*looked, image, places, callers, key, offers, listed, market, highest, group]
-    wait([*reads, *described.values(), *quotas.values()])
-    for check in looked:
+    reads: list[Future[Any]] = [image, places, callers, key, offers, listed, market, highest, group]
+    wait([*checks, *reads, *described.values(), *quotas.values()])
+    for check in checks:
         check.result()
-    types = {name: future.result() for name, future in described.items()}
     ends = aws.credentials_end()
     return Facts(
         region=aws.region,
@@ -79,8 +84,7 @@ def gather(aws: Aws, spec: ClusterSpec, *, caller_address: str | None, target: T
         subnets=places.result(),
         quotas={code: future.result() for code, future in quotas.items()},
         callers=callers.result(),
-        described=tuple(kind for kind, _ in types.values() if kind is not None),
-        refusals={name: why for name, (_, why) in types.items() if why},
+        described={name: future.result() for name, future in described.items()},
         prices=listed.result(),
         price_date=datetime.now(UTC).strftime("%Y-%m-%d"),
         spot_prices=market.result(),
@@ -93,9 +97,9 @@ def gather(aws: Aws, spec: ClusterSpec, *, caller_address: str | None, target: T
     )
 
 
-def _own_group(aws: Aws, spec: ClusterSpec, callers: "Future[tuple[str, ...]]") -> Group | None:
+def _own_group(spec: ClusterSpec, callers: "Future[tuple[str, ...]]", aws: Aws, asked: str) -> Group:
     cidrs = ssh_cidrs(spec, ()) if spec.network.ssh_cidr else callers.result()
-    return surroundings.own_group(aws, spec.network.security_group, cidrs=cidrs, efa=spec.capacity.efa)
+    return surroundings.own_group(aws, asked, cidrs=cidrs, efa=spec.capacity.efa)
 
 
 class _Region(Shape):
@@ -123,28 +127,26 @@ def _offers(aws: Aws, known: list[str]) -> dict[str, tuple[str, ...]]:
     return {name: tuple(sorted(zones[name])) for name in sorted(zones)}
 
 
-def _describe_type(aws: Aws, asked: str) -> tuple[GpuType | None, str]:
+def _describe_type(aws: Aws, asked: str) -> GpuType | str:
     """Return EC2's description of a type that the table does not have, or its refusal."""
     try:
         found = aws.pages("DescribeInstanceTypes", {"InstanceTypes": [asked]})
     except Refused as refusal:
         if refusal.code in ("InvalidInstanceType", "InvalidParameterValue"):
-            return None, refusal.why
+            return refusal.why
         raise
-    return (_gpu_type(found[0]) if found else None), ""
+    return _gpu_type(found[0]) if found else ""
 
 
 def _gpu_type(described: Reply) -> GpuType:
     found = described.get("GpuInfo", {}).get("Gpus", ())
     gpus = [gpu for gpu in found if gpu.get("Manufacturer") == "NVIDIA"]
     name, network = gpus[0]["Name"] if gpus else "", described.get("NetworkInfo", {})
-    known = releases.architecture_of(name) if gpus else None
     return GpuType(
         name=described["InstanceType"],
         gpu=name,
         gpus=sum(int(gpu.get("Count", 0)) for gpu in gpus),
         memory_gb=gpus[0]["MemoryInfo"]["SizeInMiB"] / 1024 if gpus else 0,
-        capability=known.capability if known else "",
         vcpus=described["VCpuInfo"]["DefaultVCpus"],
         ram_gb=described["MemoryInfo"]["SizeInMiB"] / 1024,
         network=network.get("NetworkPerformance", "").removesuffix(" Gigabit").replace("Up to ", "<="),

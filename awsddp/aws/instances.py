@@ -42,13 +42,13 @@ def launch(
     no zone has the machines, CloudError where AWS refuses.
     """
     attempts: list[tuple[str, AwsddpError]] = []
-    for zone in plan.subnets:
+    for subnet in plan.subnets:
         token = f"{values.ids['cluster_id']}-{uuid4().hex}"
-        request = values.resolve(plan.request("RunInstances"), subnet=zone.subnet, client_token=token)
-        on_event(Event(f"asking for {len(plan.numbers)} x {plan.instance_type} in {zone.name}"))
+        request = values.resolve(plan.request("RunInstances"), subnet=subnet.id, client_token=token)
+        on_event(Event(f"asking for {len(plan.numbers)} x {plan.instance_type} in {subnet.zone}"))
         intent = Intent(
             cluster_id=values.ids["cluster_id"],
-            zone=zone.name,
+            zone=subnet.zone,
             written=CLOCK.now().replace(microsecond=0),
             parameters=request.parameters,
         )
@@ -58,8 +58,8 @@ def launch(
         except (CapacityError, Refused) as refusal:
             if isinstance(refusal, Refused) and refusal.code not in NEXT_ZONE:
                 raise
-            attempts.append((zone.name, refusal))
-        on_event(Event(f"{zone.name}: {attempts[-1][1].why}"))
+            attempts.append((subnet.zone, refusal))
+        on_event(Event(f"{subnet.zone}: {attempts[-1][1].why}"))
     if all(isinstance(error, Refused) for _, error in attempts):
         raise attempts[-1][1]
     raise CapacityError(
@@ -86,11 +86,10 @@ def _not_yet(refusal: Refused) -> bool:
 def resume(aws: Aws, intent: Intent, *, on_event: OnEvent) -> tuple[Node, ...] | None:
     """Return the nodes that an interrupted launch made or now makes; None: nothing came of it.
 
-    `intent` is what `write_intent` got; its very bytes are sent again while it is under an hour old. Older,
-    or with nothing but a `cluster_id`, instances are looked for by tag for two minutes. Raises CloudError.
+    `intent` is what `write_intent` got; its very bytes are sent again while it is under an hour old. Later
+    instances are looked for by tag for two minutes. Raises CloudError.
     """
-    written = intent.written
-    if intent.parameters and written and CLOCK.now() - written < timedelta(seconds=REPLAY_S):
+    if CLOCK.now() - intent.written < timedelta(seconds=REPLAY_S):
         on_event(Event("finishing the launch that was interrupted"))
         try:
             return _run(aws, intent.parameters, on_event=on_event)
@@ -105,27 +104,24 @@ def resume(aws: Aws, intent: Intent, *, on_event: OnEvent) -> tuple[Node, ...] |
 
 
 def filled_by(intent: Intent) -> frozenset[int]:
-    """Return the node numbers that a launch was to fill, by its intent; none where that does not tell."""
-    return frozenset(read_numbers(_asked(intent).get("awsddp:nodes", "")))
+    """Return the node numbers that a launch was to fill, by its intent."""
+    return frozenset(read_numbers(_asked(intent)["awsddp:nodes"]))
 
 
 def _asked(intent: Intent) -> dict[str, str]:
     """Return the tags that the request of an intent puts on its instances."""
-    specifications = intent.parameters.get("TagSpecifications", ())
-    return next((tags_of(one) for one in specifications if one["ResourceType"] == "instance"), {})
+    specifications = intent.parameters["TagSpecifications"]
+    return next(tags_of(one) for one in specifications if one["ResourceType"] == "instance")
 
 
 def appear(aws: Aws, intent: Intent, *, on_event: OnEvent) -> tuple[Node, ...] | None:
     """Return the nodes alive of a launch, looking for two minutes, as tags may show late; None: none came.
 
-    The tag of one node lists all numbers of its launch, so a launch that shows in part is waited for. An
-    intent that names no request stands for every launch of its cluster.
+    The tag of one node lists all numbers of its launch, so a launch that shows in part is waited for.
     """
     on_event(Event(f"looking for instances of {intent.cluster_id}"))
-    asked = _asked(intent)
-    filters = tagged("awsddp:id", intent.cluster_id)
-    for key in ("awsddp:created", "awsddp:owner"):
-        filters += tagged(key, asked[key]) if key in asked else []
+    asked, keys = _asked(intent), ("awsddp:id", "awsddp:created", "awsddp:owner")
+    filters = [one for key in keys for one in tagged(key, asked[key])]
     seen: list[Node] = []
 
     def look() -> bool | None:
@@ -138,18 +134,11 @@ def appear(aws: Aws, intent: Intent, *, on_event: OnEvent) -> tuple[Node, ...] |
 
 
 def wait_running(
-    aws: Aws,
-    cluster_id: str,
-    count: int,
-    *,
-    on_event: OnEvent,
-    deadline_s: float = 600,
-    awaited: Collection[Node] = (),
+    aws: Aws, awaited: Collection[Node], *, on_event: OnEvent, deadline_s: float = 600
 ) -> tuple[Node, ...]:
-    """Wait until `count` nodes of this id run and have an address, and return them by number.
+    """Wait until these nodes, as they were seen last, run and have an address; return them by number.
 
-    One describe asks for all. `awaited` are those that are waited for, as they were seen last, so that nodes
-    lost long ago are no failure; instances that are not visible yet count as coming. Raises CapacityError,
+    One describe asks for all; instances that are not visible yet count as coming. Raises CapacityError,
     CloudError or NodeError where a node ended or was stopped instead, NodeError at the deadline.
     """
     keys = [node.instance_id for node in awaited]
@@ -157,7 +146,7 @@ def wait_running(
     begun = {node.instance_id for node in awaited if node.state in _ON}
 
     def look() -> tuple[Node, ...] | None:
-        found = describe(aws, by_id(*keys) if keys else tagged("awsddp:id", cluster_id))
+        found = describe(aws, by_id(*keys))
         for node in found:
             _refuse_off(node, begun)
         begun.update(node.instance_id for node in found if node.state in _ON)
@@ -167,13 +156,13 @@ def wait_running(
                 seen[node.instance_id] = node.state
                 on_event(Event(f"{node.instance_id} {node.state}", node_name(node.node)))
         up = tuple(node for node in nodes if node.state == "running" and node.address)
-        return up if len(up) >= count else None
+        return up if len(up) == len(keys) else None
 
     running = poll(look, deadline_s=deadline_s, first_s=0.05, most_s=_LOOK_S)
     if running is None:
         slow = ", ".join(f"{key} ({state})" for key, state in seen.items() if state != "running")
         raise NodeError(
-            f"not all {count} nodes run after {deadline_s:.0f} s",
+            f"not all {len(keys)} nodes run after {deadline_s:.0f} s",
             f"still waiting for: {slow}" if slow else "AWS does not show them",
             _AGAIN,
         )

@@ -7,6 +7,7 @@ allowed is refused with DryRunOperation.
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
+from typing import Any
 
 from awsddp.aws.refusals import MOST_SKEW_S, Refused, skew_s
 from awsddp.aws.session import Aws, Identity
@@ -32,6 +33,8 @@ _LATER = (
     ("RunInstances", "a volume", ("DeleteVolume",)),
     ("RunInstances", "an instance", ("ModifyInstanceAttribute", *_OF_INSTANCE)),
 )
+# What a launch refers to before it is made.
+_UNMADE = ({"$ref": "name"}, {"$ref": "security_group"})
 # The resource that a denial names: "... to perform: ec2:RunInstances on resource: arn:aws:ec2:...".
 _DEFAULT_GROUP = ":security-group/"
 _NO_GROUP = "needs a security group; with the VPC's default one it is denied"
@@ -109,12 +112,18 @@ def dry_run(aws: Aws, plan: LaunchPlan, values: Values) -> tuple[Check, ...]:
     nothing is told of a launch into one's own. Raises CloudError where AWS cannot be asked at all.
     """
     asked = [request for request in plan.requests if request.operation not in _OF_GROUP]
-    launch = {"subnet": plan.subnets[0].subnet, "client_token": values.ids["cluster_id"]}
+    launch = {"subnet": plan.subnets[0].id, "client_token": values.ids["cluster_id"]}
 
     def ask(request: Request) -> Check:
-        known = _without_unmade(request)
-        answer, why = _ask(aws, values.resolve(known, **launch))
-        if answer == "denied" and known != request and _DEFAULT_GROUP in why:
+        known = _made(request.parameters) if request.operation == "RunInstances" else request.parameters
+        sent = values.resolve(Request(request.operation, {**known, "DryRun": True}), **launch)
+        answer, why = "allowed", ""
+        try:
+            aws.call(sent.operation, sent.parameters)
+        except (Refused, CapacityError) as refusal:
+            if not (isinstance(refusal, Refused) and refusal.code == "DryRunOperation"):
+                answer, why = "denied" if refusal.kind == "permission" else "refused", refusal.why
+        if answer == "denied" and known != request.parameters and _DEFAULT_GROUP in why:
             answer, why = "not asked", _NO_GROUP
         return _check(request.operation, answer, why)
 
@@ -128,29 +137,14 @@ def dry_run(aws: Aws, plan: LaunchPlan, values: Values) -> tuple[Check, ...]:
     return (*answers, *later)
 
 
-def _without_unmade(request: Request) -> Request:
-    if request.operation != "RunInstances":
-        return request
-    made = dict(request.parameters)
-    if isinstance(made["KeyName"], dict):
-        del made["KeyName"]
-    if isinstance(made.get("Placement", {}).get("GroupName"), dict):
-        del made["Placement"]
-    made["NetworkInterfaces"] = [
-        {key: value for key, value in nic.items() if key != "Groups" or not isinstance(value[0], dict)}
-        for nic in made["NetworkInterfaces"]
-    ]
-    return Request(request.operation, made)
-
-
-def _ask(aws: Aws, request: Request) -> tuple[str, str]:
-    """Return the answer to a dry run, and AWS's own words where it is no."""
-    try:
-        aws.call(request.operation, {**request.parameters, "DryRun": True})
-    except (Refused, CapacityError) as refusal:
-        if not (isinstance(refusal, Refused) and refusal.code == "DryRunOperation"):
-            return "denied" if refusal.kind == "permission" else "refused", refusal.why
-    return "allowed", ""
+def _made(part: Any) -> Any:
+    """Return a part of a launch without what refers to something that does not exist yet."""
+    if isinstance(part, list):
+        return [_made(item) for item in part if item not in _UNMADE]
+    if isinstance(part, dict):
+        kept = {key: _made(value) for key, value in part.items() if value not in _UNMADE}
+        return {key: value for key, value in kept.items() if value not in ({}, [])}
+    return part
 
 
 def _check(operation: str, answer: str, why: str) -> Check:

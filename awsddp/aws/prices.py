@@ -2,14 +2,13 @@
 
 import json
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from functools import partial
 
 from awsddp.aws.refusals import unless_refused
 from awsddp.aws.session import Aws, Shape
 
-_BUDGET_SINCE = timedelta(days=7)
 History = dict[tuple[str, str], list[tuple[datetime, float]]]
 """Spot prices and when each began, by type and zone."""
 
@@ -42,20 +41,16 @@ def on_demand(aws: Aws, names: Iterable[str]) -> dict[str, float]:
     return {name: price for name, price in found.items() if price}
 
 
-def spot(aws: Aws, names: Iterable[str]) -> dict[str, dict[str, float]]:
-    """Return the spot price of one machine now, by type and zone; {} if AWS does not return it."""
-    return _by_type(spot_history(aws, names, since=datetime.now(UTC)), lambda prices: prices[-1])
+def spot(aws: Aws, names: Iterable[str], *, days: int = 0) -> dict[str, dict[str, float]]:
+    """Return the spot price of one machine, by type and zone; {} if AWS does not return it.
 
-
-def highest_spot(aws: Aws, names: Iterable[str]) -> dict[str, dict[str, float]]:
-    """Return the highest spot price of one machine in the last 7 days, by type and zone; {} if unknown."""
-    return _by_type(spot_history(aws, names, since=datetime.now(UTC) - _BUDGET_SINCE), max)
-
-
-def _by_type(history: History, pick: Callable[[list[float]], float]) -> dict[str, dict[str, float]]:
+    That is the price now, or the highest of so many `days`.
+    """
     found: dict[str, dict[str, float]] = defaultdict(dict)
+    history = spot_history(aws, names, since=datetime.now(UTC) - timedelta(days=days))
     for (name, zone), prices in history.items():
-        found[name][zone] = pick([price for _, price in prices])
+        usd = [price for _, price in prices]
+        found[name][zone] = max(usd) if days else usd[-1]
     return dict(found)
 
 

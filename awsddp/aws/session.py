@@ -70,7 +70,7 @@ class Identity(Shape):
     arn: str
 
 
-S = TypeVar("S", bound=Shape)
+S = TypeVar("S", bound=msgspec.Struct)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,7 +177,8 @@ class Aws:
 
     def read(self, shape: type[S], operation: str, parameters: Reply, key: str = "") -> list[S]:
         """Make a call of EC2 as `pages` does and return what it describes."""
-        return [shape.of(described) for described in self.pages(operation, parameters, key)]
+        found = self.pages(operation, parameters, key)
+        return [msgspec.convert(described, shape, strict=False) for described in found]
 
     def identity(self) -> Identity:
         """Return who is calling; asked once. Raises CloudError where AWS does not know the credentials.
@@ -190,8 +191,16 @@ class Aws:
             return self._identity
 
     def credentials_end(self) -> datetime | None:
-        """Return when a person has to log in again, in UTC; None where that is never, or not known."""
-        return credentials_end(self._session)
+        """Return when a person has to log in again, in UTC; None where that is never, or not known.
+
+        Botocore renews a role's without asking, but never those that took an MFA code or came in the
+        environment.
+        """
+        credentials, session = self._session.get_credentials(), self._session
+        ends = getattr(credentials, "_expiry_time", None)  # botocore has no public name for it
+        role = session.full_config["profiles"].get(session.profile or "default", {})
+        final = getattr(credentials, "method", "") == "env" or "mfa_serial" in role
+        return ends.astimezone(UTC) if final and isinstance(ends, datetime) else None
 
     @cached_property
     def _identity(self) -> Identity:
@@ -210,11 +219,7 @@ class Aws:
 
     def _region(self) -> str:
         try:
-            region = (
-                self._target.region
-                or os.environ.get("AWS_REGION")
-                or self._session.get_config_variable("region")
-            )
+            region = self._target.region or self._session.get_config_variable("region")
         except BotoCoreError as error:
             raise translate(error, "", where="") from error
         if not region:
@@ -290,6 +295,8 @@ def session_of(target: Target) -> botocore.session.Session:
     launched. Raises botocore's ProfileNotFound or ConfigParseError.
     """
     session = botocore.session.Session()
+    if region := target.region or os.environ.get("AWS_REGION"):
+        session.set_config_variable("region", region)  # where a role is assumed, too
     if target.access_key_id:
         # With keys of its own a profile named in the environment has no say, not even a missing one.
         session.get_component("config_store").set_config_provider("profile", ConstantProvider(None))
@@ -297,8 +304,6 @@ def session_of(target: Target) -> botocore.session.Session:
     else:
         if target.profile:
             session.set_config_variable("profile", target.profile)
-        if region := target.region or os.environ.get("AWS_REGION"):
-            session.set_config_variable("region", region)  # where a role is assumed, too
         _name_roles(session)
         chain, cache = session.get_component("credential_provider"), _Cache(str(CACHE.expanduser()))
         for name in ("assume-role", "assume-role-with-web-identity"):
@@ -317,18 +322,6 @@ def session_name() -> str:
     except (KeyError, OSError):  # a user id without a name, as in containers
         user = str(os.getuid())
     return re.sub(r"[^\w=,.@-]", "-", f"{SESSION}{user}@{socket.gethostname()}", flags=re.ASCII)[:64]
-
-
-def credentials_end(session: botocore.session.Session) -> datetime | None:
-    """Return when the credentials end for good, in UTC; None where botocore renews them, or there are none.
-
-    It renews a role's without asking, but never those that took an MFA code or came in the environment.
-    """
-    credentials = session.get_credentials()
-    ends = getattr(credentials, "_expiry_time", None)  # botocore has no public name for it
-    role = session.full_config["profiles"].get(session.profile or "default", {})
-    final = getattr(credentials, "method", "") == "env" or "mfa_serial" in role
-    return ends.astimezone(UTC) if final and isinstance(ends, datetime) else None
 
 
 def _name_roles(session: botocore.session.Session) -> None:

@@ -1,7 +1,8 @@
 """Reads what a cluster is put into: subnets and their way out, what is the user's own, a reservation."""
 
 from collections.abc import Iterable
-from datetime import datetime
+
+from msgspec.structs import replace
 
 from awsddp.aws.clusters import Permission, SecurityGroup
 from awsddp.aws.refusals import Refused, unless_refused
@@ -9,13 +10,6 @@ from awsddp.aws.session import Aws, Reply, S, Shape
 from awsddp.errors import ConfigError
 from awsddp.plan.network import within
 from awsddp.plan.records import Group, Reservation, Subnet, WayOut
-
-
-class _Subnet(Shape):
-    subnet_id: str
-    availability_zone: str
-    vpc_id: str
-    available_ip_address_count: int = 0
 
 
 class _Association(Shape):
@@ -43,19 +37,13 @@ def subnets(aws: Aws, asked: str | None) -> tuple[Subnet, ...]:
     filters = [{"Name": "default-for-az", "Values": ["true"]}, {"Name": "state", "Values": ["available"]}]
     if asked:
         named = {"SubnetIds": [asked]}
-        found = [_one(aws, _Subnet, "DescribeSubnets", named, key="network.subnet", what="subnet")]
+        found = [_one(aws, Subnet, "DescribeSubnets", named, key="network.subnet", what="subnet")]
     else:
-        found = aws.read(_Subnet, "DescribeSubnets", {"Filters": filters})
-    routes = _routes(aws, {subnet.vpc_id for subnet in found})
+        found = aws.read(Subnet, "DescribeSubnets", {"Filters": filters})
+    routes = _routes(aws, {subnet.vpc for subnet in found})
     return tuple(
-        Subnet(
-            id=subnet.subnet_id,
-            zone=subnet.availability_zone,
-            vpc=subnet.vpc_id,
-            free_addresses=subnet.available_ip_address_count,
-            route=routes.get(subnet.subnet_id, routes.get(subnet.vpc_id)),
-        )
-        for subnet in sorted(found, key=lambda subnet: subnet.subnet_id)
+        replace(subnet, route=routes.get(subnet.id, routes.get(subnet.vpc)))
+        for subnet in sorted(found, key=lambda subnet: subnet.id)
     )
 
 
@@ -79,13 +67,11 @@ def _way_out(routes: Iterable[_Route]) -> WayOut:
     return "private" if default else "none"
 
 
-def own_group(aws: Aws, asked: str | None, *, cidrs: tuple[str, ...], efa: bool) -> Group | None:
+def own_group(aws: Aws, asked: str, *, cidrs: tuple[str, ...], efa: bool) -> Group:
     """Return the user's own security group and what a cluster needs that it does not allow.
 
     `cidrs` are the addresses that SSH will come from. Raises ConfigError, CloudError.
     """
-    if asked is None:
-        return None
     found = _group(aws, asked, key="network.security_group")
     lacks = []
     if not _inside(found.ip_permissions, asked):
@@ -124,24 +110,20 @@ class _KeyPair(Shape):
     public_key: str = ""
 
 
-def own_key(aws: Aws, asked: str | None) -> str:
+def own_key(aws: Aws, asked: str) -> str:
     """Return the public half of the user's own key pair, "" if EC2 does not return it.
 
     Raises ConfigError where there is none, CloudError.
     """
-    if asked is None:
-        return ""
     named = {"KeyNames": [asked], "IncludePublicKey": True}
     return _one(aws, _KeyPair, "DescribeKeyPairs", named, key="access.key_file", what="key pair").public_key
 
 
-def check_profile(aws: Aws, asked: str | None) -> None:
+def check_profile(aws: Aws, asked: str) -> None:
     """Look for the user's own instance profile, where that may be read; EC2 takes two minutes to say no.
 
     Raises ConfigError where there is none.
     """
-    if not asked:
-        return
     name = {"InstanceProfileName": asked.rpartition("/")[2]}
     try:
         found = aws.call("GetInstanceProfile", name, service="iam")["InstanceProfile"]["Arn"]
@@ -164,15 +146,13 @@ class _Key(Shape):
     key_usage: str = ""
 
 
-def check_disk_key(aws: Aws, asked: str | None) -> None:
+def check_disk_key(aws: Aws, asked: str) -> None:
     """Look whether the user's own KMS key can encrypt disks, where that may be read: with one that cannot
     instances end as they begin.
 
     https://docs.aws.amazon.com/ebs/latest/userguide/ebs-encryption-requirements.html
     Raises ConfigError.
     """
-    if asked is None:
-        return
     why = ""
     try:
         found = _Key.of(aws.call("DescribeKey", {"KeyId": asked}, service="kms")["KeyMetadata"])
@@ -191,36 +171,11 @@ def check_disk_key(aws: Aws, asked: str | None) -> None:
         )
 
 
-class _Reservation(Shape):
-    capacity_reservation_id: str
-    instance_type: str
-    availability_zone: str
-    instance_platform: str
-    available_instance_count: int = 0
-    state: str = ""
-    tenancy: str = "default"
-    reservation_type: str = ""
-    end_date: datetime | None = None
-
-
-def reservation(aws: Aws, asked: str | None) -> Reservation | None:
+def reservation(aws: Aws, asked: str) -> Reservation:
     """Return the requested capacity reservation or block. Raises ConfigError, CloudError."""
-    if asked is None:
-        return None
     named, operation = {"CapacityReservationIds": [asked]}, "DescribeCapacityReservations"
     key, what = "capacity.reservation", "capacity reservation"
-    found = _one(aws, _Reservation, operation, named, key=key, what=what)
-    return Reservation(
-        id=found.capacity_reservation_id,
-        instance_type=found.instance_type,
-        zone=found.availability_zone,
-        free=found.available_instance_count,
-        state=found.state,
-        platform=found.instance_platform,
-        tenancy=found.tenancy,
-        block=found.reservation_type == "capacity-block",
-        ends=found.end_date.strftime("%Y-%m-%d %H:%M UTC") if found.end_date else "",
-    )
+    return _one(aws, Reservation, operation, named, key=key, what=what)
 
 
 def _group(aws: Aws, asked: str, *, key: str) -> SecurityGroup:
@@ -242,8 +197,5 @@ def _one(aws: Aws, shape: type[S], operation: str, named: Reply, *, key: str, wh
             raise
         why = refusal.why
     [asked] = next(iter(named.values()))
-    message, advice = (
-        f"{key}: no {what} {asked!r} in {aws.region}",
-        f"name one of {aws.region}, or omit {key}",
-    )
-    raise ConfigError(message, why, advice)
+    message = f"{key}: no {what} {asked!r} in {aws.region}"
+    raise ConfigError(message, why, f"name one of {aws.region}, or omit {key}")

@@ -26,16 +26,16 @@ class GpuType:
     """An instance type. `memory_gb` is of one GPU, `ram_gb` of the machine, in GiB; `network` in Gbit/s.
 
     `efa` is the most EFA interfaces it takes, on `cards` network cards. `capability` is the GPU's compute
-    capability ("8.9"), "" where it is not known; `price_usd_per_hour` is the on-demand list price of Linux in
-    us-east-1 on PRICE_DATE, None where none is known.
+    capability ("8.9"), "" of a type that is not in this table; `price_usd_per_hour` is the on-demand list
+    price of Linux in us-east-1 on PRICE_DATE, None where none is known.
     """
 
     name: str
     gpu: str
     gpus: int
     memory_gb: float
-    capability: str
     vcpus: int
+    capability: str = ""
     ram_gb: float = 0
     network: str = ""
     efa: int = 0
@@ -155,20 +155,16 @@ GPU_TYPES: dict[str, GpuType] = {
 
 # p2, p3: the day from which no region's DescribeInstanceTypeOfferings had them (getmoto/moto, history of
 # moto/ec2/resources/instance_type_offerings). g3: AWS's notice (SummitRoute/aws_breaking_changes #114).
+_RETIRED = {
+    "p2": ("K80", "2025-03-30", {"xlarge": 1, "8xlarge": 8, "16xlarge": 16}),
+    "p3": ("V100", "2026-05-01", {"2xlarge": 1, "8xlarge": 4, "16xlarge": 8}),
+    "g3s": ("M60", "2025-10-31", {"xlarge": 1}),
+    "g3": ("M60", "2025-10-31", {"4xlarge": 1, "8xlarge": 2, "16xlarge": 4}),
+}
 RETIRED = {
-    one.name: one
-    for one in (
-        Retired("p2.xlarge", "K80", 1, "2025-03-30"),
-        Retired("p2.8xlarge", "K80", 8, "2025-03-30"),
-        Retired("p2.16xlarge", "K80", 16, "2025-03-30"),
-        Retired("p3.2xlarge", "V100", 1, "2026-05-01"),
-        Retired("p3.8xlarge", "V100", 4, "2026-05-01"),
-        Retired("p3.16xlarge", "V100", 8, "2026-05-01"),
-        Retired("g3s.xlarge", "M60", 1, "2025-10-31"),
-        Retired("g3.4xlarge", "M60", 1, "2025-10-31"),
-        Retired("g3.8xlarge", "M60", 2, "2025-10-31"),
-        Retired("g3.16xlarge", "M60", 4, "2025-10-31"),
-    )
+    f"{family}.{size}": Retired(f"{family}.{size}", gpu, gpus, since)
+    for family, (gpu, since, sizes) in _RETIRED.items()
+    for size, gpus in sizes.items()
 }
 
 # vCPU quotas by what a type begins with: https://docs.aws.amazon.com/ec2/latest/instancetypes/ec2-instance-quotas.html
@@ -195,12 +191,12 @@ def quota_of(instance_type: str, market: Market = "on-demand") -> tuple[str, str
 
 def nearest(gpus: int, among: Iterable[GpuType], *, price: float = 0.0, but: str = "") -> tuple[GpuType, ...]:
     """Return the three priced virtualised types nearest to so many GPUs, then to this price; not `but`."""
-    found = [
-        (abs(kind.gpus - gpus), abs(kind.price_usd_per_hour - price), kind.name, kind)
-        for kind in among
-        if kind.price_usd_per_hour is not None and not kind.bare_metal and kind.name != but
-    ]
-    return tuple(kind for *_, kind in sorted(found, key=lambda one: one[:3])[:3])
+
+    def distance(kind: GpuType) -> tuple[float, float, str]:
+        return abs(kind.gpus - gpus), abs((kind.price_usd_per_hour or 0.0) - price), kind.name
+
+    priced = (one for one in among if one.price_usd_per_hour is not None and not one.bare_metal)
+    return tuple(sorted((kind for kind in priced if kind.name != but), key=distance)[:3])
 
 
 def network_gbyte_s(instance_type: str) -> float | None:

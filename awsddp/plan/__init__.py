@@ -12,11 +12,12 @@ from awsddp import limits
 from awsddp.billing import Budget, Rate
 from awsddp.compat import types
 from awsddp.compat.releases import misfit, unlisted
+from awsddp.compat.types import GpuType, Market
 from awsddp.errors import AwsddpError, ConfigError
 from awsddp.plan import network
-from awsddp.plan.records import Facts, Image, LaunchPlan, Price, Zone
+from awsddp.plan.records import Facts, Image, LaunchPlan, Price, Subnet
 from awsddp.plan.requests import requests
-from awsddp.plan.selection import Candidate, candidate, choices, tries, zones
+from awsddp.plan.selection import choices, choose, quota_line, tries, zones
 from awsddp.report import duration
 from awsddp.spec import ClusterSpec
 from awsddp.values import seconds
@@ -48,9 +49,9 @@ def make_plan(
     fill = tuple(range(spec.cluster.nodes)) if numbers is None else tuple(sorted(numbers))
     made: list[LaunchPlan] = []
     refusals: list[AwsddpError] = []
-    for name, market in tries(spec, facts):
+    for one in tries(spec, facts):
         try:
-            made.append(_plan(spec, facts, candidate(spec, facts, name, market), fill, spent_usd))
+            made.append(_plan(spec, facts, one, fill, spent_usd))
         except AwsddpError as refusal:
             refusals.append(refusal)
     if not made:
@@ -75,16 +76,17 @@ def refuse_untried(plan: LaunchPlan) -> None:
 
 
 def _plan(
-    spec: ClusterSpec, facts: Facts, candidate: Candidate, fill: tuple[int, ...], spent_usd: float
+    spec: ClusterSpec, facts: Facts, one: tuple[str | None, Market], fill: tuple[int, ...], spent_usd: float
 ) -> LaunchPlan:
-    kind, market, image = candidate.kind, candidate.market, facts.image
+    image, market = facts.image, one[1]
+    kind, why = choose(spec, facts, *one)
+    quota, unread = quota_line(kind, spec.cluster.nodes, facts, market)
     _check_image(image, kind)
     _check_reservation(facts, len(fill))
     disk_gb = _disk(spec, image)
     tried = zones(spec, facts, kind, market, len(fill))
-    subnets = {zone.subnet for zone in tried}
     routes = [
-        text for subnet in facts.subnets if subnet.id in subnets for text in network.check_route(spec, subnet)
+        text for subnet in sorted(tried, key=lambda one: one.id) for text in network.check_route(spec, subnet)
     ]
     network.check_session(spec)
     interfaces = network.efa(spec, kind)
@@ -96,7 +98,7 @@ def _plan(
         owner=facts.owner,
         kind=kind,
         market=market,
-        why=candidate.why,
+        why=why,
         nodes=spec.cluster.nodes,
         numbers=fill,
         pretended=image.pretends,
@@ -112,8 +114,8 @@ def _plan(
         placement=group,
         placement_why=placement_why,
         choices=choices(facts, kind, spec.cluster.nodes, market),
-        price=_price(spec, facts, candidate, [zone.name for zone in tried], disk_gb),
-        quota=candidate.quota,
+        price=_price(spec, facts, kind, market, {one.zone for one in tried}),
+        quota=quota,
         expires_s=int(seconds(spec.cluster.expires)),
         untried=(
             *(("capacity blocks",) if market == "capacity-block" else ()),
@@ -122,30 +124,30 @@ def _plan(
         experimental=spec.capacity.experimental,
     )
     _check_price(spec, plan)
-    plan, limited = _within_budget(spec, facts, plan, spent_usd)
+    plan = _within_budget(spec, facts, plan, spent_usd)
     own_group = network.check_group(facts)
-    warnings = (*candidate.warnings, *limited, *_warnings(facts, plan), *routes, *own_group)
+    warnings = (*unread, *plan.warnings, *_warnings(facts, plan), *routes, *own_group)
     made = requests(plan, spec, facts)
     limits.check_tag_specifications((one.operation, one.parameters) for one in made)
     return replace(plan, requests=made, warnings=warnings)
 
 
-def _price(spec: ClusterSpec, facts: Facts, candidate: Candidate, zones: list[str], disk_gb: int) -> Price:
+def _price(spec: ClusterSpec, facts: Facts, kind: GpuType, market: Market, zones: set[str]) -> Price:
     """Return what all nodes cost per hour: in a spot market, the dearest of the zones that are tried."""
-    kind, nodes = candidate.kind, spec.cluster.nodes
+    nodes = spec.cluster.nodes
     each, date, source = kind.price_usd_per_hour, types.PRICE_DATE, f"list price of {types.PRICE_REGION}"
-    if candidate.market == "spot":
+    if market == "spot":
         spot = facts.spot_prices.get(kind.name, {})
-        each = max(spot[zone] for zone in zones) if spot.keys() >= set(zones) else None
+        each = max(spot[zone] for zone in zones) if spot.keys() >= zones else None
         date, source = "now", "spot market, as of"
-    elif candidate.market == "capacity-block":
+    elif market == "capacity-block":
         each, date, source = 0.0, "", "the block is prepaid"
     elif kind.name in facts.prices:
         each, date, source = facts.prices[kind.name], facts.price_date, "AWS Pricing API"
     addresses = types.ADDRESS_USD_PER_HOUR * nodes if spec.network.address == "public" else 0.0
     return Price(
         machines=None if each is None else each * nodes,
-        disks=types.disk_usd_per_hour(disk_gb) * nodes,
+        disks=types.disk_usd_per_hour(_disk(spec, facts.image)) * nodes,
         addresses=addresses,
         date=date,
         source=source,
@@ -165,15 +167,13 @@ def _check_price(spec: ClusterSpec, plan: LaunchPlan) -> None:
         )
 
 
-def _within_budget(
-    spec: ClusterSpec, facts: Facts, plan: LaunchPlan, spent_usd: float
-) -> tuple[LaunchPlan, list[str]]:
+def _within_budget(spec: ClusterSpec, facts: Facts, plan: LaunchPlan, spent_usd: float) -> LaunchPlan:
     """Return the plan with its budget and the expiry that this allows, and a warning where that is earlier.
 
     Raises ConfigError for a budget that does not last, or where no price is known.
     """
     if spec.cluster.budget_usd is None:
-        return plan, []
+        return plan
     rate = Rate(usd_per_hour=plan.price_usd_per_hour)
     if plan.market == "spot":
         fixed_usd = plan.price.disks + plan.price.addresses
@@ -183,9 +183,9 @@ def _within_budget(
     )
     plan, term_s = replace(plan, budget=budget), budget.lasts_s
     if term_s >= plan.expires_s:
-        return plan, []
+        return plan
     text = f"the budget of ${budget.usd:,.2f} lasts {duration(term_s)}: the nodes terminate then"
-    return replace(plan, expires_s=int(term_s)), [text]
+    return replace(plan, expires_s=int(term_s), warnings=(text,))
 
 
 def spot_rate(fixed_usd: float, nodes: int, instance_type: str, zones: Iterable[str], facts: Facts) -> Rate:
@@ -202,10 +202,10 @@ def spot_rate(fixed_usd: float, nodes: int, instance_type: str, zones: Iterable[
     return Rate(usd_per_hour=usd_per_hour, source=source)
 
 
-def _uses(spec: ClusterSpec, tried: tuple[Zone, ...]) -> dict[str, str]:
+def _uses(spec: ClusterSpec, tried: tuple[Subnet, ...]) -> dict[str, str]:
     """Return what exists already and is used: the id or name by kind."""
     found = {
-        "subnet": tried[0].subnet if len(tried) == 1 else None,
+        "subnet": tried[0].id if len(tried) == 1 else None,
         "key pair": spec.access.key,
         "security group": spec.network.security_group,
         "instance profile": spec.access.instance_profile,
@@ -216,7 +216,7 @@ def _uses(spec: ClusterSpec, tried: tuple[Zone, ...]) -> dict[str, str]:
     return {what: name for what, name in found.items() if name}
 
 
-def _check_image(image: Image, kind: types.GpuType) -> None:
+def _check_image(image: Image, kind: GpuType) -> None:
     reason = misfit(kind, image.name)
     if image.architecture != kind.cpu:
         reason = f"it is for {image.architecture}, the type is {kind.cpu}"
@@ -291,7 +291,8 @@ def _warnings(facts: Facts, plan: LaunchPlan) -> list[str]:
         )
     if facts.reservation is not None and facts.reservation.ends:
         warnings.append(
-            f"{facts.reservation.id} ends at {facts.reservation.ends}; AWS ends its machines before"
+            f"{facts.reservation.id} ends at {facts.reservation.ends:%Y-%m-%d %H:%M} UTC; "
+            "AWS ends its machines before"
         )
     if plan.untried and not plan.experimental:
         warnings.append(

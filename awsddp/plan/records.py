@@ -3,6 +3,7 @@
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
+from datetime import datetime
 from operator import attrgetter
 from typing import Any, Literal
 
@@ -86,14 +87,13 @@ class Image:
         return self.tags.get("awsddp:hosts") != "none"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Subnet:
+class Subnet(msgspec.Struct, frozen=True, kw_only=True):
     """A subnet that instances may be launched into. `route` is where its way out leads, None: not known."""
 
-    id: str
-    zone: str
-    vpc: str
-    free_addresses: int
+    id: str = msgspec.field(name="SubnetId")
+    zone: str = msgspec.field(name="AvailabilityZone")
+    vpc: str = msgspec.field(name="VpcId")
+    free_addresses: int = msgspec.field(name="AvailableIpAddressCount", default=0)
     route: WayOut | None = None
 
 
@@ -106,22 +106,21 @@ class Group:
     lacks: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
-class Reservation:
-    """A capacity reservation, or a capacity block (`block`). `ends` is a time, "" where it has no end.
+class Reservation(msgspec.Struct, frozen=True, kw_only=True, rename="pascal"):
+    """A capacity reservation, or a capacity block by its `reservation_type`. `ends` None: it has no end.
 
     Only instances of its own `platform` (of their image) and `tenancy` go in.
     """
 
-    id: str
+    id: str = msgspec.field(name="CapacityReservationId")
     instance_type: str
-    zone: str
-    free: int
-    state: str
-    platform: str = "Linux/UNIX"
+    zone: str = msgspec.field(name="AvailabilityZone")
+    free: int = msgspec.field(name="AvailableInstanceCount", default=0)
+    state: str = ""
+    platform: str = msgspec.field(name="InstancePlatform", default="Linux/UNIX")
     tenancy: str = "default"
-    block: bool = False
-    ends: str = ""
+    reservation_type: str = ""
+    ends: datetime | None = msgspec.field(name="EndDate", default=None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,7 +128,7 @@ class Facts:
     """Everything read from AWS that a plan needs.
 
     `offers` maps an instance type to the zones that offer it; `described` holds requested types that compat
-    lacks, `refusals` what EC2 said of a type that it does not know. `quotas` maps a quota's code to
+    lacks, or what EC2 said of one that it does not know. `quotas` maps a quota's code to
     its vCPUs, None where it cannot be read. `callers` are this machine's addresses as the nodes see them, as
     CIDRs; `public_key` is the public half of the user's own key pair, "" where it is not told. `prices` are
     on-demand prices of a machine per hour as the Pricing API told them on `price_date`, `spot_prices` those
@@ -146,8 +145,7 @@ class Facts:
     subnets: tuple[Subnet, ...]
     quotas: Mapping[str, float | None] = field(default_factory=dict)
     callers: tuple[str, ...] = ()
-    described: tuple[GpuType, ...] = ()
-    refusals: Mapping[str, str] = field(default_factory=dict)
+    described: Mapping[str, GpuType | str] = field(default_factory=dict)
     prices: Mapping[str, float] = field(default_factory=dict)
     price_date: str = ""
     spot_prices: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
@@ -169,14 +167,6 @@ class Request:
 
     operation: str
     parameters: Parameters
-
-
-@dataclass(frozen=True, kw_only=True)
-class Zone:
-    """A zone to try, with the subnet to launch into there."""
-
-    name: str
-    subnet: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -300,15 +290,15 @@ class Planned:
 class LaunchPlan(Planned):
     """What `up` will do. `numbers` are the nodes this launch fills, `uses` the resources that exist already.
 
-    `untried` names what was never launched on AWS, which `experimental` allows. `alternatives` are tried
-    next, in order, when AWS has no capacity for this plan.
+    `subnets` has one for each zone to try, in order. `untried` names what was never launched on AWS, which
+    `experimental` allows. `alternatives` are tried next, in order, when AWS has no capacity for this plan.
     """
 
     owner: str
     kind: GpuType
     numbers: tuple[int, ...]
     image: Image
-    subnets: tuple[Zone, ...]
+    subnets: tuple[Subnet, ...]
     uses: dict[str, str]
     price: Price
     expires_s: int
@@ -330,7 +320,7 @@ class LaunchPlan(Planned):
     @property
     def zones(self) -> tuple[str, ...]:
         """The zones to try, in order."""
-        return tuple(zone.name for zone in self.subnets)
+        return tuple(subnet.zone for subnet in self.subnets)
 
     @property
     def price_usd_per_hour(self) -> float | None:

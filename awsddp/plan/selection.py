@@ -10,24 +10,13 @@ from awsddp.compat.releases import misfit, unlisted
 from awsddp.compat.types import GPU_TYPES, RETIRED, GpuType, Market, nearest, quota_of
 from awsddp.errors import CloudError, ConfigError
 from awsddp.plan.network import answers
-from awsddp.plan.records import Choice, Facts, Zone
+from awsddp.plan.records import Choice, Facts, Subnet
 from awsddp.spec import ClusterSpec
 
 DEFAULT_GPUS = 8
 _LEAST_CAPABILITY = 8.0
 """No type is chosen whose GPUs have less, unless it is named: they know no bfloat16."""
 _GPUS = re.compile(r"([A-Za-z][A-Za-z0-9 -]*?)(?:-(\d+)GB)?(?::(\d+))?")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Candidate:
-    """A type and a market to try, the reason, and a text about its quota."""
-
-    kind: GpuType
-    market: Market
-    why: str
-    quota: str
-    warnings: tuple[str, ...] = ()
 
 
 def tries(spec: ClusterSpec, facts: Facts) -> tuple[tuple[str | None, Market], ...]:
@@ -50,28 +39,27 @@ def tries(spec: ClusterSpec, facts: Facts) -> tuple[tuple[str | None, Market], .
             "a reservation holds machines of one type",
             f"--instance-type {held.instance_type}, or another reservation",
         )
-    return ((held.instance_type, "capacity-block" if held.block else "on-demand"),)
+    is_block = held.reservation_type == "capacity-block"
+    return ((held.instance_type, "capacity-block" if is_block else "on-demand"),)
 
 
-def candidate(spec: ClusterSpec, facts: Facts, name: str | None, market: Market) -> Candidate:
-    """Return a type and a market to try, of `tries`. Raises CloudError or ConfigError where it cannot be."""
-    nodes, gpus = spec.cluster.nodes, wanted_gpus(spec)
+def choose(spec: ClusterSpec, facts: Facts, name: str | None, market: Market) -> tuple[GpuType, str]:
+    """Return the type of one of `tries`, and why it is it. Raises CloudError or ConfigError for none."""
+    gpus = wanted_gpus(spec)
     if name is None:
-        kind, why = _cheapest(spec, gpus, facts, market)
-    else:
-        kind, why = _offered_type(name, facts), "requested"
-        if facts.reservation is not None:
-            why = f"the type of {facts.reservation.id}"
-        if gpus is not None and not gpus.of(kind):
-            raise ConfigError(
-                f"cluster.gpus: {spec.cluster.gpus} is not what {name} has ({kind.gpus} x {kind.gpu})",
-                "cluster.instance_type names the type already",
-                f"omit one of --gpus and --instance-type, or --gpus {kind.gpu}:{kind.gpus}",
-            )
-    if facts.reservation is None and fits(kind, nodes, facts, market) is False:
+        return _cheapest(spec, gpus, facts, market)
+    kind = _offered_type(name, facts)
+    if gpus is not None and not gpus.of(kind):
+        raise ConfigError(
+            f"cluster.gpus: {spec.cluster.gpus} is not what {name} has ({kind.gpus} x {kind.gpu})",
+            "cluster.instance_type names the type already",
+            f"omit one of --gpus and --instance-type, or --gpus {kind.gpu}:{kind.gpus}",
+        )
+    if facts.reservation is not None:
+        return kind, f"the type of {facts.reservation.id}"
+    if fits(kind, spec.cluster.nodes, facts, market) is False:
         raise _over_quota((kind,), spec, facts, market)
-    quota, warnings = _quota(kind, nodes, facts, market)
-    return Candidate(kind=kind, market=market, why=why, quota=quota, warnings=warnings)
+    return kind, "requested"
 
 
 @dataclass(frozen=True)
@@ -110,15 +98,15 @@ def wanted_gpus(spec: ClusterSpec) -> Gpus | None:
 
 
 def _offered_type(name: str, facts: Facts) -> GpuType:
-    kind = GPU_TYPES.get(name) or next((one for one in facts.described if one.name == name), None)
-    if kind is not None and facts.offers.get(name):
+    kind = GPU_TYPES.get(name) or facts.described.get(name, "")
+    if isinstance(kind, GpuType) and facts.offers.get(name):
         return kind
-    retired, refusal = RETIRED.get(name), facts.refusals.get(name, "")
-    if retired is not None:
+    refusal = kind if isinstance(kind, str) else ""
+    if (retired := RETIRED.get(name)) is not None:
         why = f"{name} ({retired.gpus} x {retired.gpu}) has been offered in no region since {retired.since}"
         why += f"; EC2 says: {refusal}" if refusal else ""
         advice = _instead(nearest(min(retired.gpus, 8), _offered(facts)))
-    elif kind is not None:
+    elif isinstance(kind, GpuType):
         why, advice = "no zone of this region has it", _instead(_like(kind, facts)) + ", or another --region"
     else:
         near = difflib.get_close_matches(name, [*GPU_TYPES, *RETIRED], n=1)
@@ -209,7 +197,7 @@ def _allowed_vcpus(kind: GpuType, facts: Facts, market: Market) -> float | None:
     return facts.quotas.get(quota[0]) if quota else None
 
 
-def _quota(kind: GpuType, nodes: int, facts: Facts, market: Market) -> tuple[str, tuple[str, ...]]:
+def quota_line(kind: GpuType, nodes: int, facts: Facts, market: Market) -> tuple[str, tuple[str, ...]]:
     """Return need against quota as text, and a warning where it could not be read."""
     quota, need = quota_of(kind.name, market), nodes * kind.vcpus
     if facts.reservation is not None:
@@ -265,8 +253,8 @@ def _largest(kinds: tuple[GpuType, ...], spec: ClusterSpec, facts: Facts, market
     )
 
 
-def zones(spec: ClusterSpec, facts: Facts, kind: GpuType, market: Market, nodes: int) -> tuple[Zone, ...]:
-    """Return the zones to try, in order: as listed, else the cheapest spot market first, else by name."""
+def zones(spec: ClusterSpec, facts: Facts, kind: GpuType, market: Market, nodes: int) -> tuple[Subnet, ...]:
+    """Return a subnet of each zone to try: as listed, else the cheapest spot market first, else by name."""
     offered = facts.offers.get(kind.name, ())
     if facts.reservation is not None:
         offered = (facts.reservation.zone,)
@@ -282,7 +270,7 @@ def zones(spec: ClusterSpec, facts: Facts, kind: GpuType, market: Market, nodes:
         listed = spec.capacity.zones
         order = {zone: index for index, zone in enumerate(listed)}
         names = sorted(by_zone, key=lambda zone: (order.get(zone, 0), spot.get(zone, float("inf")), zone))
-        return tuple(Zone(name=zone, subnet=by_zone[zone].id) for zone in names)
+        return tuple(by_zone[zone] for zone in names)
     if found:
         raise CloudError(
             f"no subnet has {nodes} free addresses",

@@ -11,7 +11,7 @@ import pytest
 from botocore.credentials import CredentialResolver
 
 from awsddp.aws import session
-from awsddp.aws.session import Aws, credentials_end, session_name, session_of
+from awsddp.aws.session import Aws, session_name, session_of
 from awsddp.errors import ConfigError
 from awsddp.records import Target
 
@@ -120,15 +120,16 @@ def test_only_credentials_that_nobody_renews_have_an_end(
     configured: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     configured(f"[profile gpu]\n{ROLE}")
-    one = session_of(Target(region="us-east-1", profile="gpu"))
+    aws = Aws(Target(region="us-east-1", profile="gpu"))
+    one = aws._session
     one.get_component("credential_provider").get_provider("assume-role")._client_creator = Sts()
     one.get_credentials().get_frozen_credentials()
-    assert credentials_end(one) is None
+    assert aws.credentials_end() is None
     ends = datetime.now(UTC).replace(microsecond=0) + timedelta(hours=2)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "ASIAEXAMPLE")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
     monkeypatch.setenv("AWS_CREDENTIAL_EXPIRATION", ends.isoformat())
-    assert credentials_end(session_of(Target(region="us-east-1"))) == ends
+    assert Aws(Target(region="us-east-1")).credentials_end() == ends
 
 
 def test_a_name_that_the_next_command_would_not_have_is_refused(

@@ -71,7 +71,7 @@ def test_an_interface_that_a_launch_left_behind_is_an_orphan(aws: Aws, launcher:
     tags = {"awsddp:id": "dddddddd", "awsddp:cluster": "demo", "awsddp:owner": USER_ID}
     pairs = [{"Key": key, "Value": value} for key, value in tags.items()]
     tagged = [{"ResourceType": "network-interface", "Tags": pairs}]
-    aws.call("CreateNetworkInterface", {"SubnetId": plan.subnets[0].subnet, "TagSpecifications": tagged})
+    aws.call("CreateNetworkInterface", {"SubnetId": plan.subnets[0].id, "TagSpecifications": tagged})
     [found] = holdings(aws).values()
     assert (found.cluster.name, found.orphan, len(found.cluster.leftovers)) == ("demo", True, 1)
 

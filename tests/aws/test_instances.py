@@ -53,7 +53,7 @@ def test_what_is_sent_is_what_the_plan_resolves_to(aws: Aws, cloud: Cloud, launc
     ids = {
         **IDS,
         "security_group": group,
-        "subnet": plan.subnets[0].subnet,
+        "subnet": plan.subnets[0].id,
         "client_token": run["ClientToken"],
     }
     expected = map(values(ids).resolve, plan.requests)
@@ -240,15 +240,23 @@ def test_nodes_of_a_large_cluster_are_described_by_no_more_values_than_a_filter_
     ]
 
 
-def test_looking_by_tag_ends_after_two_minutes(aws: Aws, cloud: Cloud, clock: Clock) -> None:
-    assert appear(aws, Intent(cluster_id="ffffffff"), on_event=lambda event: None) is None
-    assert 120 <= clock.monotonic() < 130
+def test_looking_by_tag_ends_after_two_minutes(
+    aws: Aws, cloud: Cloud, launcher: Launcher, clock: Clock
+) -> None:
+    launcher(plan_for(aws))
+    parameters = copy.deepcopy(launcher.intents[0].parameters)
+    for pair in [pair for part in parameters["TagSpecifications"] for pair in part["Tags"]]:
+        pair["Value"] = "ffffffff" if pair["Key"] == "awsddp:id" else pair["Value"]
+    other = replace(launcher.intents[0], parameters=parameters)
+    began = clock.monotonic()
+    assert appear(aws, other, on_event=lambda event: None) is None
+    assert 120 <= clock.monotonic() - began < 130
 
 
 def test_one_describe_waits_for_all_nodes(aws: Aws, cloud: Cloud, launcher: Launcher, clock: Clock) -> None:
-    launcher(plan_for(aws, nodes=8))
+    launched = launcher(plan_for(aws, nodes=8))
     before = len(cloud.sent("DescribeInstances"))
-    nodes = wait_running(aws, "0a1b2c3d", 8, on_event=launcher.events.append)
+    nodes = wait_running(aws, launched, on_event=launcher.events.append)
     assert len(nodes) == 8
     assert all(node.address for node in nodes)
     assert len(cloud.sent("DescribeInstances")) == before + 1
@@ -257,7 +265,7 @@ def test_one_describe_waits_for_all_nodes(aws: Aws, cloud: Cloud, launcher: Laun
 def test_a_node_that_runs_without_an_address_yet_is_waited_for(
     aws: Aws, launcher: Launcher, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    launcher(plan_for(aws))
+    launched = launcher(plan_for(aws))
     answers = []
 
     def late(*asked: Any) -> list[Node]:
@@ -266,7 +274,7 @@ def test_a_node_that_runs_without_an_address_yet_is_waited_for(
         return answers[-1]
 
     monkeypatch.setattr(instances, "describe", late)
-    nodes = wait_running(aws, "0a1b2c3d", 2, on_event=launcher.events.append)
+    nodes = wait_running(aws, launched, on_event=launcher.events.append)
     assert all(node.address for node in nodes)
     assert len(answers) == 2
 
@@ -277,7 +285,7 @@ def test_a_node_that_ends_while_it_starts_is_named_with_the_reason(
     nodes = launcher(plan_for(aws))
     aws.call("TerminateInstances", {"InstanceIds": [nodes[1].instance_id]})
     with pytest.raises(NodeError) as caught:
-        wait_running(aws, "0a1b2c3d", 2, on_event=launcher.events.append)
+        wait_running(aws, nodes, on_event=launcher.events.append)
     assert nodes[1].instance_id in caught.value.message
     assert caught.value.why.splitlines() == [
         "Client.UserInitiatedShutdown: User initiated shutdown",
@@ -294,7 +302,7 @@ def test_a_node_that_another_command_stops_is_named_at_once_and_not_waited_for(
     began = clock.monotonic()
 
     def wait(awaited: Sequence[Node]) -> None:
-        wait_running(aws, "0a1b2c3d", 2, awaited=awaited, on_event=lambda event: None, deadline_s=60)
+        wait_running(aws, awaited, on_event=lambda event: None, deadline_s=60)
 
     for look in (lambda: wait(nodes), lambda: refuse_off(aws, nodes)):
         with pytest.raises(NodeError, match=r"node1 \(i-\w+\) is stopped, while it was started") as caught:
@@ -318,10 +326,10 @@ def test_a_look_that_aws_does_not_answer_ends_nothing(
 def test_a_poll_that_aws_throttles_goes_on(
     aws: Aws, cloud: Cloud, launcher: Launcher, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    launcher(plan_for(aws))
+    launched = launcher(plan_for(aws))
     monkeypatch.setattr("awsddp.aws.session.ATTEMPTS", 1)
     cloud.fail("DescribeInstances", "RequestLimitExceeded", "InternalError", status=503)
-    assert len(wait_running(aws, "0a1b2c3d", 2, on_event=launcher.events.append)) == 2
+    assert len(wait_running(aws, launched, on_event=launcher.events.append)) == 2
 
 
 def test_a_tag_is_written_once_aws_knows_the_node(

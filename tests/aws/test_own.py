@@ -169,7 +169,7 @@ def test_a_default_subnet_that_leads_nowhere_is_passed_over(look: Look, aws: Aws
     zones = look().subnets
     [main] = aws.call("DescribeRouteTables", {})["RouteTables"]
     shut = aws.call("CreateRouteTable", {"VpcId": main["VpcId"]})["RouteTable"]["RouteTableId"]
-    aws.call("AssociateRouteTable", {"RouteTableId": shut, "SubnetId": zones[0].subnet})
+    aws.call("AssociateRouteTable", {"RouteTableId": shut, "SubnetId": zones[0].id})
     assert look().subnets == zones[1:]
 
     aws.call("DeleteRoute", {"RouteTableId": main["RouteTableId"], "DestinationCidrBlock": "0.0.0.0/0"})

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from awsddp.compat.types import GPU_TYPES, QUOTA_G, QUOTA_P, SPOT_G, SPOT_P5
 from awsddp.config import load
@@ -62,12 +63,16 @@ OWN_SUBNET = replace(
     FACTS,
     subnets=(Subnet(id="subnet-own", zone="us-east-1c", vpc="vpc-9", free_addresses=20, route="internet"),),
 )
-PRIVATE_SUBNET = replace(OWN_SUBNET, subnets=(replace(OWN_SUBNET.subnets[0], route="private"),), callers=())
+PRIVATE_SUBNET = replace(
+    OWN_SUBNET, subnets=(structs.replace(OWN_SUBNET.subnets[0], route="private"),), callers=()
+)
 CLOSED = {"network.address": "private", "network.ssh_cidr": "10.0.0.0/8"}
 VPN = {"IpRanges": [{"CidrIp": "10.0.0.0/8"}]}
 RESERVED = Reservation(id="cr-1", instance_type="p5.48xlarge", zone="us-east-1a", free=2, state="active")
 GR6 = replace(GPU_TYPES["g6.4xlarge"], name="gr6.4xlarge", ram_gb=128, price_usd_per_hour=None)
-BLOCK = replace(RESERVED, id="cr-2", block=True, ends="2026-12-01 11:30 UTC")
+BLOCK = structs.replace(
+    RESERVED, id="cr-2", reservation_type="capacity-block", ends=datetime(2026, 12, 1, 11, 30, tzinfo=UTC)
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,7 +176,7 @@ CASES = {
         spec={"cluster.instance_type": "gr6.4xlarge"},
         facts=replace(
             FACTS,
-            described=(GR6,),
+            described={GR6.name: GR6},
             offers={**FACTS.offers, "gr6.4xlarge": ZONES},
             prices={"gr6.4xlarge": 1.5},
         ),
@@ -481,7 +486,7 @@ def test_the_plan(case: Case) -> None:
     assert tuple(request.operation for request in made.requests) == (*case.makes, "RunInstances")
     assert tuple(f"{other.instance_type} {other.market}" for other in made.alternatives) == case.others
     shown = document(made)
-    one_subnet = {"subnet": made.subnets[0].subnet} if len(case.zones) == 1 else {}
+    one_subnet = {"subnet": made.subnets[0].id} if len(case.zones) == 1 else {}
     assert shown["uses"] == {**one_subnet, "tags": "team=vision", **case.uses}
     assert shown["makes"] == [
         *(WORDS[operation] for operation in case.makes if operation in WORDS),

@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from awsddp import limits
 from awsddp.aws.power import TAG
@@ -158,13 +159,14 @@ def test_lost_nodes_are_replaced_under_their_own_numbers() -> None:
 
 def test_zones_without_room_are_passed_over() -> None:
     full = tuple(
-        replace(subnet, free_addresses=1 if subnet.zone == "us-east-1b" else 9) for subnet in FACTS.subnets
+        structs.replace(subnet, free_addresses=1 if subnet.zone == "us-east-1b" else 9)
+        for subnet in FACTS.subnets
     )
     assert list(plan(replace(FACTS, subnets=full)).zones) == ["us-east-1c"]
 
 
 def test_a_subnet_with_exactly_enough_addresses_has_room() -> None:
-    subnets = tuple(replace(subnet, free_addresses=2) for subnet in FACTS.subnets)
+    subnets = tuple(structs.replace(subnet, free_addresses=2) for subnet in FACTS.subnets)
     made = plan(replace(FACTS, subnets=subnets), nodes=2)
     assert list(made.zones) == ["us-east-1b", "us-east-1c"]
 
@@ -190,11 +192,11 @@ def test_two_ssh_blocks_are_two_rules() -> None:
     assert rules[2]["Ipv6Ranges"] == [{"CidrIpv6": "2001:db8::/48"}]
 
 
-ARM = GpuType(name="g5g.xlarge", gpu="T4g", gpus=1, memory_gb=16, capability="7.5", vcpus=4, cpu="arm64")
+ARM = GpuType(name="g5g.xlarge", gpu="T4g", gpus=1, memory_gb=16, vcpus=4, cpu="arm64")
 HELD = Reservation(id="cr-1", instance_type="p4d.24xlarge", zone="us-east-1a", free=2, state="active")
 RESERVED = replace(FACTS, reservation=HELD)
 _UNKNOWN = "InvalidInstanceType: The following supplied instance types do not exist"
-REFUSED = replace(FACTS, refusals=dict.fromkeys(("p2.8xlarge", "p3.8xlarge", "g6.48xlrage"), _UNKNOWN))
+REFUSED = replace(FACTS, described=dict.fromkeys(("p2.8xlarge", "p3.8xlarge", "g6.48xlrage"), _UNKNOWN))
 
 
 @pytest.mark.parametrize(
@@ -248,19 +250,19 @@ REFUSED = replace(FACTS, refusals=dict.fromkeys(("p2.8xlarge", "p3.8xlarge", "g6
         (RESERVED, {"instance_type": "g6.48xlarge"}, ConfigError, ("capacity.reservation", "p4d.24xlarge")),
         (RESERVED, {"nodes": 3}, ConfigError, ("capacity.reservation", "2 free", "--nodes 2")),
         (
-            replace(FACTS, reservation=replace(HELD, state="expired")),
+            replace(FACTS, reservation=structs.replace(HELD, state="expired")),
             {},
             ConfigError,
             ("capacity.reservation", "expired"),
         ),
         (
-            replace(FACTS, reservation=replace(HELD, platform="Windows")),
+            replace(FACTS, reservation=structs.replace(HELD, platform="Windows")),
             {},
             ConfigError,
             ("capacity.reservation", "Windows", "Linux/UNIX"),
         ),
         (
-            replace(FACTS, reservation=replace(HELD, tenancy="dedicated")),
+            replace(FACTS, reservation=structs.replace(HELD, tenancy="dedicated")),
             {},
             ConfigError,
             ("capacity.reservation", "dedicated"),
@@ -285,7 +287,7 @@ REFUSED = replace(FACTS, refusals=dict.fromkeys(("p2.8xlarge", "p3.8xlarge", "g6
             ("network.address", "network.ssh_cidr"),
         ),
         (
-            replace(FACTS, subnets=(replace(FACTS.subnets[1], route="none"),)),
+            replace(FACTS, subnets=(structs.replace(FACTS.subnets[1], route="none"),)),
             {"network": {"subnet": "subnet-b"}},
             ConfigError,
             ("network.subnet", "internet gateway", "network.address=private"),
@@ -307,7 +309,7 @@ REFUSED = replace(FACTS, refusals=dict.fromkeys(("p2.8xlarge", "p3.8xlarge", "g6
         (replace(FACTS, offers={}), {}, CloudError, ("us-east-1", "--instance-type")),
         (replace(FACTS, subnets=()), {}, CloudError, ("subnet", "create-default-vpc")),
         (
-            replace(FACTS, described=(ARM,), offers={"g5g.xlarge": ZONES}),
+            replace(FACTS, described={ARM.name: ARM}, offers={"g5g.xlarge": ZONES}),
             {"instance_type": "g5g.xlarge"},
             ConfigError,
             ("cluster.image", "arm64", "--image"),
@@ -409,7 +411,11 @@ def test_lost_nodes_are_replaced_in_the_zone_of_the_others() -> None:
             },
             "EFA on several network cards",
         ),
-        (replace(FACTS, reservation=replace(HELD, block=True)), {}, "capacity blocks"),
+        (
+            replace(FACTS, reservation=structs.replace(HELD, reservation_type="capacity-block")),
+            {},
+            "capacity blocks",
+        ),
     ],
 )
 def test_what_nobody_has_tried_is_planned_and_not_launched(
