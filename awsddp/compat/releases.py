@@ -17,8 +17,9 @@ _RTX_PRO = ("RTX PRO 6000", "RTX PRO Server 6000", "RTX PRO 4500")
 class Architecture:
     """GPUs of one compute capability: first and last driver branch, the kernel module that drives them.
 
-    `module` None: either kind of module does. `last_driver` None: the newest drives it. `first_cuda` is the
-    toolkit that first compiled for it, (0, 0) where each image has a later one.
+    `module` None: either kind of module does. `last_driver` None: the newest drives it. `last_torch` is the
+    last release whose own parts (cuDNN) drive it, although later wheels still carry code for it; "" where no
+    such end is known.
     """
 
     capability: str
@@ -27,77 +28,92 @@ class Architecture:
     first_driver: int
     module: KernelModule | None = None
     last_driver: int | None = None
-    first_cuda: tuple[int, int] = (0, 0)
+    last_torch: str = ""
 
 
 # Open modules need Turing, Blackwell needs the open ones: https://github.com/NVIDIA/open-gpu-kernel-modules
 # (issue 19). Last branches: R470 Kepler, R580 Maxwell to Volta: https://www.nvidia.com/en-us/drivers/unix/
 # Capabilities: https://developer.nvidia.com/cuda-gpus. First branches: the CUDA release that first knew the
-# GPU, https://docs.nvidia.com/cuda/cuda-toolkit-release-notes/, which has the first CUDA, too; code of one
-# capability runs on a later minor of its major, 10.0 on 10.3 (B300's from NVIDIA's DGX notes, not tried).
+# GPU, https://docs.nvidia.com/cuda/cuda-toolkit-release-notes/ (B300's from NVIDIA's DGX notes, not tried).
+# Kepler's last torch: cuDNN 9, from torch 2.4 on, has no Kepler code; cu118 of 2.1 to 2.3 was never tried.
 ARCHITECTURES = (
-    Architecture("3.7", "Kepler", ("K80",), first_driver=367, module="proprietary", last_driver=470),
+    Architecture(
+        "3.7", "Kepler", ("K80",), first_driver=367, module="proprietary", last_driver=470, last_torch="2.0"
+    ),
     Architecture("5.2", "Maxwell", ("M60",), first_driver=367, module="proprietary", last_driver=580),
     Architecture("7.0", "Volta", ("V100",), first_driver=384, module="proprietary", last_driver=580),
     Architecture("7.5", "Turing", ("T4", "T4g"), first_driver=418),
     Architecture("8.0", "Ampere", ("A100",), first_driver=450),
     Architecture("8.6", "Ampere", ("A10G",), first_driver=470),
     Architecture("8.9", "Ada", ("L4", "L40S"), first_driver=525),
-    Architecture("9.0", "Hopper", ("H100", "H200"), first_driver=525, first_cuda=(11, 8)),
-    Architecture("10.0", "Blackwell", ("B200",), first_driver=570, module="open", first_cuda=(12, 8)),
-    Architecture("10.3", "Blackwell", ("B300",), first_driver=580, module="open", first_cuda=(12, 8)),
-    Architecture("12.0", "Blackwell", _RTX_PRO, first_driver=570, module="open", first_cuda=(12, 8)),
+    Architecture("9.0", "Hopper", ("H100", "H200"), first_driver=525),
+    Architecture("10.0", "Blackwell", ("B200",), first_driver=570, module="open"),
+    Architecture("10.3", "Blackwell", ("B300",), first_driver=580, module="open"),
+    Architecture("12.0", "Blackwell", _RTX_PRO, first_driver=570, module="open"),
 )
 
 # Least driver branch of a CUDA toolkit, by minor-version compatibility from 11 on:
 # https://docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html; before, table 3 of
 # https://docs.nvidia.com/cuda/cuda-toolkit-release-notes/
 _LEAST_DRIVER = {"13": 580, "12": 525, "11": 450, "10.2": 440, "10.1": 418}
+# The newest capability that a CUDA toolkit compiles for (same release notes); code of one runs on a later
+# minor of its major: 8.6 on 8.9, 10.0 on 10.3.
+_NEWEST_CAPABILITY = (
+    ((10, 0), "7.5"),
+    ((11, 0), "8.0"),
+    ((11, 1), "8.6"),
+    ((11, 8), "9.0"),
+    ((12, 8), "12.0"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Release:
-    """A torch release: the torchvision and pythons beside it, and the CUDA versions of its wheels."""
+    """A torch release: the torchvision and pythons beside it, and its wheels.
+
+    `wheels` maps a CUDA version to the oldest capability that its wheel carries.
+    """
 
     torch: str
     torchvision: str
     pythons: tuple[str, ...]
-    wheels: tuple[str, ...]
+    wheels: dict[str, str]
 
 
-def _release(torch: str, torchvision: str, first: int, last: int, *wheels: str) -> Release:
+def _release(torch: str, torchvision: str, first: int, last: int, **wheels: str) -> Release:
     pythons = tuple(f"3.{minor}" for minor in range(first, last + 1))
-    return Release(torch=torch, torchvision=torchvision, pythons=pythons, wheels=wheels)
+    versions = {f"{key[2:-1]}.{key[-1]}": oldest for key, oldest in wheels.items()}
+    return Release(torch=torch, torchvision=torchvision, pythons=pythons, wheels=versions)
 
 
 # torch, torchvision, python: https://github.com/pytorch/vision#installation and
 # https://github.com/pytorch/pytorch/blob/main/RELEASE.md#release-compatibility-matrix (2026-08-21).
-# Wheels: pytorch/builder manywheel/build_cuda.sh, pytorch .ci/manywheel/build_cuda.sh, and
+# Oldest capabilities: pytorch/builder manywheel/build_cuda.sh, pytorch .ci/manywheel/build_cuda.sh, and
 # https://github.com/pytorch/pytorch/issues/172352 (2.11), /172663 (2.11), /190385 (2.15). The torchvision
 # of 2.14 is not confirmed. The table begins with 1.7, of October 2020.
 RELEASES = (
-    _release("2.14", "0.29", 10, 14, "12.6", "13.0", "13.2"),
-    _release("2.13", "0.28", 10, 14, "12.6", "13.0", "13.2"),
-    _release("2.12", "0.27", 10, 14, "12.6", "13.0", "13.2"),
-    _release("2.11", "0.26", 10, 14, "12.6", "12.8", "13.0"),
-    _release("2.10", "0.25", 10, 14, "12.6", "12.8", "13.0"),
-    _release("2.9", "0.24", 10, 14, "12.6", "12.8", "13.0"),
-    _release("2.8", "0.23", 9, 13, "12.6", "12.8", "12.9"),
-    _release("2.7", "0.22", 9, 13, "11.8", "12.6", "12.8"),
-    _release("2.6", "0.21", 9, 13, "11.8", "12.4", "12.6"),
-    _release("2.5", "0.20", 9, 12, "11.8", "12.1", "12.4"),
-    _release("2.4", "0.19", 8, 12, "11.8", "12.1", "12.4"),
-    _release("2.3", "0.18", 8, 12, "11.8", "12.1"),
-    _release("2.2", "0.17", 8, 12, "11.8", "12.1"),
-    _release("2.1", "0.16", 8, 11, "11.8", "12.1"),
-    _release("2.0", "0.15", 8, 11, "11.7", "11.8"),
-    _release("1.13", "0.14", 7, 10, "11.6", "11.7"),
-    _release("1.12", "0.13", 7, 10, "10.2", "11.3", "11.6"),
-    _release("1.11", "0.12", 7, 10, "10.2", "11.3"),
-    _release("1.10", "0.11", 6, 9, "10.2", "11.3"),
-    _release("1.9", "0.10", 6, 9, "10.2", "11.1"),
-    _release("1.8", "0.9", 6, 9, "10.2", "11.1"),
-    _release("1.7", "0.8", 6, 9, "10.1", "10.2", "11.0"),
+    _release("2.14", "0.29", 10, 14, cu126="5.0", cu130="7.5", cu132="7.5"),
+    _release("2.13", "0.28", 10, 14, cu126="5.0", cu130="7.5", cu132="7.5"),
+    _release("2.12", "0.27", 10, 14, cu126="5.0", cu130="7.5", cu132="7.5"),
+    _release("2.11", "0.26", 10, 14, cu126="5.0", cu128="7.5", cu130="7.5"),
+    _release("2.10", "0.25", 10, 14, cu126="5.0", cu128="7.0", cu130="7.5"),
+    _release("2.9", "0.24", 10, 14, cu126="5.0", cu128="7.0", cu130="7.5"),
+    _release("2.8", "0.23", 9, 13, cu126="5.0", cu128="7.0", cu129="7.0"),
+    _release("2.7", "0.22", 9, 13, cu118="3.7", cu126="5.0", cu128="7.5"),
+    _release("2.6", "0.21", 9, 13, cu118="3.7", cu124="5.0", cu126="5.0"),
+    _release("2.5", "0.20", 9, 12, cu118="3.7", cu121="5.0", cu124="5.0"),
+    _release("2.4", "0.19", 8, 12, cu118="3.7", cu121="5.0", cu124="5.0"),
+    _release("2.3", "0.18", 8, 12, cu118="3.7", cu121="5.0"),
+    _release("2.2", "0.17", 8, 12, cu118="3.7", cu121="5.0"),
+    _release("2.1", "0.16", 8, 11, cu118="3.7", cu121="5.0"),
+    _release("2.0", "0.15", 8, 11, cu117="3.7", cu118="3.7"),
+    _release("1.13", "0.14", 7, 10, cu116="3.7", cu117="3.7"),
+    _release("1.12", "0.13", 7, 10, cu102="3.7", cu113="3.7", cu116="3.7"),
+    _release("1.11", "0.12", 7, 10, cu102="3.7", cu113="3.7"),
+    _release("1.10", "0.11", 6, 9, cu102="3.7", cu113="3.7"),
+    _release("1.9", "0.10", 6, 9, cu102="3.7", cu111="3.7"),
+    _release("1.8", "0.9", 6, 9, cu102="3.7", cu111="5.0"),
+    _release("1.7", "0.8", 6, 9, cu101="3.7", cu102="3.7", cu110="3.7"),
 )
 
 
@@ -117,6 +133,23 @@ def least_driver(cuda: str) -> int:
     return _LEAST_DRIVER.get(cuda.partition(".")[0]) or _LEAST_DRIVER[cuda]
 
 
+def unfit(row: Release, cuda: str, gpu: Architecture, *, driver: int | None = None) -> str:
+    """Return why a wheel does not run on this GPU with this driver branch (None: the newest), or ""."""
+    if cuda not in row.wheels:
+        return f"torch {row.torch} has no wheel for CUDA {cuda}, only for {', '.join(row.wheels)}"
+    oldest, has = _pair(row.wheels[cuda]), _pair(gpu.capability)
+    newest = next(_pair(top) for version, top in reversed(_NEWEST_CAPABILITY) if version <= _pair(cuda))
+    if not oldest <= has or (has > newest and has[0] != newest[0]):
+        return f"torch {row.torch} for CUDA {cuda} carries no code for the {gpu.gpus[0]} ({gpu.capability})"
+    if gpu.last_torch and _pair(row.torch) > _pair(gpu.last_torch):
+        return f"torch {gpu.last_torch} is the last that drives the {gpu.gpus[0]}"
+    least = least_driver(cuda)
+    most = driver if driver is not None else gpu.last_driver
+    if most is not None and most < least:
+        return f"CUDA {cuda} needs driver {least} or newer, and there is {most}"
+    return ""
+
+
 def undriven(gpu: Architecture, *, driver: int | None, module: KernelModule | None) -> str:
     """Return why a driver (its branch, and its kind of kernel module) cannot drive this GPU, or ""."""
     name = f"the {gpu.gpus[0]} ({gpu.name}, {gpu.capability})"
@@ -130,6 +163,11 @@ def undriven(gpu: Architecture, *, driver: int | None, module: KernelModule | No
     if gpu.last_driver is not None and driver > gpu.last_driver:
         return f"its driver {driver} is too new for {name}, whose last branch is {gpu.last_driver}"
     return ""
+
+
+def _pair(version: str) -> tuple[int, int]:
+    major, _, minor = version.partition(".")
+    return int(major), int(minor or 0)
 
 
 # Deep Learning AMIs with PyTorch, newest first, by the SSM parameter that holds the newest build's id:
@@ -215,11 +253,10 @@ def misfit(kind: GpuType, image_name: str) -> str:
     facts, gpu = image_facts(image_name), architecture_of(kind.gpu)
     if gpu is None:
         return ""
-    why = undriven(gpu, driver=facts.driver, module=facts.module)
-    if not why and facts.cuda and tuple(map(int, facts.cuda.split("."))) < gpu.first_cuda:
-        what = f"torch {facts.torch} for CUDA {facts.cuda}"
-        return f"{what} carries no code for the {gpu.gpus[0]} ({gpu.capability})"
-    return why
+    row = release(facts.torch) if facts.torch and facts.cuda else None
+    return undriven(gpu, driver=facts.driver, module=facts.module) or (
+        unfit(row, facts.cuda, gpu, driver=facts.driver) if row else ""
+    )
 
 
 def unlisted(kind: GpuType, image_name: str) -> bool:

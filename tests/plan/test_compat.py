@@ -3,6 +3,7 @@
 import pytest
 
 from awsddp.compat.releases import (
+    ARCHITECTURES,
     RELEASES,
     Architecture,
     KernelModule,
@@ -13,12 +14,22 @@ from awsddp.compat.releases import (
     misfit,
     release,
     undriven,
+    unfit,
 )
 from awsddp.compat.types import GPU_TYPES, RETIRED, Market, quota_of
 
 DLAMI = "Deep Learning OSS Nvidia Driver AMI GPU PyTorch {} (Ubuntu {}) 20260822"
 K80_IMAGE = "Deep Learning AMI GPU PyTorch 1.10.0 (Ubuntu 18.04) 20211208"
 PROPRIETARY = "Deep Learning Base Proprietary Nvidia Driver GPU AMI (Amazon Linux 2) Version 71.6"
+
+
+def fitting(gpu: Architecture, driver: int | None) -> list[tuple[str, str]]:
+    return [
+        (row.torch, cuda)
+        for row in RELEASES
+        for cuda in reversed(row.wheels)
+        if not unfit(row, cuda, gpu, driver=driver)
+    ]
 
 
 def gpu(name: str) -> Architecture:
@@ -33,9 +44,53 @@ def row(torch: str) -> Release:
     return found
 
 
-def test_a_cuda_needs_a_driver_that_runs_it() -> None:
+@pytest.mark.parametrize(
+    ("name", "driver", "newest"),
+    [
+        ("K80", 470, ("2.0", "11.8")),
+        ("M60", 580, ("2.14", "12.6")),
+        ("V100", 580, ("2.14", "12.6")),
+        ("V100", 470, ("2.7", "11.8")),
+        ("T4", None, ("2.14", "13.2")),
+        ("T4", 535, ("2.14", "12.6")),
+        ("A100", 450, ("2.7", "11.8")),
+        ("H100", 580, ("2.14", "13.2")),
+        ("B200", 570, ("2.11", "12.8")),
+        ("B300", 580, ("2.14", "13.2")),
+        ("RTX PRO 6000", 595, ("2.14", "13.2")),
+    ],
+)
+def test_the_newest_torch_of_each_gpu_with_a_driver(
+    name: str, driver: int | None, newest: tuple[str, str]
+) -> None:
+    assert fitting(gpu(name), driver)[0] == newest
+
+
+@pytest.mark.parametrize(
+    ("torch", "cuda", "name", "told"),
+    [
+        ("2.12", "12.8", "T4", "no wheel for CUDA 12.8"),
+        ("2.12", "13.0", "V100", "no code for the V100"),
+        ("2.5", "12.4", "B200", "no code for the B200"),
+        ("1.13", "11.7", "H100", "no code for the H100"),
+        ("2.1", "11.8", "K80", "torch 2.0 is the last"),
+        ("2.1", "12.1", "K80", "no code for the K80"),
+        ("2.12", "13.0", "L4", ""),
+        ("2.6", "12.4", "L40S", ""),
+        ("2.7", "12.8", "B300", ""),
+        ("1.10", "11.3", "K80", ""),
+    ],
+)
+def test_why_a_wheel_does_not_fit_a_gpu(torch: str, cuda: str, name: str, told: str) -> None:
+    why = unfit(row(torch), cuda, gpu(name))
+    assert (told in why) if told else why == ""
+
+
+def test_a_wheel_needs_a_driver_that_runs_its_cuda() -> None:
+    assert "needs driver 580 or newer, and there is 570" in unfit(
+        row("2.13"), "13.0", gpu("A100"), driver=570
+    )
     assert [least_driver(cuda) for cuda in ("13.2", "12.6", "11.8", "10.2")] == [580, 525, 450, 440]
-    assert all(least_driver(cuda) for one in RELEASES for cuda in one.wheels)
 
 
 @pytest.mark.parametrize(
@@ -83,6 +138,11 @@ def test_every_type_has_a_gpu_that_the_table_knows() -> None:
         assert kind.cards >= kind.efa
     for retired in RETIRED.values():
         assert architecture_of(retired.gpu), retired.name
+
+
+def test_every_gpu_has_some_torch_that_runs_on_it() -> None:
+    for one in ARCHITECTURES:
+        assert fitting(one, None), one
 
 
 def test_a_torch_version_finds_its_row() -> None:
