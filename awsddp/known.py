@@ -1,18 +1,18 @@
 """The jobs that this machine and its nodes know: found, told by the nodes, ended."""
 
-import os
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from awsddp.advice import advised
 from awsddp.billing import Bill
 from awsddp.errors import AwsddpError, NodeError, NotFoundError
 from awsddp.ledger import Past, bill_of, pasts
-from awsddp.reach import connect_reachable, say_missing
+from awsddp.reach import REACH_S, connect_reachable, say_missing, told_jobs
 from awsddp.records import ACTIVE, JobRecord, widened
-from awsddp.report import iso
+from awsddp.report import iso, node_name
 from awsddp.results import job_result, missing, saved_job
 from awsddp.returns import CostedCluster, JobDocument, JobsDocument, ListedJob
 from awsddp.values import seconds
@@ -23,30 +23,6 @@ if TYPE_CHECKING:
 
 _NEWEST = 5
 """How many jobs are named where one is not found."""
-
-
-def told_jobs(cluster: "Cluster", *, partial: bool = False) -> tuple[JobRecord, ...]:
-    """Return every job that the connected nodes know, oldest first.
-
-    With `partial` a node that does not answer joins the fleet's failures, unless none does. A job that
-    this machine does not remember is none of this cluster's where its name is taken in the results
-    folder: no node may choose a folder of the user's.
-    """
-    from awsddp.asking import answering, answers_of, whole
-    from awsddp.jobs import results
-    from awsddp.jobs.supervisor import requests
-
-    request = requests.State()
-    answers = answers_of(cluster.fleet, dict.fromkeys(answering(cluster.fleet), request))
-    failed = {node: answer for node, answer in answers.items() if isinstance(answer, NodeError)}
-    if partial and len(failed) < len(answers):
-        cluster.fleet.failures.update(failed)
-        answers = {node: answer for node, answer in answers.items() if node not in failed}
-    documents = {node: answer.jobs for node, answer in whole(answers).items()}
-    jobs = results.jobs(documents, results=cluster.job_spec.job.results)
-    record = cluster.folder.read()
-    known = {job.job for job in record.jobs} if record else set()
-    return tuple(job for job in jobs if job.job in known or not os.path.lexists(cluster.results / job.job))
 
 
 def told_job(cluster: "Cluster", name: str | None) -> JobRecord:
@@ -71,11 +47,11 @@ def end_ranks(
 
     With `launch` only where the job is of that launch.
     """
-    from awsddp.asking import ANSWER_S, answering, ask
+    from awsddp.jobs.protocol import ANSWER_S, ask
     from awsddp.jobs.supervisor import requests
 
     grace = seconds(cluster.job_spec.job.grace) if grace_s is None else grace_s
-    states = ask(cluster.fleet, dict.fromkeys(answering(cluster.fleet), requests.State()))
+    states = ask(cluster.fleet, dict.fromkeys(cluster.fleet.answering, requests.State()))
     knows = {node for node, state in states.items() if any(one.job == job for one in state.jobs)}
     request = requests.Cancel(job=job, grace=grace, launch=launch)
     ask(cluster.fleet, dict.fromkeys(knows, request), timeout_s=grace + ANSWER_S)
@@ -306,3 +282,35 @@ def cancel(cluster: "Cluster", *, job: str | None = None) -> JobDocument:
         ended = end_job(cluster, choose_job(jobs if job else running, job))
         cluster.folder.remember(ended)
         return job_result(cluster, ended)
+
+
+def name_left_out(cluster: "Cluster") -> None:
+    """Name the jobs that run or wait without a node that was replaced, and what starts them on all nodes.
+
+    One that has begun continues from its checkpoint. Raises NodesFailed, NodeError.
+    """
+    living = {node.instance_id for node in cluster.nodes}
+    left = {
+        job.job: job
+        for job in cluster.record.jobs
+        if job.state in ACTIVE and not living.issuperset(one.instance_id for one in job.nodes)
+    }
+    if not left:
+        return
+    with cluster.connect(deadline_s=REACH_S):
+        known = {job.job: job for job in told_jobs(cluster) if job.job in left}
+    cluster.folder.remember(*known.values())
+    for name, job in (left | known).items():
+        lost = ", ".join(node_name(one.node) for one in job.nodes if one.instance_id not in living)
+        ends = [f"awsddp cancel {name}"] if name in known and job.state in ACTIVE else []
+        if ends and job.state == "running":
+            ways = " && ".join([*ends, f"awsddp fetch {name}; awsddp train --resume {name}"])
+            cluster.say(
+                f"job {name} runs without {lost}, which was replaced; with it: "
+                f"{advised(cluster, ways, job=job)}"
+            )
+        elif job.state == "waiting" or (job.state in ("failed", "interrupted") and job.started is None):
+            ways = " && ".join([*ends, "awsddp train" if name in known else "awsddp train --after all"])
+            cluster.say(
+                f"job {name} waited for {lost}, which was replaced: {advised(cluster, ways, job=job)}"
+            )

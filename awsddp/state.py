@@ -25,6 +25,8 @@ from awsddp.records import Intent, JobRecord, Node, Prepared, Remembered, Target
 from awsddp.report import node_name
 
 _VERSION = 1
+TAGS_S = 600.0
+"""How long another client of this machine may be at it, changing the tags that name jobs."""
 _UNNAMED_S = 2.0
 """How long a lock may be held by nobody that has written a name."""
 
@@ -129,9 +131,10 @@ class Record:
         """The cluster's id and its instances that were prepared."""
         return Remembered(id=self.id, numbers={one.instance_id: one.node for one in self.prepared})
 
-    def on(self, node: int) -> Prepared:
-        """Return what was found on a node."""
-        return next(one for one in self.prepared if one.node == node)
+    @property
+    def found(self) -> dict[int, Prepared]:
+        """What was found on each node, by its number."""
+        return {one.node: one for one in self.prepared}
 
     def is_prepared(self, node: Node) -> bool:
         """Return whether `up` has made this instance ready, so that its host key is known."""
@@ -159,18 +162,18 @@ class Folder:
         self.ledger = self.path / "ledger.jsonl"
         """What this cluster did, one JSON document a line; it outlives the cluster."""
 
-    def publish(self, entries: Callable[[str], str]) -> None:
+    def publish(self, entries: Callable[[str, Record], str]) -> None:
         """Write the cluster's ssh_config and its part of the common one; nothing else writes them.
 
-        `entries(prefix)` returns the entries of an ssh_config, each name with the prefix ("": none). It is
-        called while no other command writes: the last one to write has looked last. Raises ConfigError where
-        the disk refuses.
+        `entries(prefix, record)` returns the entries of an ssh_config, each name with the prefix ("": none).
+        It is called while no other command writes: the last one to write has looked last. Raises ConfigError
+        where the disk refuses.
         """
         with self._writing():
-            if self.read(newer=True) is None:  # `down` has retired the cluster meanwhile
+            if (record := self.read(newer=True)) is None:  # `down` has retired the cluster meanwhile
                 return
-            _replace(self.ssh_config, entries(""))
-            _replace(self.path / "hosts", entries(f"{self.name}-"))
+            _replace(self.ssh_config, entries("", record))
+            _replace(self.path / "hosts", entries(f"{self.name}-", record))
             _join_hosts(self.root)
 
     @contextlib.contextmanager

@@ -15,14 +15,13 @@ from awsddp.cluster import Cluster
 from awsddp.down import fetch_all
 from awsddp.errors import CloudError, NodeError
 from awsddp.fetch import bring, fetch
-from awsddp.follow import Watch, finish, logs, merger_of
+from awsddp.follow import Watch, attend, finish, logs, merger_of
 from awsddp.known import jobs_of_all as jobs
 from awsddp.known import told_job
 from awsddp.nodes.failures import NodeFailure
 from awsddp.records import JobRecord, Node
 from awsddp.search import naming_holder, require_live
 from awsddp.status import cluster_document
-from awsddp.train import attend
 from tests.verbs.conftest import World, start
 
 SAVES = """
