@@ -9,14 +9,14 @@ from awsddp import report
 from awsddp.billing import Bill
 from awsddp.errors import AwsddpError, ConfigError, LeftoverError, NodeError, UsageError
 from awsddp.fetch import Ephemeral, bring, refuse_ephemeral
-from awsddp.known import end_job, jobs_of
-from awsddp.ledger import bill_of, living
+from awsddp.known import bill_of, end_job, jobs_of
 from awsddp.reach import reachable, told_jobs
 from awsddp.records import ACTIVE, Listed, Node, unfetched_jobs
 from awsddp.report import money, node_name
 from awsddp.results import is_owed, still_missing
 from awsddp.returns import ClusterDocument, DownDocument
 from awsddp.search import end, look, machines, refuse_sessions, require_live, wait_until_launches_show
+from awsddp.state import living
 from awsddp.status import cluster_document
 
 if TYPE_CHECKING:

@@ -110,20 +110,6 @@ class NodeError(AwsddpError):
     kind = "node"
 
 
-class NodesFailed(NodeError):
-    """Some nodes failed. `failures` holds the error of each, `results` the results of the others."""
-
-    def __init__(self, failures: Mapping[int, NodeError], results: Mapping[int, Any], of: int) -> None:
-        ordered = [failures[node] for node in sorted(failures)]
-        if len(ordered) == 1:
-            super().__init__(ordered[0].message, ordered[0].why, ordered[0].next)
-        else:
-            lines = [error.summary for error in ordered]
-            super().__init__(f"{len(ordered)} of {of} nodes failed", "\n".join(lines), ordered[0].next)
-        self.failures = dict(failures)
-        self.results = dict(results)
-
-
 class NotFoundError(AwsddpError):
     """No object has that name."""
 
@@ -152,6 +138,20 @@ class LetGo(KeyboardInterrupt):
     def __init__(self, number: int) -> None:
         super().__init__()
         self.number = number
+
+
+class NodesFailed(NodeError):
+    """Some nodes failed. `failures` holds the error of each, `results` the results of the others."""
+
+    def __init__(self, failures: Mapping[int, NodeError], results: Mapping[int, Any], of: int) -> None:
+        ordered = [failures[node] for node in sorted(failures)]
+        if len(ordered) == 1:
+            super().__init__(ordered[0].message, ordered[0].why, ordered[0].next)
+        else:
+            lines = [error.summary for error in ordered]
+            super().__init__(f"{len(ordered)} of {of} nodes failed", "\n".join(lines), ordered[0].next)
+        self.failures = dict(failures)
+        self.results = dict(results)
 
 
 def split(outcomes: Mapping[int, Outcome | AwsddpError]) -> dict[int, Outcome]:

@@ -19,8 +19,7 @@ from awsddp.jobs.files import NodeFile, exclude_patterns, name_at_home, over_lim
 from awsddp.jobs.protocol import answers_of, ask
 from awsddp.jobs.results import encode
 from awsddp.jobs.supervisor import requests
-from awsddp.known import jobs_of, told_job
-from awsddp.ledger import living, note_fetched
+from awsddp.known import jobs_of, note_fetched, told_job
 from awsddp.nodes.results import Fetched
 from awsddp.parallel import soon
 from awsddp.reach import NoNodes, connect_reachable, moved
@@ -28,7 +27,7 @@ from awsddp.records import ACTIVE, MORE, HomeLink, JobRecord
 from awsddp.report import Event, amount, node_name, size_text
 from awsddp.results import draw_loss, older_jobs, still_missing, whole_at_home
 from awsddp.returns import FetchDocument
-from awsddp.state import TAGS_S
+from awsddp.state import TAGS_S, living
 from awsddp.values import size_of
 
 if TYPE_CHECKING:

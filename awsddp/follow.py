@@ -21,8 +21,7 @@ from awsddp.jobs.logs import Merger, last_lines
 from awsddp.jobs.protocol import answers_beside, ask
 from awsddp.jobs.supervisor import requests
 from awsddp.jobs.supervisor.manifest import EVENTS
-from awsddp.known import end_ranks, find_job, told_job
-from awsddp.ledger import note_fetched
+from awsddp.known import end_ranks, find_job, note_fetched, told_job
 from awsddp.reach import NoNodes, connect_reachable
 from awsddp.records import ACTIVE, Cause, JobRecord, Node
 from awsddp.report import Event, duration, node_name

@@ -13,7 +13,7 @@ from awsddp.compat.types import ADDRESS_USD_PER_HOUR
 from awsddp.config import remembered
 from awsddp.errors import AwsddpError, CapacityError, ConfigError, NodeError
 from awsddp.fetch import bring
-from awsddp.ledger import bill_of, launched
+from awsddp.known import bill_of, launched
 from awsddp.parallel import each
 from awsddp.plan import make_plan, spot_rate
 from awsddp.plan.converge import NODE_KEYS, Convergence, Standing, converge

@@ -11,14 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from awsddp.errors import CloudError, ConfigError, NodeError, NodesFailed, NotFoundError
-from awsddp.ledger import was_local
 from awsddp.local import client as local
 from awsddp.nodes.failures import NodeFailure
 from awsddp.parallel import each
 from awsddp.records import Listed, Target
 from awsddp.report import node_name
 from awsddp.spec import ClusterSpec
-from awsddp.state import Record
+from awsddp.state import Record, pasts
 
 if TYPE_CHECKING:
     from awsddp.aws.session import Aws
@@ -145,12 +144,17 @@ def found(
     cluster: "Cluster", record: Record | None, *, whole: bool, everywhere: bool, names_holder: bool
 ) -> "Iterator[Cluster]":
     """Search for the cluster, as `Cluster.find`, and name what has happened to its nodes where they fail."""
+    here = cluster
     with contextlib.ExitStack() as stack:
-        if names_holder:
-            stack.enter_context(naming_holder(cluster))
-        here = _search(cluster, record, stack, whole=whole, everywhere=everywhere)
-        stack.enter_context(_naming_ended(here))
-        yield here
+        try:
+            here = _search(cluster, record, stack, whole=whole, everywhere=everywhere)
+            yield here
+        except (NodeError, NotFoundError) as error:
+            if isinstance(error, NodeFailure | NodesFailed):
+                _name_ended(here, error)
+            if names_holder:
+                _name_holder(cluster, error)
+            raise
 
 
 def _search(
@@ -284,23 +288,18 @@ def wait_until_launches_show(cluster: "Cluster") -> None:
         look(cluster)
 
 
-@contextlib.contextmanager
-def _naming_ended(cluster: "Cluster") -> Iterator[None]:
+def _name_ended(cluster: "Cluster", error: NodeError) -> None:
     """Add to a failure of nodes which of them EC2 has stopped or terminated meanwhile."""
     from awsddp.aws.clusters import by_id, describe
 
-    try:
-        yield
-    except (NodeFailure, NodesFailed) as error:
-        with contextlib.suppress(CloudError):
-            numbers = {node.instance_id: node.node for node in cluster.nodes}
-            off = sorted(
-                f"EC2 says: {node_name(numbers[one.instance_id])} is {one.state}"
-                for one in (describe(cluster.aws, by_id(*numbers)) if numbers else ())
-                if one.state != "running"
-            )
-            error.why = "\n".join(filter(None, (error.why, *off)))
-        raise
+    with contextlib.suppress(CloudError):
+        numbers = {node.instance_id: node.node for node in cluster.nodes}
+        off = sorted(
+            f"EC2 says: {node_name(numbers[one.instance_id])} is {one.state}"
+            for one in (describe(cluster.aws, by_id(*numbers)) if numbers else ())
+            if one.state != "running"
+        )
+        error.why = "\n".join(filter(None, (error.why, *off)))
 
 
 def require_live(cluster: "Cluster") -> Listed:
@@ -342,23 +341,23 @@ def end(cluster: "Cluster", listed: Listed) -> "Teardown":
     return teardown(cluster.aws, listed, on_event=cluster.on_event)
 
 
-@contextlib.contextmanager
-def naming_holder(cluster: "Cluster") -> Iterator[None]:
+def _name_holder(cluster: "Cluster", error: NodeError | NotFoundError) -> None:
     """Name the command that changes the cluster now, or that it was terminated, as a cause of what fails."""
-    try:
-        yield
-    except (NodeError, NotFoundError) as error:
-        holder, why = cluster.folder.holder(), ""
-        if holder is not None:
-            why = f"{holder} is changing the cluster"
-        elif (
-            isinstance(error, NodeError) and cluster.folder.read(newer=True) is None
-        ):  # it had a record before
-            why, error.next = "another command has terminated the cluster", _creates(cluster)
-        error.why = "\n".join(filter(None, (error.why, why)))
-        raise
+    holder, why = cluster.folder.holder(), ""
+    if holder is not None:
+        why = f"{holder} is changing the cluster"
+    elif isinstance(error, NodeError) and cluster.folder.read(newer=True) is None:  # it had a record before
+        why, error.next = "another command has terminated the cluster", _creates(cluster)
+    error.why = "\n".join(filter(None, (error.why, why)))
 
 
 def _creates(cluster: "Cluster", *, is_local: bool = False) -> str:
     """Return the command that creates the cluster, where it was or was searched."""
-    return f"awsddp up{' --local' if is_local or was_local(cluster) else ''}   # create it"
+    return f"awsddp up{' --local' if is_local or _was_local(cluster) else ''}   # create it"
+
+
+def _was_local(cluster: "Cluster") -> bool:
+    """Return whether the last cluster of this name that this machine launched was in the local cloud."""
+    own = [past.launched for past in pasts(cluster.home) if past.name == cluster.spec.name]
+    last = max(filter(None, own), key=lambda row: row.time, default=None)
+    return last is not None and last.target == "local"

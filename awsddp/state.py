@@ -20,6 +20,7 @@ from typing import IO, Any
 
 import msgspec
 
+from awsddp import billing
 from awsddp.errors import ConfigError
 from awsddp.records import Intent, JobRecord, Node, Prepared, Remembered, Target
 from awsddp.report import node_name
@@ -350,3 +351,52 @@ def _holder(stream: IO[bytes]) -> str | None:
         )
     except (ValueError, KeyError, TypeError):
         return None
+
+
+def read_rows(ledger: Path) -> list[billing.Row]:
+    """Return the rows of a ledger; none where there is none."""
+    if not ledger.is_file():
+        return []
+    return billing.ledger_rows(ledger.read_text(encoding="utf-8", errors="replace"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Past:
+    """A cluster that this machine knows, living or ended: its name, its folder, the rows of its ledger.
+
+    `record` is what the folder remembers, None once it has ended.
+    """
+
+    name: str
+    folder: Path
+    rows: list[billing.Row]
+    record: Record | None = None
+
+    @property
+    def bill(self) -> billing.Bill | None:
+        """The account by the ledger alone, now; None where nothing was launched."""
+        return billing.account(self.rows, datetime.now(UTC))
+
+    @property
+    def launched(self) -> billing.Row | None:
+        """The row of the first launch: the cluster's id, place and settings."""
+        return next((row for row in self.rows if row.event == "launched"), None)
+
+    @property
+    def instances(self) -> set[str]:
+        """The ids of all instances that it ever had."""
+        return {key for row in self.rows if row.event == "launched" for key in row.instances}
+
+
+def pasts(home: Path) -> Iterator[Past]:
+    """Yield every cluster that this machine knows, those that have ended first; `home` is $AWSDDP_HOME."""
+    for folder in sorted(home.glob("history/*")):
+        yield Past(name=folder.name[:-9], folder=folder, rows=read_rows(folder / "ledger.jsonl"))
+    for folder in sorted(home.glob("clusters/*")):
+        yield living(Folder(home, folder.name))
+
+
+def living(folder: Folder) -> Past:
+    """Return the cluster of a folder that `down` has not retired."""
+    record = folder.read(newer=True)
+    return Past(name=folder.name, folder=folder.path, rows=read_rows(folder.ledger), record=record)

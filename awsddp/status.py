@@ -18,8 +18,7 @@ from awsddp.config import NOT_SHOWN
 from awsddp.errors import AwsddpError, LeftoverError, NotFoundError
 from awsddp.jobs import results
 from awsddp.jobs.supervisor import metrics
-from awsddp.known import FoundJob, find_job, jobs_of
-from awsddp.ledger import Past, bill_of, living, pasts
+from awsddp.known import FoundJob, bill_of, find_job, jobs_of
 from awsddp.local import client as local
 from awsddp.reach import reachable, told_jobs
 from awsddp.records import ACTIVE, JobRecord, Listed, RankProgress, RankUsage, widened
@@ -38,7 +37,7 @@ from awsddp.returns import (
 )
 from awsddp.search import aws_of, look, refuse_sessions, target_for, wait_until_launches_show
 from awsddp.spec import Given
-from awsddp.state import Folder, Record, write_private
+from awsddp.state import Folder, Past, Record, living, pasts, write_private
 
 if TYPE_CHECKING:
     from awsddp.aws.clusters import Everywhere, Holding
