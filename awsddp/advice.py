@@ -4,17 +4,20 @@ A message names a command ("awsddp up   # continue"), and `advised` adds what se
 asked. And what an interrupted command leaves behind; and why a job failed, where only this machine knows.
 """
 
+import contextlib
 import os
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from awsddp.config import EXCLUSIVE, NOT_SHOWN, key_words, option_words, options_of, settings
-from awsddp.errors import AwsddpError, Interrupted
+from awsddp.config import EXCLUSIVE, NOT_SHOWN, key_words, option_words, options_of, overlaid, settings
+from awsddp.errors import AwsddpError, Interrupted, NodeError
 from awsddp.jobs.ranks import SECRET
-from awsddp.records import ACTIVE, JobRecord
+from awsddp.records import ACTIVE, Cause, JobRecord
 from awsddp.report import iso, money
 from awsddp.resources import is_bundled
 from awsddp.spec import OPTION, Given
@@ -22,6 +25,7 @@ from awsddp.state import Folder, Record
 
 if TYPE_CHECKING:
     from awsddp.cluster import Cluster
+    from awsddp.nodes.transport import Fleet, Result
 
 
 _NODES = (
@@ -54,6 +58,13 @@ _ALONE = re.compile(rf"awsddp ({'|'.join(TAKES)})((?: .*)?)")
 _SCRIPT = ("job.script", "job.args")
 _HIDDEN = (NOT_SHOWN - {"job.resume", *_SCRIPT}) | {"cluster.region", "cluster.profile"}
 """Keys that no advice repeats: they may hold a secret, are said otherwise, or are global options."""
+_FILES = ("requirements.txt", "uv.lock", "pyproject.toml", "environment.yml")
+_MODULE = re.compile(r"\w[\w.]*")
+_WORD = re.compile(r"'([^'\n]+)'|\"([^\"\n]+)\"|([^\s'\",;:()]+)")
+_VARIABLE = re.compile(r"\bos\b.*^KeyError: '([A-Z_][A-Z0-9_]*)'", re.DOTALL | re.MULTILINE)
+_MISSING = 'cd ~/awsddp/work 2>/dev/null; for name; do [ -e "$name" ] || printf "%s\\0" "$name"; done'
+_LOOK_S = 20.0
+_ON_NODE = re.compile(r"^(.*/awsddp/work[^/]*/|\./)")
 
 
 def global_words(
@@ -242,3 +253,140 @@ def _machines(record: Record) -> str:
     if record.target.name == "local":
         return f"{machines} in the local cloud, free of charge"
     return f"{machines} in {record.target.region}, at {money(record.price_usd_per_hour)} per hour"
+
+
+def say_unsent(cluster: "Cluster", fleet: "Fleet", nodes: Collection[int], words: Sequence[str]) -> None:
+    """Say which files that a failed command names are here alone, and what sends them."""
+    named = _named_files(Path(cluster.job_spec.sync.workdir), words)
+    if not (nodes and named):
+        return
+    from awsddp.nodes.sync import project_files
+
+    answers: Mapping[int, Result] = {}
+    with contextlib.suppress(NodeError):
+        answers = fleet.run(["sh", "-c", _MISSING, "sh", *named], nodes=nodes, timeout_s=_LOOK_S)
+    missing = {name for one in answers.values() for name in one.stdout.decode(errors="replace").split("\0")}
+    listing = project_files(cluster.job_spec, home=cluster.home) if missing.intersection(named) else None
+    for name in named:
+        if listing is not None and name in missing:
+            found = listing.keeper(name)
+            why = (
+                f"{found[1]} keeps {found[0]} here" if found else advised(cluster, "awsddp sync   # sends it")
+            )
+            cluster.say(f"{name} is here, and not on the nodes: {why}")
+
+
+def _named_files(workdir: Path, words: Sequence[str]) -> list[str]:
+    """Return the words of a command that are files of the synced folder."""
+    try:
+        split = shlex.split(words[0]) if len(words) == 1 else list(words)
+    except ValueError:
+        split = words[0].split()
+    found = dict.fromkeys(
+        word.removeprefix("./") for word in split if word and not word.startswith(("-", "/"))
+    )
+    # Unlike Path.exists it is False, too, for a name that no file can have.
+    return [word for word in found if word and os.path.exists(workdir / word)]  # noqa: PTH110
+
+
+def explained(cluster: "Cluster", job: JobRecord) -> JobRecord:
+    """Return the job; for a module, a file or a variable that its nodes do not have the cause says why."""
+    cause = job.cause
+    if cause is None:
+        return job
+    explain = {"import_error": _of_module, "file_not_found": _of_file, "exit": _of_variable}.get(cause.kind)
+    with contextlib.suppress(AwsddpError, OSError, ValueError):  # the project has changed, or is gone
+        if explain is not None:
+            cause = explain(cluster, job, cause)
+    return replace(job, cause=replace(cause, next=advised(cluster, cause.next, job=job)))
+
+
+def _of_module(cluster: "Cluster", job: JobRecord, cause: Cause) -> Cause:
+    from awsddp.nodes.sync import project_files
+    from awsddp.plan.environment import source_folders
+
+    module = cause.values.get("module", "")
+    if not _MODULE.fullmatch(module):  # a node says it, and a command that the user copies will hold it
+        return cause
+    top = module.partition(".")[0]
+    project, listing = Path(cluster.job_spec.sync.workdir), project_files(cluster.job_spec, home=cluster.home)
+    for path in _modules(project, module):
+        if kept := listing.keeper(path):
+            return _kept_here(cluster, job, cause, kept)
+    for path in _modules(project, top):
+        folder = Path(path).parent.as_posix()
+        if folder in (*source_folders(project), Path(job.script or "").parent.as_posix()):
+            return cause  # the script's own folder is where its imports come from
+        advice = _again(cluster, job, {"env.variables.PYTHONPATH": folder})
+        return _told(cause, f"{path} is on the nodes, and {folder} is not on the PYTHONPATH", advice)
+    if module != top:  # Python names the whole path only where the package itself was found
+        why = f"What imports it was written for another version of {top}"
+        return _told(cause, why, f"set another version of it, or of {top}, with --env FILE")
+    record = cluster.folder.read()
+    asked = overlaid(cluster.job_spec, record.asked if record else {}).env.file
+    there = next((file for file in _FILES if (project / file).is_file()), None)
+    file = asked or ((project / there).as_posix() if there else "requirements.txt")
+    again = _again(cluster, job, {"env.file": file})
+    if there and not asked:
+        return _told(cause, f"{there} exists, but --env does not name it", again)
+    why = f"{asked} did not install it" if asked else "no requirements file is there"
+    return _told(cause, why, f"name the package of {top} in {file}, then: {again}")
+
+
+def _of_file(cluster: "Cluster", job: JobRecord, cause: Cause) -> Cause:
+    from awsddp.nodes.sync import project_files
+
+    listing = project_files(cluster.job_spec, home=cluster.home)
+    for match in _WORD.finditer(cause.explanation):
+        word = _ON_NODE.sub("", (match[1] or match[2] or match[3]).rstrip("./"))
+        if kept := listing.keeper(word):
+            return _kept_here(cluster, job, cause, kept)
+        for path, reason in listing.skipped:
+            if f"{word}/".startswith(f"{path}/"):
+                advice = "copy what it leads to into the folder, or onto each node: awsddp exec -- COMMAND"
+                return _told(cause, f"{path} is here, and is not sent: {reason}", advice)
+        if word.startswith("/") and Path(word).exists():
+            why = f"{word} is on this machine alone: only the synced folder is sent"
+            return _told(cause, why, f"move it into {listing.root}, or put it on the nodes")
+    return cause
+
+
+def _of_variable(cluster: "Cluster", job: JobRecord, cause: Cause) -> Cause:
+    found = _VARIABLE.search("\n".join(cause.tail))
+    if found is None or found[1] not in os.environ:
+        return cause
+    advice = _again(cluster, job, {f"env.variables.{found[1]}": None})
+    return _told(cause, f"{found[1]} is set here, and not on the nodes", advice)
+
+
+def _kept_here(cluster: "Cluster", job: JobRecord, cause: Cause, kept: tuple[str, str]) -> Cause:
+    """Say that a path is here, and what keeps it from the nodes; advise to send all of its folder."""
+    path, by = kept
+    folder = path.rpartition("/")[0]
+    let_in = f"!/{folder}/**" if folder and not path.endswith("/") else f"!/{path}"
+    patterns = [*cluster.job_spec.sync.ignore, let_in]
+    advice = {
+        "sync.ignore": "remove it from sync.ignore",
+        "awsddp": f"move it out of {path}, which is never sent",
+    }.get(by, f"{_again(cluster, job, {'sync.ignore': patterns})}   # or in awsddp.toml")
+    return _told(cause, f"{path} is here, and {by} keeps it from the nodes", advice)
+
+
+def _again(cluster: "Cluster", job: JobRecord, changes: Mapping[str, Given]) -> str:
+    """Return the command that runs the job again with `changes`, by key of awsddp.toml."""
+    return advised(cluster, shlex.join(["awsddp", "train", *command_words("train", changes)]), job=job)
+
+
+def _told(cause: Cause, why: str, advice: str) -> Cause:
+    return replace(cause, explanation=f"{cause.explanation} {why}.", next=advice)
+
+
+def _modules(project: Path, module: str) -> Iterator[str]:
+    """Yield where the project, or a folder at its top, has a module: its path, relative to the project."""
+    tops = [one.name for one in sorted(project.iterdir()) if one.is_dir() and not one.name.startswith(".")]
+    for folder in ("", *tops):
+        path = Path(folder, *module.split("."))
+        if any((project / path).glob("*.py")):
+            yield path.as_posix()
+        elif (project / f"{path}.py").is_file():
+            yield f"{path.as_posix()}.py"

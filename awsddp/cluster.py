@@ -184,7 +184,7 @@ class Cluster:
         `confirm` is called if a job runs, whose files would change, and raises to refuse. Raises ConfigError,
         NodeError.
         """
-        from awsddp.files import sync
+        from awsddp.reach import sync
 
         with self.asking() as asked:
             return sync(asked, confirm=confirm)
@@ -241,7 +241,7 @@ class Cluster:
         Several words are a program and its arguments, one word is a line for bash. `on_output` gets a node's
         number, what it said, and whether that was on stderr. Raises NotFoundError, NodeError.
         """
-        from awsddp.files import exec
+        from awsddp.reach import exec
 
         with self.asking() as asked:
             return exec(asked, words=words, node=node, stdin=stdin, on_output=on_output)
@@ -310,7 +310,7 @@ class Cluster:
         from awsddp.reach import endpoints, login
 
         with self.asking() as asked, asked.ready() as found:
-            group = fabric_group(endpoints(found), login(found))
+            group = fabric_group(endpoints(found, found.nodes), login(found))
         self._open.callback(group.close)
         return group
 
@@ -329,24 +329,27 @@ class Cluster:
 
     # What exists.
 
-    @contextlib.contextmanager
     def find(
-        self, *, newer: bool = False, whole: bool = False, everywhere: bool = True
-    ) -> Iterator["Cluster"]:
+        self,
+        *,
+        newer: bool = False,
+        whole: bool = False,
+        everywhere: bool = True,
+        names_holder: bool = False,
+    ) -> contextlib.AbstractContextManager["Cluster"]:
         """Search where the cluster is remembered, whatever is set now; without a record in the running local
         cloud, in the given or configured region, then, if `everywhere`, in every enabled region.
 
         One call lists the nodes of a cluster that is remembered; with `whole` also what exists beside them.
-        With `newer` a folder that a newer awsddp wrote counts as lost. Raises CloudError where AWS does not
-        answer; no account at all counts as nothing there, unless the folder remembers a cluster. Raises
-        ConfigError where the command line names another place than the record.
+        With `newer` a folder that a newer awsddp wrote counts as lost. With `names_holder` an error of the
+        nodes names the command that changes the cluster now. Raises CloudError where AWS does not answer; no
+        account at all counts as nothing there, unless the folder remembers a cluster. Raises ConfigError
+        where the command line names another place than the record.
         """
-        from awsddp.search import naming_ended, search
+        from awsddp.search import found
 
-        with contextlib.ExitStack() as stack:
-            found = search(self, self.folder.read(newer=newer), stack, whole=whole, everywhere=everywhere)
-            stack.enter_context(naming_ended(found))
-            yield found
+        record = self.folder.read(newer=newer)
+        return found(self, record, whole=whole, everywhere=everywhere, names_holder=names_holder)
 
     @contextlib.contextmanager
     def ready(self, *, node: int | None = None) -> Iterator["Cluster"]:
@@ -368,9 +371,8 @@ class Cluster:
         what is used. Raises CloudError.
         """
         from awsddp.reach import preconnected
-        from awsddp.search import naming_holder
 
-        with naming_holder(self), preconnected(self) as preconnect, self.find() as found:
+        with preconnected(self, self.folder.read()) as preconnect, self.find(names_holder=True) as found:
             found.preconnect = preconnect
             yield found
 
@@ -388,18 +390,11 @@ class Cluster:
         Raises NodesFailed where one cannot be reached; with `partial` the fleet's `failures` names it. What
         `meanwhile` raises, as for Fleet, ends the attempt.
         """
-        from awsddp.nodes.transport import Fleet
-        from awsddp.reach import endpoints, login
+        from awsddp.reach import fleet_of
 
-        with Fleet(
-            endpoints(self, nodes),
-            login(self),
-            deadline_s=deadline_s,
-            partial=partial,
-            preconnect=self.preconnect,
-            meanwhile=meanwhile,
-            on_event=self.on_event,
-        ) as self.connections:
+        chosen = self.nodes if nodes is None else nodes
+        fleet = fleet_of(self, chosen, deadline_s=deadline_s, partial=partial, meanwhile=meanwhile)
+        with fleet as self.connections:
             yield self.connections
 
     @property

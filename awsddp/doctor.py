@@ -14,22 +14,21 @@ from msgspec import convert, to_builtins
 from awsddp import answers
 from awsddp.advice import advised
 from awsddp.answers import Stacks, read_answer
-from awsddp.asking import ANSWER_S, answering, answers_of, ask, holders
 from awsddp.compat.types import network_gbyte_s, quota_of
 from awsddp.errors import AwsddpError, ConfigError, NodeError, NotFoundError
 from awsddp.jobs import health, protocol
+from awsddp.jobs.protocol import ANSWER_S, answers_of, ask
 from awsddp.jobs.ranks import Host, layout
 from awsddp.jobs.supervisor import requests
 from awsddp.jobs.supervisor.hang import diagnose
 from awsddp.jobs.supervisor.requests import plain
 from awsddp.jobs.supervisor.stacks import DUMP, read_stacks
-from awsddp.known import told_job, told_jobs
+from awsddp.known import told_job
 from awsddp.nodes import rsync
 from awsddp.plan.records import names
 from awsddp.plan.requests import Values
-from awsddp.reach import connect_reachable, jump_of
+from awsddp.reach import connect_reachable, jump_of, told_jobs
 from awsddp.records import Check, JobRecord
-from awsddp.report import node_name
 from awsddp.resources import shipped_folder, template
 from awsddp.results import ended_job
 from awsddp.returns import DoctorDocument, QuotaDocument, WhyDocument
@@ -39,8 +38,6 @@ from awsddp.spec import JobSection
 if TYPE_CHECKING:
     from awsddp.cluster import Cluster
 
-DIAL_S = 2.0
-"""How long a connection between two nodes may take."""
 GROUP_S, RANK_S, MOST_GROUP_S = 60.0, 2.0, 180.0
 """How long ranks may take to import torch, to form a process group and to time an all-reduce: so long, so
 much longer for each rank (nodes of the local cloud share CPUs), and at most."""
@@ -62,7 +59,7 @@ def before_launch(cluster: "Cluster") -> DoctorDocument:
     """
     from awsddp.aws.preflight import OF_REGION, before_launch, failed, not_checked
 
-    with target_for(cluster) as target:
+    with target_for(cluster, cluster.folder.read()) as target:
         try:
             aws = aws_of(cluster, target)
         except ConfigError as error:
@@ -109,7 +106,7 @@ def request_quota(cluster: "Cluster", *, confirm: Callable[[str], None]) -> Quot
     """
     from awsddp.plan import make_plan
 
-    with target_for(cluster) as target:
+    with target_for(cluster, cluster.folder.read()) as target:
         aws = aws_of(cluster, target)
         facts = facts_of(aws, cluster.spec, target)
         plan = make_plan(cluster.spec, replace(facts, quotas={}))  # as it would be with enough of it
@@ -135,28 +132,6 @@ def request_quota(cluster: "Cluster", *, confirm: Callable[[str], None]) -> Quot
         reply = aws.call("RequestServiceQuotaIncrease", asked, service="service-quotas")
         told.request = reply.get("RequestedQuota", {}).get("Id")
         return told
-
-
-def preflight(cluster: "Cluster", launches: Mapping[int, requests.Launch]) -> None:
-    """Check the nodes of a job before its launch: connections, GPUs, disk, memory, clock.
-
-    Raises NodeError that names the nodes that are not fit.
-    """
-    launch = launches[min(launches)]
-    probes = _probe(cluster, sorted(launches), ports=(launch.master_port, launch.link_port))
-    checks = health.quick_checks(probes)
-    bad = [check for check in [*checks, *_dial(cluster, probes)] if check.ok is False]
-    if bad:
-        raise NodeError(
-            "; ".join(_sentence(check) for check in bad),
-            "checked before the ranks start",
-            "awsddp doctor   # check everything\n" + "\n".join(dict.fromkeys(check.hint for check in bad)),
-        )
-
-
-def _sentence(check: Check) -> str:
-    who = "" if check.node is None else f"{node_name(check.node)}: "
-    return f"{who}{check.name}: {check.value}"
 
 
 def of_nodes(cluster: "Cluster") -> DoctorDocument | None:
@@ -188,8 +163,9 @@ def _checkup(cluster: "Cluster") -> list[Check]:
         ask(fleet, {min(fleet.nodes): requests.Claim(owner="`awsddp doctor`", wait_s=CLAIM_S)})
     busy = [job.job for job in told_jobs(cluster, partial=True) if job.state == "running"]
     checks = _unreached(cluster)
-    probes = _probe(cluster, answering(fleet), thorough=True)
-    checks += [*health.quick_checks(probes), *health.thorough_checks(probes), *_dial(cluster, probes)]
+    nodes = [node for node in cluster.nodes if node.node in fleet.answering]
+    probes = health.probed(fleet, nodes, cluster.record.found, thorough=True)
+    checks += [*health.quick_checks(probes), *health.thorough_checks(probes), *health.dialed(fleet, probes)]
     if busy:
         value = f"left out: job {', '.join(busy)} runs"
         return [*checks, Check(name="process group", ok=None, value=value)]
@@ -208,48 +184,6 @@ def _unreached(cluster: "Cluster") -> list[Check]:
             health.node_check(node, "login", None, cluster.record.state_of(node).partition(" is ")[2])
         )
     return checks
-
-
-def _probe(
-    cluster: "Cluster", numbers: Sequence[int], *, ports: tuple[int, ...] = (), thorough: bool = False
-) -> health.Probes:
-    """Ask the nodes what they have; `ports` are those of the job on its first node."""
-    nodes = {node.node: node for node in cluster.nodes if node.node in numbers}
-    wishes = {
-        number: requests.Probe(
-            address=str(nodes[number].private_ip),
-            ports=ports if number == numbers[0] else (),
-            thorough=thorough,
-        )
-        for number in numbers
-    }
-    began = time.time()
-    found = answers_of(cluster.fleet, wishes, timeout_s=ANSWER_S)
-    return health.Probes(
-        nodes=nodes,
-        prepared={number: cluster.record.on(number) for number in numbers},
-        answers={node: one for node, one in found.items() if not isinstance(one, AwsddpError)},
-        asked=(began, time.time()),
-        silent={node: one.message for node, one in found.items() if isinstance(one, AwsddpError)},
-    )
-
-
-def _dial(cluster: "Cluster", probes: health.Probes) -> list[Check]:
-    """Return the checks of the connections between every two nodes, in both directions."""
-    targets = {
-        node: [(node, str(probes.nodes[node].private_ip), port) for port in answer.ports]
-        for node, answer in probes.answers.items()
-    }
-    wishes = {
-        node: requests.Dial(
-            peers=[peer for other, peers in targets.items() if other != node for peer in peers],
-            seconds=DIAL_S,
-        )
-        for node in targets
-    }
-    found = answers_of(cluster.fleet, wishes, timeout_s=ANSWER_S)
-    dials = {node: one.dials for node, one in found.items() if not isinstance(one, AwsddpError)}
-    return health.dial_checks(probes, dials)
 
 
 def _group_checks(cluster: "Cluster", probes: health.Probes, nodes: Sequence[int]) -> list[Check]:
@@ -370,7 +304,7 @@ def why(cluster: "Cluster", job: str) -> WhyDocument:
         if found.state != "running":
             raise _nothing(found, f"awsddp fetch {job}   # then again: it may hold what was written")
         request = requests.Stacks(job=job)
-        answers = answers_of(fleet, dict.fromkeys(holders(fleet, found), request), timeout_s=STACKS_S)
+        answers = answers_of(fleet, dict.fromkeys(fleet.holders(found), request), timeout_s=STACKS_S)
         for answer in answers.values():
             if isinstance(answer, AwsddpError):
                 cluster.say(answer.message)

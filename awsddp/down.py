@@ -9,14 +9,14 @@ from awsddp import report
 from awsddp.billing import Bill
 from awsddp.errors import AwsddpError, ConfigError, LeftoverError, NodeError, UsageError
 from awsddp.fetch import Ephemeral, bring, refuse_ephemeral
-from awsddp.known import end_job, jobs_of, told_jobs
-from awsddp.ledger import bill_of, living
-from awsddp.reach import reachable
+from awsddp.known import bill_of, end_job, jobs_of
+from awsddp.reach import reachable, told_jobs
 from awsddp.records import ACTIVE, Listed, Node, unfetched_jobs
 from awsddp.report import money, node_name
 from awsddp.results import is_owed, still_missing
 from awsddp.returns import ClusterDocument, DownDocument
 from awsddp.search import end, look, machines, refuse_sessions, require_live, wait_until_launches_show
+from awsddp.state import living
 from awsddp.status import cluster_document
 
 if TYPE_CHECKING:
@@ -165,7 +165,7 @@ def stop(cluster: "Cluster", *, confirm: Callable[[str], None]) -> ClusterDocume
                 cluster.folder.note(
                     "stopped", id=listed.id, instances=sorted(node.instance_id for node in going)
                 )
-                cluster.folder.publish(lambda prefix: "")
+                cluster.folder.publish(lambda *_: "")
         look(cluster)
         return cluster_document(cluster)
 

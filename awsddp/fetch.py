@@ -6,7 +6,6 @@ What stays on the nodes is named, with the reason and what to type.
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -14,22 +13,20 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from msgspec import structs
 
 from awsddp.answers import Manifest, ResultFile
-from awsddp.asking import answers_of, ask, holders, whole
-from awsddp.errors import NodeError, NotFoundError
-from awsddp.files import moved
+from awsddp.errors import NodeError, NotFoundError, split
 from awsddp.jobs.files import exclude_patterns, name_at_home, over_limit
+from awsddp.jobs.protocol import answers_of, ask
 from awsddp.jobs.results import encode
 from awsddp.jobs.supervisor import requests
-from awsddp.known import jobs_of, told_job
-from awsddp.ledger import living, note_fetched
-from awsddp.nodes.failures import split
+from awsddp.known import jobs_of, note_fetched, told_job
 from awsddp.nodes.results import Fetched
 from awsddp.parallel import soon
-from awsddp.reach import NoNodes, connect_reachable
-from awsddp.records import ACTIVE, MORE, JobRecord, Node
+from awsddp.reach import NoNodes, connect_reachable, moved
+from awsddp.records import ACTIVE, MORE, JobRecord
 from awsddp.report import Event, amount, node_name, size_text
 from awsddp.results import draw_loss, older_jobs, still_missing, whole_at_home
 from awsddp.returns import FetchDocument
+from awsddp.state import TAGS_S, living
 from awsddp.values import size_of
 
 if TYPE_CHECKING:
@@ -126,7 +123,7 @@ def _bring(cluster: "Cluster", job: JobRecord, lost: Mapping[int, str]) -> dict[
     from awsddp.nodes.results import pull
 
     folder = cluster.results / job.job
-    nodes, began = holders(cluster.fleet, job), time.monotonic()
+    nodes, began = cluster.fleet.holders(job), time.monotonic()
     held = [node for node in cluster.nodes if node.node in nodes]
     tagged = soon(unfetched_of, cluster.aws, held) if held and job.state not in ACTIVE else None
     selected = select(cluster, job, nodes, folder)
@@ -154,33 +151,12 @@ def _bring(cluster: "Cluster", job: JobRecord, lost: Mapping[int, str]) -> dict[
     if selected.owed:
         raise _unfetched(job, selected.owed, lost)
     if tagged is not None:
-        with _tags(cluster) as free_s:
+        with cluster.folder.lock("train", part="tags", wait_s=TAGS_S) as free_s:
             # A file's time is up to 10 ms late.
             fresh = time.monotonic() - began < min(free_s - 0.1, FRESH_S)
             older = older_jobs(cluster, tagged.result())
             release(cluster.aws, held, job.job, tagged=tagged.result() if fresh else None, older=older)
     return fetched
-
-
-def keep(cluster: "Cluster", nodes: Sequence[Node], job: str) -> None:
-    """Have AWS keep the nodes' disks at a poweroff, for the job. Raises CloudError."""
-    from awsddp.aws.power import keep_on_poweroff
-
-    with _tags(cluster):
-        keep_on_poweroff(cluster.aws, nodes, job)
-
-
-def release(cluster: "Cluster", nodes: Sequence[Node], job: str) -> None:
-    """Let the nodes forget that they owe the job's results. Raises CloudError."""
-    from awsddp.aws.power import release
-
-    with _tags(cluster):
-        release(cluster.aws, nodes, job)
-
-
-def _tags(cluster: "Cluster") -> AbstractContextManager[float]:
-    """Hold the tags that name jobs, which are read, changed and written back, against other clients."""
-    return cluster.folder.lock("train", part="tags", wait_s=FETCH_S)
 
 
 class Owed(NamedTuple):
@@ -242,7 +218,7 @@ class Ephemeral(NodeError):
 def refuse_ephemeral(cluster: "Cluster", jobs: Sequence[JobRecord]) -> None:
     """Raise Ephemeral if results of these jobs that are not fetched are on instance store."""
     for job in jobs:
-        manifests, failures = _manifests(cluster, job, holders(cluster.fleet, job))
+        manifests, failures = _manifests(cluster, job, cluster.fleet.holders(job))
         split({**manifests, **failures})
         lost = [
             Owed(node, file.path, file.size, "empty after a stop")
@@ -288,7 +264,7 @@ def _manifests(
     request = manifest_request(cluster, job)
     listed = answers_of(cluster.fleet, dict.fromkeys(used, request), timeout_s=MANIFEST_S)
     failures = {node: one for node, one in listed.items() if isinstance(one, NodeError)}
-    return whole({node: one for node, one in listed.items() if node not in failures}), failures
+    return split({node: one for node, one in listed.items() if node not in failures}), failures
 
 
 def manifest_request(cluster: "Cluster", job: JobRecord, **more: Any) -> requests.Manifest:

@@ -9,19 +9,17 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from awsddp.advice import advised
+from awsddp.advice import advised, explained
 from awsddp.answers import ResultFile
-from awsddp.asking import answers_beside, ask, holders
-from awsddp.errors import AwsddpError, NodeError, NotFoundError
+from awsddp.errors import AwsddpError, Interrupted, LetGo, NodeError, NotFoundError
 from awsddp.fetch import MANIFEST_S, bring, manifest_request
-from awsddp.files import explained
 from awsddp.jobs import protocol, results
 from awsddp.jobs.files import name_at_home
 from awsddp.jobs.logs import Merger, last_lines
+from awsddp.jobs.protocol import answers_beside, ask
 from awsddp.jobs.supervisor import requests
 from awsddp.jobs.supervisor.manifest import EVENTS
-from awsddp.known import find_job, told_job
-from awsddp.ledger import note_fetched
+from awsddp.known import end_ranks, find_job, note_fetched, told_job
 from awsddp.reach import NoNodes, connect_reachable
 from awsddp.records import ACTIVE, Cause, JobRecord, Node
 from awsddp.report import Event, duration, node_name
@@ -156,6 +154,30 @@ def finish(cluster: "Cluster", job: JobRecord) -> JobDocument:
     return job_result(cluster, job)
 
 
+def attend(cluster: "Cluster", job: JobRecord, *, on_lines: Callable[[bytes], None]) -> JobDocument:
+    """Follow a job to its end and fetch its results. Ctrl-C ends the job; a closed terminal leaves it."""
+    merger = merger_of(cluster, job)
+    try:
+        job = Watch(cluster, job, merger=merger, on_lines=on_lines).run()
+    except LetGo:
+        raise
+    except KeyboardInterrupt:
+        cluster.say(
+            f"interrupted: ending job {job.job}, its ranks have {cluster.job_spec.job.grace}; "
+            "Ctrl-C again leaves the job running"
+        )
+        end_ranks(cluster, job.job)
+        job = Watch(cluster, job, merger=merger, on_lines=on_lines).run()
+        finish(cluster, job)
+    else:
+        return finish(cluster, job)
+    raise Interrupted(
+        f"interrupted: job {job.job} was {job.state}, its results are in {job.home}/",
+        f"the nodes are still running{cluster.target.costs}",
+        "awsddp down   # terminate them",
+    )
+
+
 class _Interruption(Exception):
     """A node was lost, or it is time to connect to one again: the streams are left for a moment."""
 
@@ -179,7 +201,7 @@ class Watch:
     def __post_init__(self) -> None:
         self._fleet, self._restarts = self.cluster.fleet, len(self.job.restarts)
         self._patience_s = seconds(self.cluster.job_spec.job.heartbeat_timeout) + BEYOND_S
-        self._followed, self._heard_at = set(holders(self._fleet, self.job)), time.monotonic()
+        self._followed, self._heard_at = set(self._fleet.holders(self.job)), time.monotonic()
         self._instances = {
             node.instance_id: node.node for node in self.cluster.nodes if node.node in self._followed
         }
@@ -399,7 +421,7 @@ class Events:
         known = {path.relative_to(target).as_posix(): path.lstat().st_size for path in files}
         at_once = protocol.EVENTS_AT_ONCE_BYTES
         request = manifest_request(cluster, self._job, events=known, at_once=at_once)
-        wishes = dict.fromkeys(holders(fleet, self._job), request)
+        wishes = dict.fromkeys(fleet.holders(self._job), request)
         answers = answers_beside(fleet, wishes, timeout_s=MANIFEST_S)
         listed = {node: one for node, one in answers.items() if not isinstance(one, AwsddpError)}
         wanted: dict[int, list[ResultFile]] = {}

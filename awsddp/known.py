@@ -1,20 +1,22 @@
-"""The jobs that this machine and its nodes know: found, told by the nodes, ended."""
+"""What this machine and the nodes know: jobs, found, told by the nodes, ended; and what a cluster costs."""
 
-import os
+import contextlib
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from awsddp import billing
+from awsddp.advice import advised
 from awsddp.billing import Bill
-from awsddp.errors import AwsddpError, NodeError, NotFoundError
-from awsddp.ledger import Past, bill_of, pasts
-from awsddp.reach import connect_reachable, say_missing
-from awsddp.records import ACTIVE, Frozen, JobRecord, widened
-from awsddp.report import iso, utc
+from awsddp.errors import AwsddpError, ConfigError, NodeError, NotFoundError
+from awsddp.reach import REACH_S, connect_reachable, say_missing, told_jobs
+from awsddp.records import ACTIVE, Frozen, JobRecord, Listed, widened
+from awsddp.report import iso, node_name, utc
 from awsddp.results import job_result, missing, saved_job
 from awsddp.returns import CostedCluster, JobDocument, JobsDocument, ListedJob
+from awsddp.state import Past, Record, pasts, read_rows
 from awsddp.values import seconds
 
 if TYPE_CHECKING:
@@ -23,30 +25,6 @@ if TYPE_CHECKING:
 
 _NEWEST = 5
 """How many jobs are named where one is not found."""
-
-
-def told_jobs(cluster: "Cluster", *, partial: bool = False) -> tuple[JobRecord, ...]:
-    """Return every job that the connected nodes know, oldest first.
-
-    With `partial` a node that does not answer joins the fleet's failures, unless none does. A job that
-    this machine does not remember is none of this cluster's where its name is taken in the results
-    folder: no node may choose a folder of the user's.
-    """
-    from awsddp.asking import answering, answers_of, whole
-    from awsddp.jobs import results
-    from awsddp.jobs.supervisor import requests
-
-    request = requests.State()
-    answers = answers_of(cluster.fleet, dict.fromkeys(answering(cluster.fleet), request))
-    failed = {node: answer for node, answer in answers.items() if isinstance(answer, NodeError)}
-    if partial and len(failed) < len(answers):
-        cluster.fleet.failures.update(failed)
-        answers = {node: answer for node, answer in answers.items() if node not in failed}
-    documents = {node: answer.jobs for node, answer in whole(answers).items()}
-    jobs = results.jobs(documents, results=cluster.job_spec.job.results)
-    record = cluster.folder.read()
-    known = {job.job for job in record.jobs} if record else set()
-    return tuple(job for job in jobs if job.job in known or not os.path.lexists(cluster.results / job.job))
 
 
 def told_job(cluster: "Cluster", name: str | None) -> JobRecord:
@@ -71,11 +49,11 @@ def end_ranks(
 
     With `launch` only where the job is of that launch.
     """
-    from awsddp.asking import ANSWER_S, answering, ask
+    from awsddp.jobs.protocol import ANSWER_S, ask
     from awsddp.jobs.supervisor import requests
 
     grace = seconds(cluster.job_spec.job.grace) if grace_s is None else grace_s
-    states = ask(cluster.fleet, dict.fromkeys(answering(cluster.fleet), requests.State()))
+    states = ask(cluster.fleet, dict.fromkeys(cluster.fleet.answering, requests.State()))
     knows = {node for node, state in states.items() if any(one.job == job for one in state.jobs)}
     request = requests.Cancel(job=job, grace=grace, launch=launch)
     ask(cluster.fleet, dict.fromkeys(knows, request), timeout_s=grace + ANSWER_S)
@@ -293,3 +271,86 @@ def cancel(cluster: "Cluster", *, job: str | None = None) -> JobDocument:
         ended = end_job(cluster, choose_job(jobs if job else running, job))
         cluster.folder.remember(ended)
         return job_result(cluster, ended)
+
+
+def name_left_out(cluster: "Cluster") -> None:
+    """Name the jobs that run or wait without a node that was replaced, and what starts them on all nodes.
+
+    One that has begun continues from its checkpoint. Raises NodesFailed, NodeError.
+    """
+    living = {node.instance_id for node in cluster.nodes}
+    left = {
+        job.job: job
+        for job in cluster.record.jobs
+        if job.state in ACTIVE and not living.issuperset(one.instance_id for one in job.nodes)
+    }
+    if not left:
+        return
+    with cluster.connect(deadline_s=REACH_S):
+        known = {job.job: job for job in told_jobs(cluster) if job.job in left}
+    cluster.folder.remember(*known.values())
+    for name, job in (left | known).items():
+        lost = ", ".join(node_name(one.node) for one in job.nodes if one.instance_id not in living)
+        ends = [f"awsddp cancel {name}"] if name in known and job.state in ACTIVE else []
+        if ends and job.state == "running":
+            ways = " && ".join([*ends, f"awsddp fetch {name}; awsddp train --resume {name}"])
+            cluster.say(
+                f"job {name} runs without {lost}, which was replaced; with it: "
+                f"{advised(cluster, ways, job=job)}"
+            )
+        elif job.state == "waiting" or (job.state in ("failed", "interrupted") and job.started is None):
+            ways = " && ".join([*ends, "awsddp train" if name in known else "awsddp train --after all"])
+            cluster.say(
+                f"job {name} waited for {lost}, which was replaced: {advised(cluster, ways, job=job)}"
+            )
+
+
+def bill_of(cluster: "Cluster", listed: Listed | None) -> billing.Bill | None:
+    """Return the account of the cluster in the folder, now; None where this machine did not launch it.
+
+    What AWS lists and the ledger lacks is written down first, so that no later account is smaller. Where
+    nodes are spot, AWS is asked for the prices that held since they were launched.
+    """
+    if (record := cluster.known) is None:
+        return None
+    now = datetime.now(UTC)
+    rows = read_rows(cluster.folder.ledger)
+    own = listed.nodes if listed is not None and listed.id == record.id else None
+    nodes = own or ()
+    lacking = billing.unwritten(billing.account(rows, now), own, launched=launched(record), now=now)
+    spot = [node.launched for node in nodes if node.spot and node.launched]
+    if spot:
+        from awsddp.aws.prices import spot_history
+
+        history = spot_history(cluster.aws, {node.instance_type for node in nodes}, since=min(spot))
+        lacking += billing.repriced(rows, nodes, history, now=now)
+    for row in lacking:
+        with contextlib.suppress(ConfigError):  # a full disk here hides no price
+            cluster.folder.note(row.event, **row.facts | {"id": record.id})
+    running = {node.instance_id for node in nodes if node.state in ("pending", "running")}
+    return billing.account([*rows, *lacking], now, running=running)
+
+
+def note_fetched(cluster: "Cluster", job: str, size: int) -> None:
+    """Write down what it costs that so many bytes of a job left AWS, by the list price."""
+    if size:
+        from awsddp.compat.types import EGRESS_USD_PER_GB
+
+        usd = size / 1e9 * EGRESS_USD_PER_GB
+        with contextlib.suppress(ConfigError):  # no result waits for its price
+            cluster.folder.note("fetched", id=cluster.record.id, job=job, bytes=size, usd=round(usd, 6))
+
+
+def launched(record: Record, instances: Iterable[str] = ()) -> billing.Row:
+    """Return the ledger's row of a launch of the cluster: its machines, rates of a node, expiry."""
+    price, disk = record.price_usd_per_hour, record.disk_usd_per_hour
+    return widened(
+        billing.Row,
+        record,
+        record.target,
+        time=datetime.now(UTC),
+        event="launched",
+        instances=tuple(instances),
+        target=record.target.name,
+        node_usd_per_hour=None if price is None else round(price / record.nodes - disk, 6),
+    )

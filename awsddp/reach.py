@@ -1,15 +1,21 @@
-"""Which nodes of a cluster can be used, and how they are reached: jump host, addresses, ssh_config."""
+"""Reaching nodes: which can be used, by which way, and which jobs they know; the folder to them, a command on
+them, a shell on one.
+"""
 
 import contextlib
-from collections.abc import Iterator, Sequence
+import os
+import posixpath
+import shlex
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from awsddp.advice import say_unsent
 from awsddp.config import overlaid
-from awsddp.errors import ConfigError, NodeError, NotFoundError
-from awsddp.nodes.failures import NodesFailed
-from awsddp.records import Node, Prepared, unfetched_jobs
-from awsddp.report import node_name
+from awsddp.errors import ConfigError, NodeError, NodesFailed, NotFoundError, split
+from awsddp.records import JobRecord, Node, Prepared, unfetched_jobs
+from awsddp.report import Event, node_name
+from awsddp.returns import ExecDocument, Kept, NodeFiles, NodeOutput, PathSize, SyncDocument
 from awsddp.search import require_live, target_of
 from awsddp.spec import SSM
 from awsddp.state import Record
@@ -18,6 +24,8 @@ if TYPE_CHECKING:
     from awsddp.cluster import Cluster
     from awsddp.nodes.connection import Preconnect
     from awsddp.nodes.login import Endpoint, Jump, Login
+    from awsddp.nodes.results import Fetched
+    from awsddp.nodes.sync import Listing, Sent
     from awsddp.nodes.transport import Fleet
 
 
@@ -27,6 +35,12 @@ REACH_S = 20.0
 """How long connecting to a node may take before the others are asked without it."""
 OFF = ("stopping", "stopped")
 """EC2's states of an instance that `up` starts."""
+LARGE_BYTES = 100e6
+
+# What is the user's comes as words of its own: nothing is pasted into the script.
+_RUN = 'PATH="$1:$PATH"; export PATH; shift; cd ~/awsddp/work 2>/dev/null || cd; exec "$@"'
+OnOutput = Callable[[int, bytes, bool], None]
+"""Gets a node's number, what it said, and whether it said so on stderr."""
 
 
 class NoNodes(NodeError):
@@ -147,13 +161,12 @@ def login(cluster: "Cluster", record: Record | None = None) -> "Login":
 
 
 @contextlib.contextmanager
-def preconnected(cluster: "Cluster") -> "Iterator[Preconnect | None]":
+def preconnected(cluster: "Cluster", record: Record | None) -> "Iterator[Preconnect | None]":
     """Begin to connect to the last known addresses, for as long as the context; over a jump host do not."""
     from awsddp.nodes.connection import Preconnect
 
-    record = how = None
+    how = None
     with contextlib.suppress(OSError, ConfigError):
-        record = cluster.folder.read()
         how = login(cluster, record) if record is not None else None
     if record is None or how is None or how.jump is not None:
         yield None
@@ -163,41 +176,87 @@ def preconnected(cluster: "Cluster") -> "Iterator[Preconnect | None]":
         yield made
 
 
-def endpoints(cluster: "Cluster", nodes: Sequence[Node] | None = None) -> "tuple[Endpoint, ...]":
-    """Return how nodes (all that the command works with) are reached; write where all nodes are.
+def fleet_of(
+    cluster: "Cluster",
+    nodes: Sequence[Node],
+    *,
+    deadline_s: float,
+    partial: bool,
+    meanwhile: Callable[[], None] | None,
+) -> "Fleet":
+    """Return the connections to nodes, not yet opened, as `Cluster.connect`. Raises what `endpoints` does."""
+    from awsddp.nodes.transport import Fleet
+
+    return Fleet(
+        endpoints(cluster, nodes),
+        login(cluster),
+        deadline_s=deadline_s,
+        partial=partial,
+        preconnect=cluster.preconnect,
+        meanwhile=meanwhile,
+        on_event=cluster.on_event,
+    )
+
+
+def endpoints(cluster: "Cluster", nodes: Sequence[Node]) -> "tuple[Endpoint, ...]":
+    """Return how nodes are reached; write where all nodes are.
 
     Raises NodeError for one without an address, ConfigError where the disk refuses.
     """
-    chosen = cluster.nodes if nodes is None else nodes
-    lost = [node_name(node.node) for node in chosen if node.address is None]
+    lost = [node_name(node.node) for node in nodes if node.address is None]
     if lost:
         raise NodeError(f"{', '.join(lost)}: no address", "the instance is not running", "awsddp status")
     publish(cluster)
-    addresses = {node.instance_id: str(node.address) for node in chosen}
-    return _endpoints(cluster.record, chosen, addresses, jump=login(cluster).jump)
+    addresses = {node.instance_id: str(node.address) for node in nodes}
+    return _endpoints(cluster.record, nodes, addresses, jump=login(cluster).jump)
 
 
 def publish(cluster: "Cluster") -> None:
     """Write where all nodes are, to the record and the ssh_config. Raises ConfigError."""
-    from awsddp.nodes.login import ssh_config
-
     listed = cluster.own.nodes if cluster.own else cluster.nodes
     running = {node.instance_id: str(node.address) for node in reachable(listed)}
     if not running.items() <= cluster.record.addresses.items():
         cluster.change(lambda record: replace(record, addresses={**record.addresses, **running}))
+    cluster.folder.publish(lambda prefix, record: _entries(cluster, listed, record, prefix))
+
+
+def _entries(cluster: "Cluster", listed: Sequence[Node], record: Record, prefix: str) -> str:
+    """Return the entries of the ssh_config: of the nodes that AWS lists, and of those that another command
+    has launched and prepared since.
+    """
+    from awsddp.nodes.login import ssh_config
+
     how, seen = login(cluster), {node.instance_id for node in listed}
+    newer = {one.node: one for one in record.prepared if one.instance_id not in seen}
+    nodes = newer | {node.node: node for node in reachable(listed)}
+    addresses = record.addresses | {node.instance_id: str(node.address) for node in reachable(listed)}
+    chosen = [node for _, node in sorted(nodes.items())]
+    endpoints = _endpoints(record, chosen, addresses, jump=how.jump)
+    return ssh_config(endpoints, how, prefix=prefix) if endpoints else ""
 
-    def entries(prefix: str) -> str:
-        record = cluster.folder.read() or cluster.record
-        # What AWS did not list when this command looked, another one has launched and prepared since.
-        newer = {one.node: one for one in record.prepared if one.instance_id not in seen}
-        nodes = newer | {node.node: node for node in reachable(listed)}
-        addresses = {**record.addresses, **running}
-        chosen = [node for _, node in sorted(nodes.items())]
-        endpoints = _endpoints(record, chosen, addresses, jump=how.jump)
-        return ssh_config(endpoints, how, prefix=prefix) if endpoints else ""
 
-    cluster.folder.publish(entries)
+def told_jobs(cluster: "Cluster", *, partial: bool = False) -> tuple[JobRecord, ...]:
+    """Return every job that the connected nodes know, oldest first.
+
+    With `partial` a node that does not answer joins the fleet's failures, unless none does. A job that
+    this machine does not remember is none of this cluster's where its name is taken in the results
+    folder: no node may choose a folder of the user's.
+    """
+    from awsddp.jobs import results
+    from awsddp.jobs.protocol import answers_of
+    from awsddp.jobs.supervisor import requests
+
+    request = requests.State()
+    answers = answers_of(cluster.fleet, dict.fromkeys(cluster.fleet.answering, request))
+    failed = {node: answer for node, answer in answers.items() if isinstance(answer, NodeError)}
+    if partial and len(failed) < len(answers):
+        cluster.fleet.failures.update(failed)
+        answers = {node: answer for node, answer in answers.items() if node not in failed}
+    documents = {node: answer.jobs for node, answer in split(answers).items()}
+    jobs = results.jobs(documents, results=cluster.job_spec.job.results)
+    record = cluster.folder.read()
+    known = {job.job for job in record.jobs} if record else set()
+    return tuple(job for job in jobs if job.job in known or not os.path.lexists(cluster.results / job.job))
 
 
 def say_missing(cluster: "Cluster") -> None:
@@ -229,3 +288,144 @@ def _endpoints(
         for one in nodes
         if one.instance_id in addresses
     )
+
+
+def sync(cluster: "Cluster", *, confirm: Callable[[str], None]) -> SyncDocument:
+    """Send the working folder, and return what went as the `sync` document.
+
+    `confirm` is called if a job runs, whose code would change, and raises to
+    refuse. Raises ConfigError for an invalid folder, NodeError for nodes that did not receive the files.
+    """
+    from awsddp.nodes.sync import push
+
+    listing = listed_files(cluster)
+    with cluster.ready() as cluster, cluster.connect() as fleet:
+        for job in told_jobs(cluster) if cluster.unfetched else ():  # the tags tell: no request without need
+            if job.state == "running":
+                confirm(f"Job {job.job} runs on the nodes: its files change while it reads them.")
+        with cluster.folder.lock("sync", wait_s=60):
+            sent = moved(push(listing, fleet, on_event=cluster.on_event))
+    kept: dict[str, list[str]] = {}
+    for path, by in listing.kept:
+        kept.setdefault(by, []).append(path)
+    return SyncDocument(
+        nodes=sent,
+        files=tuple(entry.path for entry in listing.entries),
+        largest=tuple(PathSize(path=path, bytes=size) for path, size in listing.largest(5)),
+        kept=tuple(Kept(by=by, paths=tuple(paths)) for by, paths in kept.items()),
+    )
+
+
+def listed_files(cluster: "Cluster") -> "Listing":
+    """Return what to send of the working folder; say so if it is large. Raises ConfigError."""
+    from awsddp.nodes.sync import project_files
+
+    listing = project_files(cluster.job_spec, home=cluster.home)
+    if listing.size > LARGE_BYTES:
+        largest = ", ".join(f"{name} {size / 1e6:.0f} MB" for name, size in listing.largest())
+        cluster.say(f"{listing.size / 1e6:.0f} MB go to each node; the largest: {largest}")
+    for path, why in listing.skipped:
+        cluster.on_event(Event(f"not sent: {path}: {why}"))
+    return listing
+
+
+def moved(files: "Mapping[int, Sent | Fetched]") -> tuple[NodeFiles, ...]:
+    """Return what was sent to each node, or fetched from it, in order."""
+    return tuple(
+        NodeFiles(node=node, files=one.files, bytes=one.bytes) for node, one in sorted(files.items())
+    )
+
+
+def exec(
+    cluster: "Cluster", *, words: Sequence[str], node: int | None, stdin: bytes, on_output: OnOutput
+) -> ExecDocument:
+    """Run a command on all nodes (or `node`) and return the `exec` document, whatever its exit codes.
+
+    Several words are a program and its arguments, one word is a line for bash. Placeholders are those of a
+    rank per node. `stdin` goes to every node. Raises NotFoundError or NodeError for nodes that are not there
+    or are lost.
+    """
+    argv = list(words) if len(words) > 1 else ["bash", "-c", words[0]]
+    said: dict[tuple[int, bool], bytearray] = {}
+
+    def on_data(number: int, data: bytes, error: bool = False) -> None:
+        said.setdefault((number, error), bytearray()).extend(data)
+        on_output(number, data, error)
+
+    with cluster.ready(node=node) as cluster:
+        nodes = choose_nodes(cluster.nodes, node)
+        with cluster.connect(nodes) as fleet:
+            lines = _lines(cluster, {one.node for one in nodes}, argv)
+            requests = {number: (line, stdin) for number, line in lines.items()}
+            ends = fleet.stream(
+                requests,
+                on_data,
+                on_stderr=lambda number, data: on_data(number, data, True),
+            )
+            results = split(ends)
+            say_unsent(cluster, fleet, [node for node, end in results.items() if end.exit_code], words)
+    return ExecDocument(
+        nodes=tuple(
+            NodeOutput(
+                node=number,
+                exit_code=end.exit_code,
+                stdout=bytes(said.get((number, False), b"")).decode(errors="replace"),
+                stderr=bytes(said.get((number, True), b"")).decode(errors="replace"),
+            )
+            for number, end in sorted(results.items())
+        )
+    )
+
+
+def _lines(cluster: "Cluster", chosen: Collection[int], argv: Sequence[str]) -> dict[int, list[str]]:
+    """Return the command of each chosen node; its rank is that among all nodes of the cluster."""
+    from awsddp.jobs.protocol import FIRST_PORT
+    from awsddp.jobs.ranks import Rendezvous, fill, layout
+
+    nodes = sorted(cluster.nodes, key=lambda one: one.node)
+    rendezvous = Rendezvous(job="exec", master_addr=str(nodes[0].private_ip), master_port=FIRST_PORT)
+    return {
+        rank.node: [
+            *("sh", "-c", _RUN, "sh", posixpath.dirname(cluster.record.found[rank.node].ranks_python)),
+            *(fill(word, rank, rendezvous=rendezvous) for word in argv),
+        ]
+        for rank in layout([one.node for one in nodes], gpus=0, nproc_per_node=1)
+        if rank.node in chosen
+    }
+
+
+def ssh(cluster: "Cluster", *, node: int, words: Sequence[str], ports: Sequence[str], tty: bool) -> list[str]:
+    """Return the command line that opens a shell on a node, or runs `words` there as ssh does.
+
+    `ports` are forwarded, as "6006:localhost:6006". With `tty` a command gets a terminal.
+    The node need not be ready, nor the others reachable. Raises NotFoundError, and NodeError for a node that
+    does not run, or whose host key is not known yet.
+    """
+    from awsddp.nodes import hostkeys
+
+    with cluster.find(names_holder=True) as cluster:
+        nodes = login_nodes(cluster)
+        (chosen,) = choose_nodes(nodes, node)
+        if chosen.state != "running" or chosen.address is None:
+            raise NodeError(
+                f"{node_name(node)} is not running", f"it is {chosen.state}", "awsddp up   # start it"
+            )
+        if chosen.instance_id not in hostkeys.read(cluster.folder.known_hosts):
+            raise NodeError(
+                f"{node_name(node)} is being prepared",
+                "its host key is not known yet",
+                "awsddp up   # finish it",
+            )
+        publish(cluster)
+        words = [*(["-t"] if tty and words else []), node_name(node), *_command(cluster.record, node, words)]
+        forwards = [word for port in ports for word in ("-L", port)]
+        options = ["-o", "ExitOnForwardFailure=yes", *forwards] if ports else []
+        return ["ssh", "-F", str(cluster.folder.ssh_config), *options, *words]
+
+
+def _command(record: Record, node: int, words: Sequence[str]) -> list[str]:
+    """Return the command as the node's shell gets it: with the PATH that a login shell has there."""
+    python = next((one.ranks_python for one in record.prepared if one.node == node), None)
+    if not words or python is None:
+        return ["--", *words] if words else []
+    return ["--", f'export PATH={shlex.quote(posixpath.dirname(python))}:"$PATH";', *words]

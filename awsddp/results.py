@@ -21,9 +21,7 @@ if TYPE_CHECKING:
 
 def missing(cluster: "Cluster", job: JobRecord) -> dict[int, str]:
     """Return why a node's part of a job cannot be fetched now, by the number that the node had."""
-    from awsddp.asking import holders
-
-    reached = {cluster.fleet.endpoints[node].instance_id for node in holders(cluster.fleet, job)}
+    reached = {cluster.fleet.endpoints[node].instance_id for node in cluster.fleet.holders(job)}
     living = {node.instance_id: node for node in (*cluster.nodes, *cluster.excluded)}
     reasons = {}
     for one in job.nodes:
@@ -173,7 +171,7 @@ def older_jobs(cluster: "Cluster", tagged: Mapping[str, Sequence[str]]) -> dict[
     These are all jobs that the node lists and that are not whole here: also those that another machine has
     fetched, as nothing says so.
     """
-    from awsddp.asking import answers_of
+    from awsddp.jobs.protocol import answers_of
     from awsddp.jobs.supervisor import requests
 
     fleet = cluster.fleet

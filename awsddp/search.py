@@ -4,27 +4,23 @@ Local cloud, region and account follow the cluster's record, never what is set n
 """
 
 import contextlib
-import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
-
-from awsddp.errors import CloudError, ConfigError, NodeError, NotFoundError
-from awsddp.ledger import was_local
+from awsddp.errors import CloudError, ConfigError, NodeError, NodesFailed, NotFoundError
 from awsddp.local import client as local
-from awsddp.nodes.failures import NodeFailure, NodesFailed
+from awsddp.nodes.failures import NodeFailure
 from awsddp.parallel import each
 from awsddp.records import Listed, Target
 from awsddp.report import node_name
 from awsddp.spec import ClusterSpec
-from awsddp.state import Record, make_folder, open_to_append
+from awsddp.state import Record, pasts
 
 if TYPE_CHECKING:
-    from awsddp.aws.session import Aws, Call
+    from awsddp.aws.session import Aws
     from awsddp.aws.teardown import Teardown
     from awsddp.cluster import Cluster
     from awsddp.plan.records import Facts
@@ -35,31 +31,6 @@ if TYPE_CHECKING:
 LISTED = timedelta(hours=1)
 
 
-class Trail:
-    """The audit trail: hears of calls and writes them down in a folder, a line each; secrets were redacted.
-
-    What is asked before a cluster has its folder is kept, and written once there is one; a call that may have
-    changed something makes it. Of a cluster that never comes to be nothing is written.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._waiting: list[bytes] = []
-        self._lock = threading.Lock()
-
-    def __call__(self, call: "Call") -> None:
-        """Write one call down: when, how long, what, with which parameters, AWS's request id, its error."""
-        with self._lock, contextlib.suppress(OSError):  # a folder that cannot be written holds no call up
-            self._waiting.append(msgspec.json.encode(call, enc_hook=str) + b"\n")
-            if call.changes:
-                make_folder(self._folder)
-            elif not self._folder.is_dir():
-                return
-            with open_to_append(self._folder / "calls.jsonl") as stream:
-                stream.write(b"".join(self._waiting))
-            self._waiting.clear()
-
-
 def aws_of(
     cluster: "Cluster", target: Target, *, trail: Path | None = None, login: "Aws | None" = None
 ) -> "Aws":
@@ -67,7 +38,7 @@ def aws_of(
 
     With `login` it uses that gateway's credentials. Raises ConfigError.
     """
-    from awsddp.aws.session import Aws
+    from awsddp.aws.session import Aws, Trail
 
     return Aws(target, on_call=Trail(trail or cluster.folder.path), login=login)
 
@@ -149,15 +120,12 @@ def _elsewhere(cluster: "Cluster", record: Record, other: str) -> ConfigError:
 
 
 @contextlib.contextmanager
-def target_for(cluster: "Cluster", *, of_all: bool = False) -> Iterator[Target]:
-    """Open the target of `up` and `plan`: that of the cluster, else --local, else --region and --profile.
+def target_for(cluster: "Cluster", record: Record | None) -> Iterator[Target]:
+    """Open the target of `up` and `plan`: that of the record, else --local, else --region and --profile.
 
-    What is about all clusters (`of_all`) goes where an option or a key says, else to the cluster's. Raises
-    ConfigError if the cluster of this name exists elsewhere.
+    Raises ConfigError if the cluster of this name exists elsewhere.
     """
     asked = cluster.spec.cluster
-    is_set = bool(cluster.local or asked.region or asked.profile)
-    record = None if of_all and is_set else cluster.folder.read()
     chosen = target_of(cluster, record)
     if chosen.name != "local":
         if record is not None and asked.region not in (None, chosen.region):
@@ -171,7 +139,25 @@ def target_for(cluster: "Cluster", *, of_all: bool = False) -> Iterator[Target]:
         yield target
 
 
-def search(
+@contextlib.contextmanager
+def found(
+    cluster: "Cluster", record: Record | None, *, whole: bool, everywhere: bool, names_holder: bool
+) -> "Iterator[Cluster]":
+    """Search for the cluster, as `Cluster.find`, and name what has happened to its nodes where they fail."""
+    here = cluster
+    with contextlib.ExitStack() as stack:
+        try:
+            here = _search(cluster, record, stack, whole=whole, everywhere=everywhere)
+            yield here
+        except (NodeError, NotFoundError) as error:
+            if isinstance(error, NodeFailure | NodesFailed):
+                _name_ended(here, error)
+            if names_holder:
+                _name_holder(cluster, error)
+            raise
+
+
+def _search(
     cluster: "Cluster", record: Record | None, stack: contextlib.ExitStack, *, whole: bool, everywhere: bool
 ) -> "Cluster":
     """Search the place that the record names, and no other; without a record the nearest places first."""
@@ -303,23 +289,18 @@ def wait_until_launches_show(cluster: "Cluster") -> None:
         look(cluster)
 
 
-@contextlib.contextmanager
-def naming_ended(cluster: "Cluster") -> Iterator[None]:
+def _name_ended(cluster: "Cluster", error: NodeError) -> None:
     """Add to a failure of nodes which of them EC2 has stopped or terminated meanwhile."""
     from awsddp.aws.clusters import by_id, describe
 
-    try:
-        yield
-    except (NodeFailure, NodesFailed) as error:
-        with contextlib.suppress(CloudError):
-            numbers = {node.instance_id: node.node for node in cluster.nodes}
-            off = sorted(
-                f"EC2 says: {node_name(numbers[one.instance_id])} is {one.state}"
-                for one in (describe(cluster.aws, by_id(*numbers)) if numbers else ())
-                if one.state != "running"
-            )
-            error.why = "\n".join(filter(None, (error.why, *off)))
-        raise
+    with contextlib.suppress(CloudError):
+        numbers = {node.instance_id: node.node for node in cluster.nodes}
+        off = sorted(
+            f"EC2 says: {node_name(numbers[one.instance_id])} is {one.state}"
+            for one in (describe(cluster.aws, by_id(*numbers)) if numbers else ())
+            if one.state != "running"
+        )
+        error.why = "\n".join(filter(None, (error.why, *off)))
 
 
 def require_live(cluster: "Cluster") -> Listed:
@@ -361,23 +342,23 @@ def end(cluster: "Cluster", listed: Listed) -> "Teardown":
     return teardown(cluster.aws, listed, on_event=cluster.on_event)
 
 
-@contextlib.contextmanager
-def naming_holder(cluster: "Cluster") -> Iterator[None]:
+def _name_holder(cluster: "Cluster", error: NodeError | NotFoundError) -> None:
     """Name the command that changes the cluster now, or that it was terminated, as a cause of what fails."""
-    try:
-        yield
-    except (NodeError, NotFoundError) as error:
-        holder, why = cluster.folder.holder(), ""
-        if holder is not None:
-            why = f"{holder} is changing the cluster"
-        elif (
-            isinstance(error, NodeError) and cluster.folder.read(newer=True) is None
-        ):  # it had a record before
-            why, error.next = "another command has terminated the cluster", _creates(cluster)
-        error.why = "\n".join(filter(None, (error.why, why)))
-        raise
+    holder, why = cluster.folder.holder(), ""
+    if holder is not None:
+        why = f"{holder} is changing the cluster"
+    elif isinstance(error, NodeError) and cluster.folder.read(newer=True) is None:  # it had a record before
+        why, error.next = "another command has terminated the cluster", _creates(cluster)
+    error.why = "\n".join(filter(None, (error.why, why)))
 
 
 def _creates(cluster: "Cluster", *, is_local: bool = False) -> str:
     """Return the command that creates the cluster, where it was or was searched."""
-    return f"awsddp up{' --local' if is_local or was_local(cluster) else ''}   # create it"
+    return f"awsddp up{' --local' if is_local or _was_local(cluster) else ''}   # create it"
+
+
+def _was_local(cluster: "Cluster") -> bool:
+    """Return whether the last cluster of this name that this machine launched was in the local cloud."""
+    own = [past.launched for past in pasts(cluster.home) if past.name == cluster.spec.name]
+    last = max(filter(None, own), key=lambda row: row.time, default=None)
+    return last is not None and last.target == "local"

@@ -20,11 +20,14 @@ from typing import IO, Any
 
 import msgspec
 
+from awsddp import billing
 from awsddp.errors import ConfigError
 from awsddp.records import Frozen, Intent, JobRecord, Node, Prepared, Remembered, Target
 from awsddp.report import node_name
 
 _VERSION = 1
+TAGS_S = 600.0
+"""How long another client of this machine may be at it, changing the tags that name jobs."""
 _UNNAMED_S = 2.0
 """How long a lock may be held by nobody that has written a name."""
 
@@ -128,9 +131,10 @@ class Record(Frozen):
         """The cluster's id and its instances that were prepared."""
         return Remembered(id=self.id, numbers={one.instance_id: one.node for one in self.prepared})
 
-    def on(self, node: int) -> Prepared:
-        """Return what was found on a node."""
-        return next(one for one in self.prepared if one.node == node)
+    @property
+    def found(self) -> dict[int, Prepared]:
+        """What was found on each node, by its number."""
+        return {one.node: one for one in self.prepared}
 
     def is_prepared(self, node: Node) -> bool:
         """Return whether `up` has made this instance ready, so that its host key is known."""
@@ -158,18 +162,18 @@ class Folder:
         self.ledger = self.path / "ledger.jsonl"
         """What this cluster did, one JSON document a line; it outlives the cluster."""
 
-    def publish(self, entries: Callable[[str], str]) -> None:
+    def publish(self, entries: Callable[[str, Record], str]) -> None:
         """Write the cluster's ssh_config and its part of the common one; nothing else writes them.
 
-        `entries(prefix)` returns the entries of an ssh_config, each name with the prefix ("": none). It is
-        called while no other command writes: the last one to write has looked last. Raises ConfigError where
-        the disk refuses.
+        `entries(prefix, record)` returns the entries of an ssh_config, each name with the prefix ("": none).
+        It is called while no other command writes: the last one to write has looked last. Raises ConfigError
+        where the disk refuses.
         """
         with self._writing():
-            if self.read(newer=True) is None:  # `down` has retired the cluster meanwhile
+            if (record := self.read(newer=True)) is None:  # `down` has retired the cluster meanwhile
                 return
-            _replace(self.ssh_config, entries(""))
-            _replace(self.path / "hosts", entries(f"{self.name}-"))
+            _replace(self.ssh_config, entries("", record))
+            _replace(self.path / "hosts", entries(f"{self.name}-", record))
             _join_hosts(self.root)
 
     @contextlib.contextmanager
@@ -346,3 +350,51 @@ def _holder(stream: IO[bytes]) -> str | None:
         )
     except (ValueError, KeyError, TypeError):
         return None
+
+
+def read_rows(ledger: Path) -> list[billing.Row]:
+    """Return the rows of a ledger; none where there is none."""
+    if not ledger.is_file():
+        return []
+    return billing.ledger_rows(ledger.read_text(encoding="utf-8", errors="replace"))
+
+
+class Past(Frozen):
+    """A cluster that this machine knows, living or ended: its name, its folder, the rows of its ledger.
+
+    `record` is what the folder remembers, None once it has ended.
+    """
+
+    name: str
+    folder: Path
+    rows: list[billing.Row]
+    record: Record | None = None
+
+    @property
+    def bill(self) -> billing.Bill | None:
+        """The account by the ledger alone, now; None where nothing was launched."""
+        return billing.account(self.rows, datetime.now(UTC))
+
+    @property
+    def launched(self) -> billing.Row | None:
+        """The row of the first launch: the cluster's id, place and settings."""
+        return next((row for row in self.rows if row.event == "launched"), None)
+
+    @property
+    def instances(self) -> set[str]:
+        """The ids of all instances that it ever had."""
+        return {key for row in self.rows if row.event == "launched" for key in row.instances}
+
+
+def pasts(home: Path) -> Iterator[Past]:
+    """Yield every cluster that this machine knows, those that have ended first; `home` is $AWSDDP_HOME."""
+    for folder in sorted(home.glob("history/*")):
+        yield Past(name=folder.name[:-9], folder=folder, rows=read_rows(folder / "ledger.jsonl"))
+    for folder in sorted(home.glob("clusters/*")):
+        yield living(Folder(home, folder.name))
+
+
+def living(folder: Folder) -> Past:
+    """Return the cluster of a folder that `down` has not retired."""
+    record = folder.read(newer=True)
+    return Past(name=folder.name, folder=folder.path, rows=read_rows(folder.ledger), record=record)

@@ -18,10 +18,9 @@ from awsddp.config import NOT_SHOWN
 from awsddp.errors import AwsddpError, LeftoverError, NotFoundError
 from awsddp.jobs import results
 from awsddp.jobs.supervisor import metrics
-from awsddp.known import FoundJob, find_job, jobs_of, told_jobs
-from awsddp.ledger import Past, bill_of, living, pasts
+from awsddp.known import FoundJob, bill_of, find_job, jobs_of
 from awsddp.local import client as local
-from awsddp.reach import reachable
+from awsddp.reach import reachable, told_jobs
 from awsddp.records import ACTIVE, JobRecord, Listed, RankProgress, RankUsage, widened
 from awsddp.report import money
 from awsddp.results import is_fetched, job_result, loss_rows
@@ -38,7 +37,7 @@ from awsddp.returns import (
 )
 from awsddp.search import aws_of, look, refuse_sessions, target_for, wait_until_launches_show
 from awsddp.spec import Given
-from awsddp.state import Folder, Record, write_private
+from awsddp.state import Folder, Past, Record, living, pasts, write_private
 
 if TYPE_CHECKING:
     from awsddp.aws.clusters import Everywhere, Holding
@@ -233,7 +232,9 @@ def _searched(cluster: "Cluster") -> "Iterator[tuple[Cluster, list[str], Everywh
     from awsddp.aws.clusters import find_everywhere
     from awsddp.aws.facts import enabled_regions
 
-    with target_for(cluster, of_all=True) as target:
+    asked = cluster.spec.cluster
+    is_set = cluster.local or asked.region or asked.profile
+    with target_for(cluster, None if is_set else cluster.folder.read()) as target:
         aws = aws_of(cluster, target)
         alone = cluster.spec.cluster.region is not None or target.name == "local"
         regions = [aws.region] if alone else list(enabled_regions(aws))

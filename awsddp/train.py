@@ -1,39 +1,56 @@
-"""train: check, lay out the ranks, launch them, stream their logs, fetch the results."""
+"""train: check, lay out the ranks, send the files, launch, stream the logs, fetch the results.
+
+From a job to its ranks: the right to start it, its name and slot, its files, environment, supervisors.
+"""
 
 import contextlib
 import os
 import re
-import shutil
-import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+import secrets
+import socket
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from functools import partial
 from os.path import normpath
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from awsddp.config import with_secrets
-from awsddp.errors import ConfigError, Interrupted, LetGo, UsageError
-from awsddp.files import listed_files
-from awsddp.follow import Watch, finish, merger_of
-from awsddp.jobs.files import newest_checkpoint
-from awsddp.jobs.launchers import launcher
-from awsddp.jobs.ranks import Rank, layout, ordered, template
+from awsddp.answers import Claimed, Slots
+from awsddp.config import overlaid, words_of
+from awsddp.errors import AwsddpError, ConfigError, InUse, NotFoundError, UsageError
+from awsddp.follow import attend
+from awsddp.jobs import protocol
+from awsddp.jobs.files import Checkpoint, commit_of, newest_checkpoint
+from awsddp.jobs.health import preflight
+from awsddp.jobs.protocol import ANSWER_S, answers_in_turn, ask
+from awsddp.jobs.ranks import Host, Rank, ordered, ranks_on
+from awsddp.jobs.supervisor import requests
+from awsddp.jobs.supervisor.requests import Launch
 from awsddp.known import all_jobs, end_ranks
 from awsddp.local.client import check_memory
-from awsddp.plan.environment import make_environment_plan
-from awsddp.records import JobRecord
-from awsddp.resources import is_bundled
+from awsddp.parallel import both, soon
+from awsddp.plan.environment import make_environment_plan, source_folders
+from awsddp.reach import listed_files
+from awsddp.records import JobNode, JobRecord, Node, RankResult
+from awsddp.report import iso, node_name
+from awsddp.resources import BUNDLED, BUNDLED_SCRIPT, is_bundled
 from awsddp.results import check_results_dir, job_result, saved_job
 from awsddp.returns import JobDocument
-from awsddp.spec import JobSection
-from awsddp.start import start
+from awsddp.spec import JobSpec
+from awsddp.state import TAGS_S, Record
 from awsddp.values import gpus_of
 
 if TYPE_CHECKING:
     from awsddp.cluster import Cluster
+    from awsddp.nodes.sync import Listing
+    from awsddp.nodes.transport import Fleet
     from awsddp.plan.records import LaunchPlan
 
 
+CLAIM_S = 60.0
+"""How long another client, here or elsewhere, may be at it, starting a job."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _WORDS = ("all", "last")
 _PLACEHOLDER = re.compile(r"\{[^{}]*\}")
@@ -51,7 +68,7 @@ def train(cluster: "Cluster", *, on_lines: Callable[[bytes], None], detach: bool
     listing = listed_files(cluster)
     with cluster.ready() as cluster:
         ranks = _layout(cluster)
-        _check_words(cluster, nodes=ranks[0].nnodes)
+        protocol.check_spec(cluster.job_spec, nodes=ranks[0].nnodes)
         if cluster.record.pretended and cluster.job_spec.job.after is None:
             check_memory(len(ranks), nodes=ranks[0].nnodes)
         with cluster.connect():
@@ -68,11 +85,9 @@ def check(cluster: "Cluster", *, detach: bool) -> None:
     Raises UsageError, ConfigError.
     """
     asked = cluster.job_spec.job
-    with_secrets(cluster.job_spec)
+    protocol.check_spec(cluster.job_spec, nodes=1)
     check_results_dir(cluster, is_used=not detach)
-    launcher(asked.launcher_name)
     make_environment_plan(cluster.job_spec.env, internet=None, driver=None)
-    _check_words(cluster, nodes=1)
     if asked.name is not None:
         _check_name(cluster, asked.name)
     if asked.script is None or asked.module:
@@ -100,12 +115,6 @@ def _check_name(cluster: "Cluster", name: str) -> None:
         raise UsageError(f"job {name} already exists", f"{folder} exists", another)
 
 
-def _check_words(cluster: "Cluster", *, nodes: int) -> None:
-    """Raise UsageError for an invalid placeholder in the command of a job on so many nodes."""
-    for word in (*cluster.job_spec.job.prefix, cluster.job_spec.job.script or "", *cluster.job_spec.job.args):
-        template(word, nnodes=nodes, folder="", resume=cluster.job_spec.job.resume)
-
-
 def _any_file(folder: Path, pattern: str) -> bool:
     """Return whether the name of a file in `folder` matches; False for a pattern that no name can match."""
     try:
@@ -116,7 +125,8 @@ def _any_file(folder: Path, pattern: str) -> bool:
 
 def _layout(cluster: "Cluster") -> tuple[Rank, ...]:
     requested = cluster.job_spec.job
-    ranks = ranks_on(requested, {node.node: cluster.record.on(node.node).gpus for node in cluster.nodes})
+    found = cluster.record.found
+    ranks = ranks_on(requested, {node.node: found[node.node].gpus for node in cluster.nodes})
     if requested.launcher_name != "torchrun":
         return ranks
     return ordered(ranks, {node.node: str(node.private_ip) for node in cluster.nodes})
@@ -130,81 +140,279 @@ def check_ranks(cluster: "Cluster", plan: "LaunchPlan") -> None:
             check_memory(len(ranks), nodes=ranks[0].nnodes)
 
 
-def ranks_on(requested: JobSection, has: Mapping[int, int]) -> tuple[Rank, ...]:
-    """Return the ranks of a job on nodes with so many GPUs each. Raises UsageError."""
-    gpus = _chosen_gpus(requested.on, has)
-    return layout(
-        list(gpus)[: requested.max_nodes],
-        gpus=gpus,
-        world_size=requested.world_size,
-        nproc_per_node=requested.nproc_per_node,
+def start(
+    cluster: "Cluster", ranks: tuple[Rank, ...], listing: "Listing", checkpoint: "Checkpoint | None" = None
+) -> JobRecord:
+    """Send the files and start the job; one client at a time does so, on all machines.
+
+    Nothing is sent while a job runs on the nodes, and nothing starts unless the nodes are fit (`preflight`)
+    and AWS agreed that a poweroff keeps their disks. What fails is undone. Raises InUse, UsageError for a
+    name that is taken, CloudError, NodeError.
+    """
+    folder = cluster.folder
+    with folder.lock("train", wait_s=CLAIM_S):
+        launches, sending = _requests(cluster, ranks, listing, checkpoint)
+        nodes = [node for node in cluster.nodes if node.node in launches]
+        launch = next(iter(launches.values()))
+        name = launch.job
+        with _undone(cluster, nodes, launch):
+            checked = soon(preflight, cluster.fleet, nodes, cluster.record.found, launches)
+            both(
+                partial(sending, bundled=cluster.job_spec.job.script is None),
+                lambda: _keep(cluster, nodes, name),
+            )
+            checked.result()
+            if checkpoint is not None:
+                from awsddp.nodes.sync import files_to_send, push
+
+                with checkpoint.staged() as staged:
+                    push(files_to_send(staged), cluster.fleet, folder=checkpoint.folder, nodes=set(launches))
+            ask(cluster.fleet, launches)
+        if (first := min(cluster.fleet.nodes)) not in launches:  # a launch there would have ended the claim
+            with contextlib.suppress(AwsddpError):
+                ask(cluster.fleet, {first: requests.Unclaim()})
+    job = JobRecord(
+        job=name,
+        state="waiting" if launch.after else "running",
+        cause=None,
+        world_size=len(ranks),
+        started=iso(datetime.now(UTC)),
+        **launch.facts,
+        ranks=tuple(
+            RankResult(rank=one.rank, local_rank=one.local_rank, node=one.node, exit_code=None, seconds=0.0)
+            for one in ranks
+        ),
+        home=f"{cluster.job_spec.job.results}/{name}",
+        nodes=tuple(JobNode(node=node.node, instance_id=node.instance_id) for node in nodes),
     )
-
-
-def _chosen_gpus(text: str | None, has: Mapping[int, int]) -> Mapping[int, int]:
-    """Return how many GPUs the job may use, by node, on the nodes that `job.on` names. Raises UsageError."""
-    if text is None:
-        return has
-    for node, gpus in gpus_of(text).items():
-        if node not in has:
-            raise UsageError(f"--on {text}: there is no node{node}", f"nodes are: {', '.join(map(str, has))}")
-        if gpus and gpus[-1] >= has[node]:
-            raise UsageError(f"--on {text}: node{node} has no GPU {gpus[-1]}", f"it has {has[node]} GPUs")
-    return {node: len(gpus) or has[node] for node, gpus in gpus_of(text).items()}
-
-
-def attend(cluster: "Cluster", job: JobRecord, *, on_lines: Callable[[bytes], None]) -> JobDocument:
-    """Follow a job to its end and fetch its results. Ctrl-C ends the job; a closed terminal leaves it."""
-    merger = merger_of(cluster, job)
     try:
-        job = Watch(cluster, job, merger=merger, on_lines=on_lines).run()
-    except LetGo:
+        folder.note("train", job=name, world_size=len(ranks), home=str((cluster.results / name).absolute()))
+        folder.remember(job)
+    except AwsddpError as error:  # it has started all the same
+        follow = f"awsddp logs -f {name}   # follow it then\nawsddp cancel {name}   # or end it"
+        error.message, error.next = f"job {name} was started, but {error.message}", f"{error.next}\n{follow}"
         raise
-    except KeyboardInterrupt:
-        cluster.say(
-            f"interrupted: ending job {job.job}, its ranks have {cluster.job_spec.job.grace}; "
-            "Ctrl-C again leaves the job running"
-        )
-        end_ranks(cluster, job.job)
-        job = Watch(cluster, job, merger=merger, on_lines=on_lines).run()
-        finish(cluster, job)
+    if launch.after:
+        cluster.say(f"job {name} starts when these have ended: {', '.join(launch.after)}")
     else:
-        return finish(cluster, job)
-    raise Interrupted(
-        f"interrupted: job {job.job} was {job.state}, its results are in {job.home}/",
-        f"the nodes are still running{cluster.target.costs}",
-        "awsddp down   # terminate them",
+        cluster.say(f"job {name} runs, its world size is {len(ranks)}")
+    return job
+
+
+def _requests(
+    cluster: "Cluster", ranks: tuple[Rank, ...], listing: "Listing", checkpoint: "Checkpoint | None" = None
+) -> tuple[dict[int, Launch], Callable[..., object]]:
+    """Return the launch requests by node, once the nodes have said that nothing is in the way, and what sends
+    the job's files.
+
+    The claim, on the cluster's first node, holds until that node launches, or is told that another one did.
+    """
+    from awsddp.nodes.sync import push
+
+    fleet = cluster.fleet
+    commit = soon(commit_of, Path(cluster.job_spec.sync.workdir), results=cluster.job_spec.job.results)
+    used = sorted({rank.node for rank in ranks})
+    gpus = gpus_of(cluster.job_spec.job.on) if cluster.job_spec.job.on else {}
+    ports = {used[0]: protocol.job_ports()}
+    questions = {node: requests.Slots(ports=ports.get(node, ()), gpus=gpus.get(node, ())) for node in used}
+    answers = _claimed(fleet, questions)
+    after, job = _after(cluster.job_spec.job.after, answers), _free_name(cluster, answers)
+    # A job that waits has a copy, as others use theirs.
+    folder = cluster.job_spec.job.work_folder if cluster.job_spec.job.after is None else f"work-{job}"
+    sending = partial(push, listing, fleet, folder=folder, nodes=set(used), on_event=cluster.on_event)
+    spec = ensure_environment(cluster, send_files=sending)
+    slot = protocol.choose_slot(answers, first=used[0])
+    record, (name, dirty) = cluster.record, commit.result()
+    price = record.price_usd_per_hour
+    facts = {
+        "options": words_of(cluster.job_spec),
+        "resumed": checkpoint.job if checkpoint else None,
+        "commit": name,
+        "dirty": dirty,
+        "instance_type": record.instance_type,
+        "price_usd_per_hour": None if price is None else round(price / record.nodes * len(used), 6),
+    }
+    launches = protocol.launch_requests(
+        _spec(cluster, spec),
+        job=job,
+        ranks=ranks,
+        hosts=_hosts(cluster, used, folder, checkpoint),
+        slot=slot,
+        facts=facts,
+        after=after,
+    )
+    return launches, sending
+
+
+def _claimed(fleet: "Fleet", questions: Mapping[int, requests.Slots]) -> dict[int, Slots]:
+    """Return the answers to `questions`, given while no other client could launch. Raises InUse.
+
+    The claim and they share a round trip. Where another client has held the claim meanwhile, or a job runs,
+    of which some nodes may not know yet, the nodes are asked again; so, too, where one does not answer.
+    """
+    first, began = min(fleet.nodes), time.monotonic()
+    owner = f"`awsddp train` on {socket.gethostname()}, process {os.getpid()}"
+    turns: dict[int, list[requests.Request[Any]]] = {node: [one] for node, one in questions.items()}
+    turns[first] = [requests.Claim(owner=owner, wait_s=0), *turns.get(first, [])]
+    told = answers_in_turn(fleet, turns)
+    claimed, answers = told[first][0], {node: told[node][-1] for node in questions}
+    is_mine = isinstance(claimed, Claimed) and claimed.free_s >= time.monotonic() - began
+    if is_mine and all(isinstance(one, Slots) and not any(one.jobs.values()) for one in answers.values()):
+        return answers
+    ask(fleet, {first: requests.Claim(owner=owner, wait_s=CLAIM_S)}, timeout_s=CLAIM_S + ANSWER_S)
+    return ask(fleet, questions)
+
+
+def _after(asked: str | None, answers: Mapping[int, Slots]) -> tuple[str, ...]:
+    """Return the jobs that a job waits for: the one that it names, and all that are in its way now.
+
+    `answers` are those to `requests.Slots`. Without a name, and "all" is one, nothing may be in the way.
+    Raises InUse, NotFoundError.
+    """
+    in_the_way = {job: nodes for told in answers.values() for job, nodes in told.jobs.items() if nodes}
+    if asked is None:
+        for job, nodes in in_the_way.items():
+            raise InUse(
+                f"job {job} runs on {', '.join(map(node_name, nodes))}",
+                "a node runs one job at a time, and those that wait come first",
+                f"awsddp logs -f {job}   # wait for its end and its results\n"
+                f"awsddp cancel {job}   # or end it\nawsddp train --after {job} ...   # or let this one wait",
+            )
+        return ()
+    known = sorted({job for told in answers.values() for job in told.jobs})
+    if asked not in (*known, "all"):
+        raise NotFoundError(
+            f"no job {asked} on the nodes of this one",
+            f"they know: {', '.join(known) or 'none'}",
+            "awsddp jobs   # and their nodes",
+        )
+    return tuple(job for job in known if job == asked or job in in_the_way)
+
+
+def _free_name(cluster: "Cluster", answers: Mapping[int, Slots]) -> str:
+    """Return the job's name, unknown to the nodes, their tags and the results folder. Raises UsageError."""
+    known = {job for answer in answers.values() for job in answer.jobs}
+    for name in _names(cluster.job_spec):
+        if name not in known.union(cluster.unfetched) and not (cluster.results / name).exists():
+            return name
+    raise UsageError(
+        f"job {cluster.job_spec.job.name} already exists",
+        "its nodes hold a job of that name",
+        "choose another --name",
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Checkpoint:
-    """A checkpoint of the job `job`: a file, or the parts of a folder that its nodes have."""
+def _names(spec: JobSpec) -> Iterator[str]:
+    """Yield the name that was given, else one name after the other, each with random digits."""
+    if spec.job.name is not None:
+        yield spec.job.name
+        return
+    stem = Path(spec.job.script or BUNDLED_SCRIPT).name.removesuffix(".py")
+    stem = re.sub(r"[^A-Za-z0-9_-]+", "-", stem).strip("-_")[:40] or "job"
+    while True:
+        yield f"{stem}-{datetime.now():%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
 
-    job: str
-    parts: tuple[Path, ...]
 
-    @property
-    def name(self) -> str:
-        """Its name in the folder `folder` on a node."""
-        return self.parts[0].name
+def _keep(cluster: "Cluster", nodes: Sequence[Node], job: str) -> None:
+    """Have AWS keep the nodes' disks at a poweroff, for the job. Raises CloudError."""
+    from awsddp.aws.power import keep_on_poweroff
 
-    @property
-    def folder(self) -> str:
-        """The folder beside the synced one that holds it on a node."""
-        return f"resume-{self.job}"
+    with cluster.folder.lock("train", part="tags", wait_s=TAGS_S):
+        keep_on_poweroff(cluster.aws, nodes, job)
 
-    @contextlib.contextmanager
-    def staged(self) -> Iterator[Path]:
-        """Yield a folder that holds it alone, for as long as the context; files are linked, not copied."""
-        beside = self.parts[0].parent
-        with tempfile.TemporaryDirectory(dir=beside, prefix=".resume-") as folder:
-            for part in self.parts:
-                if part.is_file():
-                    _link(part, Path(folder, self.name))
-                else:
-                    shutil.copytree(part, Path(folder, self.name), copy_function=_link, dirs_exist_ok=True)
-            yield Path(folder)
+
+@contextlib.contextmanager
+def _undone(cluster: "Cluster", nodes: list[Node], launch: Launch) -> Iterator[None]:
+    """Undo what was begun where it fails: this launch's job, and the tags that only it has written.
+
+    They stay, which is safe, where the nodes cannot be asked to end what may have started.
+    """
+    from awsddp.aws.power import release
+
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(AwsddpError):
+            end_ranks(cluster, launch.job, grace_s=0, launch=launch.launch)
+            if {node.node for node in nodes} <= set(cluster.fleet.answering):
+                with cluster.folder.lock("train", part="tags", wait_s=TAGS_S):
+                    release(cluster.aws, nodes, launch.job)
+        raise
+
+
+def _spec(cluster: "Cluster", spec: JobSpec) -> JobSpec:
+    """Return the job's spec with the bundled program as its script where none is named."""
+    if spec.job.script is not None:
+        return spec
+    from awsddp.nodes.sync import REMOTE_DIR
+
+    script = f"{cluster.record.prepared[0].home}/{REMOTE_DIR}/{BUNDLED}/{BUNDLED_SCRIPT}"
+    return replace(spec, job=replace(spec.job, script=script, module=False))
+
+
+def _hosts(
+    cluster: "Cluster", used: Collection[int], folder: str, checkpoint: "Checkpoint | None"
+) -> list[Host]:
+    from awsddp.nodes.sync import REMOTE_DIR
+
+    requested = cluster.job_spec.job
+    gpus = gpus_of(requested.on) if requested.on else {}
+    sources = source_folders(Path(cluster.job_spec.sync.workdir))
+
+    def host(node: Node) -> Host:
+        prepared = cluster.record.found[node.node]
+        remote = f"{prepared.home}/{REMOTE_DIR}"
+        return Host(
+            node=node,
+            prepared=prepared,
+            workdir=f"{remote}/{folder}",
+            gpus=gpus.get(node.node, ()),
+            sources=sources,
+            resume=f"{remote}/{checkpoint.folder}/{checkpoint.name}" if checkpoint else None,
+        )
+
+    return [host(node) for node in cluster.nodes if node.node in used]
+
+
+def ensure_environment(cluster: "Cluster", *, send_files: Callable[[], object]) -> JobSpec:
+    """Build the environment on the connected nodes, remember it, and return the job with its variables.
+
+    Without packages and setup commands the nodes get no request. Raises ConfigError, NodeError.
+    """
+    record = cluster.record
+    job = overlaid(cluster.job_spec, record.asked)
+    drivers = {one.driver for one in record.prepared}
+    plan = make_environment_plan(
+        job.env, internet=record.internet, driver=drivers.pop() if len(drivers) == 1 else None
+    )
+    made: Mapping[int, str | None] = {}
+    if plan.has_packages or plan.setup:
+        from awsddp.nodes import environments
+
+        found = environments.ensure(
+            cluster.fleet,
+            plan,
+            pythons={one.node: one.python for one in record.prepared},
+            cache=cluster.home / "packages",
+            send_files=send_files,
+        )
+        made = {node: one.python for node, one in found.items()} if plan.has_packages else {}
+    built = {one.instance_id: made.get(one.node) for one in record.prepared}
+    if any(one.environment != built[one.instance_id] for one in record.prepared):
+
+        def with_environments(now: Record) -> Record:  # another command may have added nodes
+            prepared = (
+                replace(one, environment=built.get(one.instance_id, one.environment)) for one in now.prepared
+            )
+            return replace(now, prepared=tuple(prepared))
+
+        cluster.change(with_environments)
+    # The ranks reach the internet as their packages did; of an environment.yml's variables the user's win.
+    variables = {**plan.environ, **plan.variables}
+    if plan.ca:
+        bundle = f"{record.prepared[0].home}/awsddp/env/ca.pem"
+        variables |= dict.fromkeys(("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE"), bundle)
+    return replace(job, env=replace(job.env, variables=variables | job.env.variables))
 
 
 def checkpoint_of(cluster: "Cluster") -> Checkpoint | None:
@@ -237,10 +445,3 @@ def _last_job(cluster: "Cluster") -> str:
     raise ConfigError(
         f"no job of {script or 'the bundled program'} has results here", "", "name a job: --resume JOB"
     )
-
-
-def _link(source: str | Path, target: str | Path) -> None:
-    try:
-        os.link(source, target)
-    except OSError:  # another file system, or one without links
-        shutil.copy2(source, target)

@@ -1,29 +1,39 @@
 """up: plan, confirm, launch. An existing cluster is finished, repaired or resized, or stays unchanged."""
 
+import json
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from awsddp.advice import advised
+from awsddp.advice import advised, command_words
 from awsddp.compat.types import GPU_TYPES, PRICE_DATE
-from awsddp.config import overlaid, settings
-from awsddp.errors import ConfigError, UsageError
+from awsddp.config import differences, overlaid, remembered, settings
+from awsddp.errors import ConfigError, NodesFailed, UsageError
 from awsddp.jobs.health import replacement
-from awsddp.known import told_jobs
-from awsddp.launch import launch, plan_everywhere
+from awsddp.known import name_left_out
 from awsddp.nodes import rsync
-from awsddp.nodes.failures import NodesFailed
 from awsddp.parallel import both, import_soon
 from awsddp.plan import refuse_untried
-from awsddp.plan.environment import make_environment_plan
+from awsddp.plan.converge import TYPE_KEYS, is_of_type
+from awsddp.plan.environment import make_environment_plan, refuse_unlike
 from awsddp.plan.records import Facts, LaunchPlan
 from awsddp.plan.selection import offers as offered
-from awsddp.reach import REACH_S, publish, reach_jump
-from awsddp.reconcile import Confirm, changes, own_or_empty, plan_of, reconcile, say_differences
-from awsddp.records import ACTIVE, Node, Prepared, Target
-from awsddp.report import money, node_name
+from awsddp.reach import REACH_S, listed_files, publish, reach_jump
+from awsddp.reconcile import (
+    CHANGEABLE,
+    Confirm,
+    changes,
+    launch,
+    own_or_empty,
+    plan_everywhere,
+    plan_of,
+    reconcile,
+)
+from awsddp.records import Node, Prepared, Target
+from awsddp.report import money
 from awsddp.returns import ClusterDocument, Offer, OffersDocument
 from awsddp.search import (
     aws_of,
@@ -36,8 +46,10 @@ from awsddp.search import (
     target_of,
     wait_until_listed,
 )
-from awsddp.start import make_environment
+from awsddp.spec import FILE, ClusterSpec
+from awsddp.state import Record
 from awsddp.status import cluster_document
+from awsddp.train import ensure_environment
 from awsddp.values import idle_seconds
 
 if TYPE_CHECKING:
@@ -82,8 +94,8 @@ def up(cluster: "Cluster", *, confirm: Confirm) -> ClusterDocument:
     terminated, and raises to refuse. Raises ConfigError, CloudError, CapacityError, NodeError or
     LeftoverError; run again, `up` continues where it stopped.
     """
-    with cluster.folder.lock("up"), target_for(cluster) as target:
-        facts, cluster = read_all(cluster, target)
+    with cluster.folder.lock("up"), target_for(cluster, record := cluster.folder.read()) as target:
+        facts, cluster = read_all(cluster, target, record)
         hosts = facts.image.has_hosts
 
         def ask(what: LaunchPlan | str) -> None:
@@ -98,32 +110,81 @@ def up(cluster: "Cluster", *, confirm: Confirm) -> ClusterDocument:
         _prepare(cluster, hosts=hosts)
         if hosts:
             make_environment(cluster)
-            _name_left_out(cluster)
+            name_left_out(cluster)
         _end_others(cluster)
         if hosts:
             publish(cluster)
         return cluster_document(cluster)
 
 
-def as_before(cluster: "Cluster") -> "Cluster":
-    """Return the cluster with the settings of the cluster, for all that no option and no variable sets."""
-    record = cluster.folder.read()
+def make_environment(cluster: "Cluster") -> None:
+    """Build the environment of [env] on the nodes, and remember it for later jobs.
+
+    Raises ConfigError, NodeError also where the nodes differ in torch, CUDA, driver or GPUs.
+    """
+    from awsddp.nodes.sync import push
+
+    record = cluster.record
+    refuse_unlike(
+        {
+            one.node: {"torch": one.torch, "CUDA": one.cuda, "driver": one.driver, "GPUs": one.gpus}
+            for one in record.prepared
+        }
+    )
+    requested = remembered(cluster.job_spec)
+    if requested:
+        cluster.remember(asked=record.asked | requested)
+        with cluster.connect() as fleet:
+            ensure_environment(
+                cluster, send_files=lambda: push(listed_files(cluster), fleet, on_event=cluster.on_event)
+            )
+
+
+def as_before(cluster: "Cluster", record: Record | None) -> "Cluster":
+    """Return the cluster with the settings of its record, for all that no option and no variable sets."""
     if record is None:
         return cluster
     job = overlaid(cluster.job_spec, record.asked)
     return cluster.but(spec=overlaid(cluster.spec, record.settings), job_spec=job)
 
 
-def read_all(requested: "Cluster", target: Target) -> tuple[Facts, "Cluster"]:
+def _say_differences(cluster: "Cluster", standing: ClusterSpec, record: Record) -> None:
+    """Report what awsddp.toml says and the cluster does not have, and the `up` that changes it.
+
+    `standing` is the spec of the cluster. Raises ConfigError for an invalid `cluster.gpus`.
+    """
+    found = differences(cluster.spec, standing)
+    if found.keys() & set(TYPE_KEYS) and is_of_type(cluster.spec, record.instance_type):
+        found = {key: values for key, values in found.items() if key not in TYPE_KEYS}
+    if not found:
+        return
+    launched = {"cluster.instance_type": record.instance_type}
+    parts, words = [], []
+    for key, (wanted, has) in sorted(found.items(), key=lambda one: one[0] in CHANGEABLE):
+        name = f"{key.removeprefix('cluster.')} = {_shown(wanted)}"
+        if key in CHANGEABLE:
+            parts.append(f"{name}, the cluster has {_shown(launched.get(key) if has is None else has)}")
+            words += command_words("up", {key: wanted})
+        else:
+            parts.append(f"{name}, which only a new cluster gets")
+    command = advised(cluster, shlex.join(["awsddp", "up", *words]))
+    cluster.say(f"{FILE} says {'; '.join(parts)}{f': {command}' if words else ''}")
+
+
+def _shown(value: object) -> str:
+    return value if isinstance(value, str) else "none" if value in (None, ()) else json.dumps(value)
+
+
+def read_all(requested: "Cluster", target: Target, record: Record | None) -> tuple[Facts, "Cluster"]:
     """Read the plan's facts and find the cluster, in parallel; it has its settings then.
 
     What awsddp.toml says and they do not is reported. Raises CloudError, ConfigError, also for an invalid
     environment.
     """
-    cluster = as_before(requested)
-    say_differences(requested, cluster.spec)
-    aws, record = aws_of(cluster, target), cluster.folder.read()
-
+    cluster = as_before(requested, record)
+    if record is not None:
+        _say_differences(requested, cluster.spec, record)
+    aws = aws_of(cluster, target)
     cluster = cluster.but(target=replace(target, region=aws.region), gateway=aws, known=record)
 
     def list_nodes() -> None:
@@ -270,38 +331,6 @@ def _log_in(cluster: "Cluster") -> None:
         raise
 
 
-def _name_left_out(cluster: "Cluster") -> None:
-    """Name the jobs that run or wait without a node that was replaced, and what starts them on all nodes.
-
-    One that has begun continues from its checkpoint. Raises NodesFailed, NodeError.
-    """
-    living = {node.instance_id for node in cluster.nodes}
-    left = {
-        job.job: job
-        for job in cluster.record.jobs
-        if job.state in ACTIVE and not living.issuperset(one.instance_id for one in job.nodes)
-    }
-    if not left:
-        return
-    with cluster.connect(deadline_s=REACH_S):
-        known = {job.job: job for job in told_jobs(cluster) if job.job in left}
-    cluster.folder.remember(*known.values())
-    for name, job in (left | known).items():
-        lost = ", ".join(node_name(one.node) for one in job.nodes if one.instance_id not in living)
-        ends = [f"awsddp cancel {name}"] if name in known and job.state in ACTIVE else []
-        if ends and job.state == "running":
-            ways = " && ".join([*ends, f"awsddp fetch {name}; awsddp train --resume {name}"])
-            cluster.say(
-                f"job {name} runs without {lost}, which was replaced; with it: "
-                f"{advised(cluster, ways, job=job)}"
-            )
-        elif job.state == "waiting" or (job.state in ("failed", "interrupted") and job.started is None):
-            ways = " && ".join([*ends, "awsddp train" if name in known else "awsddp train --after all"])
-            cluster.say(
-                f"job {name} waited for {lost}, which was replaced: {advised(cluster, ways, job=job)}"
-            )
-
-
 def accept_host_keys(cluster: "Cluster", nodes: Sequence[Node]) -> None:
     """Accept the temporary host key of the last launch from its nodes, which have no other yet."""
     from awsddp.nodes import hostkeys
@@ -344,8 +373,9 @@ def plan(cluster: "Cluster") -> LaunchPlan:
 
     Raises ConfigError for an invalid spec or environment, CloudError where AWS does not answer or refuses.
     """
-    with target_for(cluster) as target:
-        facts, cluster = read_all(cluster, target)
+    record = cluster.folder.read()
+    with target_for(cluster, record) as target:
+        facts, cluster = read_all(cluster, target, record)
         if not to_reconcile(cluster):
             return plan_everywhere(cluster, facts)
         now = datetime.now(UTC).replace(microsecond=0)
@@ -354,7 +384,7 @@ def plan(cluster: "Cluster") -> LaunchPlan:
 
 def settings_of(cluster: "Cluster") -> list[tuple[str, Any, str]]:
     """Return each setting that has a value, the value, and where it comes from. Sends no requests."""
-    before = as_before(cluster)
+    before = as_before(cluster, cluster.folder.read())
     return settings(before.spec, before.job_spec)
 
 
@@ -363,7 +393,7 @@ def offers(cluster: "Cluster") -> OffersDocument:
 
     Raises CloudError where AWS does not answer.
     """
-    with target_for(cluster) as target:
+    with target_for(cluster, cluster.folder.read()) as target:
         facts = facts_of(aws_of(cluster, target), cluster.spec, target)
     found = offered(facts, cluster.spec.cluster.nodes)
     return OffersDocument(

@@ -16,20 +16,8 @@ _RECORDS = {"answers", "values", "spec", "config", "records", "resources"} | _BA
 _PURE = {"plan", "report", "compat", "billing", "parallel", "page", "returns"} | _RECORDS
 _MIDDLE = _PURE | {"state"}
 _STORY = {
-    *(
-        "advice",
-        "doctor",
-        "down",
-        "fetch",
-        "files",
-        "follow",
-        "job",
-        "keywords",
-        "known",
-        "launch",
-        "ledger",
-    ),
-    *("reach", "reconcile", "results", "search", "start", "status", "train", "up", "whole_run"),
+    *("advice", "doctor", "down", "fetch", "follow", "job", "keywords", "known", "reach", "reconcile"),
+    *("results", "search", "status", "train", "up", "whole_run"),
 }
 """What the methods of a cluster and its jobs do. Whoever uses whom there, no circle: see below."""
 LADDER = {
@@ -40,7 +28,6 @@ LADDER = {
     "spec": {"records", "values"} | _BASE,
     "config": _RECORDS,
     "answers": _RECORDS,
-    "asking": _MIDDLE | {"jobs", "nodes"},
     "records": _RECORDS,
     "resources": _RECORDS,
     "compat": _PURE,
@@ -57,7 +44,7 @@ LADDER = {
     "jobs": _MIDDLE | {"jobs"},
     "local": _MIDDLE | {"local"},
     "cli": _MIDDLE | {"cli", "cluster", "jobs", "local"} | _STORY,
-    **dict.fromkeys(_STORY, _MIDDLE | {"asking", "aws", "cluster", "jobs", "local", "nodes"} | _STORY),
+    **dict.fromkeys(_STORY, _MIDDLE | {"aws", "cluster", "jobs", "local", "nodes"} | _STORY),
     "cluster": _MIDDLE | {"aws", "keywords", "nodes"} | _STORY,
     "job": _MIDDLE | {"cluster", "jobs"} | _STORY,
 }

@@ -38,6 +38,7 @@ FLEET: Any = SimpleNamespace(
     nodes=(0, 1),
     failures={},
     endpoints={one.node: SimpleNamespace(instance_id=one.instance_id) for one in MACHINES},
+    holders=lambda job: [0, 1],
 )
 
 

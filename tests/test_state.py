@@ -154,7 +154,7 @@ def test_the_common_ssh_config_holds_the_clusters_that_live(folder: Folder, tmp_
         assert one.ssh_config.read_text() == "Host node0\n"
     assert common.read_text().splitlines()[1:] == ["Host default-node0", "Host other-node0"]
     assert stat.S_IMODE(common.stat().st_mode) == 0o600
-    other.publish(lambda prefix: "")
+    other.publish(lambda *_: "")
     folder.publish("Host {}node1\n".format)
     assert common.read_text().splitlines()[1:] == ["Host default-node1"]
     folder.retire(RECORD.id)

@@ -33,6 +33,7 @@ from awsddp import __version__
 from awsddp.aws.refusals import translate
 from awsddp.errors import ConfigError
 from awsddp.records import Target
+from awsddp.state import make_folder, open_to_append
 
 ATTEMPTS = 8
 # The first contact fails fast: with no network eight attempts would be half a minute of silence.
@@ -95,6 +96,31 @@ class Call:
         """Whether it may have changed something."""
         asks = self.operation.startswith(("Describe", "Get", "List"))
         return not (asks or self.parameters.get("DryRun", False))
+
+
+class Trail:
+    """The audit trail: hears of calls and writes them down in a folder, a line each; secrets were redacted.
+
+    What is asked before a cluster has its folder is kept, and written once there is one; a call that may have
+    changed something makes it. Of a cluster that never comes to be nothing is written.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._waiting: list[bytes] = []
+        self._lock = threading.Lock()
+
+    def __call__(self, call: Call) -> None:
+        """Write one call down: when, how long, what, with which parameters, AWS's request id, its error."""
+        with self._lock, contextlib.suppress(OSError):  # a folder that cannot be written holds no call up
+            self._waiting.append(msgspec.json.encode(call, enc_hook=str) + b"\n")
+            if call.changes:
+                make_folder(self._folder)
+            elif not self._folder.is_dir():
+                return
+            with open_to_append(self._folder / "calls.jsonl") as stream:
+                stream.write(b"".join(self._waiting))
+            self._waiting.clear()
 
 
 class Aws:

@@ -73,7 +73,7 @@ def ssh(options: Globals, *, words: tuple[str, ...], node: int, ports: tuple[str
 
     -L is ssh's own, too. With --json: print the ssh command for other programs to run.
     """
-    from awsddp.files import ssh
+    from awsddp.reach import ssh
 
     if words and (named := _NODE.fullmatch(words[0])):
         raise UsageError(

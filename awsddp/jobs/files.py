@@ -1,11 +1,14 @@
 """The files of a job on this machine: the commit of its code, the names of its results, its checkpoint."""
 
+import contextlib
 import os
 import posixpath
+import shutil
 import subprocess
 import unicodedata
 import zipfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from os import fsdecode, fsencode
 from pathlib import Path, PurePosixPath
 
@@ -188,3 +191,42 @@ def _modified(path: Path) -> float:
         return path.stat().st_mtime
     files = [one.stat().st_mtime for one in path.rglob("*") if one.is_file()]
     return max(files, default=0.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """A checkpoint of the job `job`: a file, or the parts of a folder that its nodes have."""
+
+    job: str
+    parts: tuple[Path, ...]
+
+    @property
+    def name(self) -> str:
+        """Its name in the folder `folder` on a node."""
+        return self.parts[0].name
+
+    @property
+    def folder(self) -> str:
+        """The folder beside the synced one that holds it on a node."""
+        return f"resume-{self.job}"
+
+    @contextlib.contextmanager
+    def staged(self) -> Iterator[Path]:
+        """Yield a folder that holds it alone, for as long as the context; files are linked, not copied."""
+        import tempfile
+
+        beside = self.parts[0].parent
+        with tempfile.TemporaryDirectory(dir=beside, prefix=".resume-") as folder:
+            for part in self.parts:
+                if part.is_file():
+                    _link(part, Path(folder, self.name))
+                else:
+                    shutil.copytree(part, Path(folder, self.name), copy_function=_link, dirs_exist_ok=True)
+            yield Path(folder)
+
+
+def _link(source: str | Path, target: str | Path) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # another file system, or one without links
+        shutil.copy2(source, target)

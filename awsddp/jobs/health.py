@@ -1,19 +1,25 @@
-"""What is wrong with which node: checks from the answers to a probe. Pure.
+"""What is wrong with which node: what nodes are asked, and the checks from their answers.
 
 Where no figure is promised nodes are compared with each other.
 """
 
 import re
 import statistics
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from awsddp.answers import Gpu, Probed, RankStep
+from awsddp.errors import AwsddpError, NodeError
+from awsddp.jobs.protocol import Carrier, answers_of
 from awsddp.jobs.ranks import Rank
+from awsddp.jobs.supervisor import requests
 from awsddp.records import Check, Node, Prepared, write_numbers
 from awsddp.report import node_name, size_text
 
+DIAL_S = 2.0
+"""How long a connection between two nodes may take."""
 MOST_SKEW_S = 2.0
 LEAST_BYTES = 1_000_000_000
 """How much of its disk and of its memory a node must have free."""
@@ -57,6 +63,78 @@ def _check(probes: Probes, node: int, name: str, ok: bool, value: str, expected:
 def failing(checks: Sequence[Check]) -> set[int]:
     """Return the nodes that have a check that failed."""
     return {check.node for check in checks if check.ok is False and check.node is not None}
+
+
+def preflight(
+    fleet: Carrier,
+    nodes: Sequence[Node],
+    prepared: Mapping[int, Prepared],
+    launches: Mapping[int, requests.Launch],
+) -> None:
+    """Check the nodes of a job before its launch: connections, GPUs, disk, memory, clock.
+
+    Raises NodeError that names the nodes that are not fit.
+    """
+    launch = launches[min(launches)]
+    probes = probed(fleet, nodes, prepared, ports=(launch.master_port, launch.link_port))
+    checks = quick_checks(probes)
+    bad = [check for check in [*checks, *dialed(fleet, probes)] if check.ok is False]
+    if bad:
+        raise NodeError(
+            "; ".join(_sentence(check) for check in bad),
+            "checked before the ranks start",
+            "awsddp doctor   # check everything\n" + "\n".join(dict.fromkeys(check.hint for check in bad)),
+        )
+
+
+def _sentence(check: Check) -> str:
+    who = "" if check.node is None else f"{node_name(check.node)}: "
+    return f"{who}{check.name}: {check.value}"
+
+
+def probed(
+    fleet: Carrier,
+    nodes: Sequence[Node],
+    prepared: Mapping[int, Prepared],
+    *,
+    ports: tuple[int, ...] = (),
+    thorough: bool = False,
+) -> Probes:
+    """Ask nodes what they have; `ports` are those of the job on its first node."""
+    numbers = {node.node: node for node in nodes}
+    wishes = {
+        number: requests.Probe(
+            address=str(node.private_ip), ports=ports if number == min(numbers) else (), thorough=thorough
+        )
+        for number, node in numbers.items()
+    }
+    began = time.time()
+    found = answers_of(fleet, wishes)
+    return Probes(
+        nodes=numbers,
+        prepared=prepared,
+        answers={node: one for node, one in found.items() if not isinstance(one, AwsddpError)},
+        asked=(began, time.time()),
+        silent={node: one.message for node, one in found.items() if isinstance(one, AwsddpError)},
+    )
+
+
+def dialed(fleet: Carrier, probes: Probes) -> list[Check]:
+    """Return the checks of the connections between every two nodes, in both directions."""
+    targets = {
+        node: [(node, str(probes.nodes[node].private_ip), port) for port in answer.ports]
+        for node, answer in probes.answers.items()
+    }
+    wishes = {
+        node: requests.Dial(
+            peers=[peer for other, peers in targets.items() if other != node for peer in peers],
+            seconds=DIAL_S,
+        )
+        for node in targets
+    }
+    found = answers_of(fleet, wishes)
+    dials = {node: one.dials for node, one in found.items() if not isinstance(one, AwsddpError)}
+    return dial_checks(probes, dials)
 
 
 def quick_checks(probes: Probes) -> list[Check]:

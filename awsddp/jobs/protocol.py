@@ -1,4 +1,4 @@
-"""The protocol with a node: how a request is sent to the program there, and how its answer is read.
+"""The protocol with a node: how requests are sent to the program there, and how its answers are read.
 
 The requests themselves: supervisor/requests.py.
 """
@@ -10,16 +10,25 @@ import json
 import posixpath
 import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
 from awsddp import answers
 from awsddp.config import with_secrets
-from awsddp.errors import ConfigError, InUse, JobError, NodeError, NotFoundError, UsageError
+from awsddp.errors import (
+    AwsddpError,
+    ConfigError,
+    InUse,
+    JobError,
+    NodeError,
+    NotFoundError,
+    UsageError,
+    split,
+)
 from awsddp.jobs.supervisor import requests
 from awsddp.jobs.supervisor.follow import MAGIC
 from awsddp.jobs.supervisor.requests import Answer, Launch, Machine, Place, Request
@@ -30,6 +39,8 @@ if TYPE_CHECKING:
     from awsddp.jobs.ranks import Host, Rank
     from awsddp.jobs.supervisor.requests import Fact
 
+ANSWER_S = 60.0
+"""How long a node may take to answer."""
 FIRST_PORT = 29400
 SLOTS = 64
 JOIN_SECONDS = 60.0
@@ -155,6 +166,110 @@ def _check_against(found: Any, request: Request[Any], node: int) -> None:
         answers.check_manifest(found, node, [rank for rank, at in request.ranks if at == node])
     if isinstance(request, requests.Hashes) and len(found.hashes) != len(request.paths):
         raise ValueError(f"{len(found.hashes)} hashes of {len(request.paths)} files")
+
+
+class Ended(Protocol):
+    """How a program on a node ended, and what it said."""
+
+    @property
+    def stdout(self) -> bytes: ...
+    @property
+    def stderr(self) -> bytes: ...
+
+
+class Carrier(Protocol):
+    """What takes requests to nodes: the connections of nodes/transport.py."""
+
+    def request(
+        self,
+        program: tuple[Sequence[str], bytes],
+        messages: Mapping[int, bytes],
+        on_data: Callable[[int, bytes], bool],
+        *,
+        timeout_s: float | None = None,
+    ) -> Mapping[int, Ended | NodeError]: ...
+
+    def run_each(
+        self, requests: Mapping[int, tuple[Sequence[str], bytes]], *, timeout_s: float
+    ) -> Mapping[int, Ended | NodeError]: ...
+
+
+def ask(
+    fleet: Carrier, asked: Mapping[int, Request[Answer]], *, timeout_s: float = ANSWER_S
+) -> dict[int, Answer]:
+    """Send each node its request and return the answers. Raises NodeError, or the error a node reports."""
+    found: dict[int, Answer | AwsddpError] = answers_of(fleet, asked, timeout_s=timeout_s)
+    return split(found)
+
+
+def answers_of(
+    fleet: Carrier, asked: Mapping[int, Request[Answer]], *, timeout_s: float = ANSWER_S
+) -> dict[int, Answer | AwsddpError]:
+    """Send each node its request and return its answer, or the error that came instead."""
+    turns = {node: [request] for node, request in asked.items()}
+    return {node: one for node, (one,) in answers_in_turn(fleet, turns, timeout_s=timeout_s).items()}
+
+
+def answers_in_turn(
+    fleet: Carrier, asked: Mapping[int, Sequence[Request[Any]]], *, timeout_s: float = ANSWER_S
+) -> dict[int, list[Any]]:
+    """Send each node its requests, which it serves one after the other, in one round trip.
+
+    What comes of each is its answer, or the error that came instead. A request that fails does not keep a
+    node from serving the next one.
+    """
+    output = {node: bytearray() for node in asked}
+
+    def on_data(node: int, data: bytes) -> bool:
+        answers.take(output[node], data, node=node)
+        return is_whole(output[node], count=len(asked[node]))
+
+    messages = {node: b"".join(map(message, several)) for node, several in asked.items()}
+    ends = fleet.request(program(), messages, on_data, timeout_s=timeout_s)
+    return {node: _answers(node, asked[node], bytes(output[node]), end) for node, end in ends.items()}
+
+
+def answers_beside(
+    fleet: Carrier, asked: Mapping[int, Request[Answer]], *, timeout_s: float
+) -> dict[int, Answer | AwsddpError]:
+    """Return the same from another thread, while the nodes' programs answer requests: by other programs."""
+    argv, source = program()
+    commands = {node: (argv, source + message(request)) for node, request in asked.items()}
+    ends = fleet.run_each(commands, timeout_s=timeout_s)
+    return {
+        node: end if isinstance(end, NodeError) else _answer(node, asked[node], end.stdout, end)
+        for node, end in ends.items()
+    }
+
+
+def _answers(node: int, asked: Sequence[Request[Any]], output: bytes, end: Ended | NodeError) -> list[Any]:
+    """Return the answers in a node's output, in the order of `requests`."""
+    _, *parts = output.split(MAGIC, len(asked))
+    rest = b"" if parts else output
+    parts = [MAGIC + part for part in parts] + [rest] * (len(asked) - len(parts))
+    return [_answer(node, one, part, end) for one, part in zip(asked, parts, strict=True)]
+
+
+def _answer(node: int, request: Request[Any], output: bytes, end: Ended | NodeError) -> Any:
+    if isinstance(end, NodeError):
+        return end
+    try:
+        return answer(output, request=request, node=node, stderr=end.stderr)
+    except AwsddpError as error:
+        return error
+
+
+def check_spec(spec: JobSpec, *, nodes: int) -> None:
+    """Refuse what `launch_requests` would of a job on so many nodes: an unset secret, an unknown launcher, an
+    invalid placeholder in its command. Raises ConfigError, UsageError.
+    """
+    from awsddp.jobs.launchers import launcher
+    from awsddp.jobs.ranks import template
+
+    with_secrets(spec)
+    launcher(spec.job.launcher_name)
+    for word in (*spec.job.prefix, spec.job.script or "", *spec.job.args):
+        template(word, nnodes=nodes, folder="", resume=spec.job.resume)
 
 
 def launch_requests(

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from awsddp.errors import UsageError
 from awsddp.records import Node, Prepared
-from awsddp.spec import JobSpec
+from awsddp.spec import JobSection, JobSpec
+from awsddp.values import gpus_of
 
 CPU_RANKS_PER_NODE = 2
 """Ranks of a node without GPUs of its own (or with pretended ones), where nothing else is asked for."""
@@ -137,6 +138,29 @@ def layout(
         )
         for rank, (node_rank, node, local_rank) in enumerate(places)
     )
+
+
+def ranks_on(requested: JobSection, has: Mapping[int, int]) -> tuple[Rank, ...]:
+    """Return the ranks of a job on nodes with so many GPUs each. Raises UsageError."""
+    gpus = _chosen_gpus(requested.on, has)
+    return layout(
+        list(gpus)[: requested.max_nodes],
+        gpus=gpus,
+        world_size=requested.world_size,
+        nproc_per_node=requested.nproc_per_node,
+    )
+
+
+def _chosen_gpus(text: str | None, has: Mapping[int, int]) -> Mapping[int, int]:
+    """Return how many GPUs the job may use, by node, on the nodes that `job.on` names. Raises UsageError."""
+    if text is None:
+        return has
+    for node, gpus in gpus_of(text).items():
+        if node not in has:
+            raise UsageError(f"--on {text}: there is no node{node}", f"nodes are: {', '.join(map(str, has))}")
+        if gpus and gpus[-1] >= has[node]:
+            raise UsageError(f"--on {text}: node{node} has no GPU {gpus[-1]}", f"it has {has[node]} GPUs")
+    return {node: len(gpus) or has[node] for node, gpus in gpus_of(text).items()}
 
 
 def ordered(ranks: Sequence[Rank], addresses: Mapping[int, str]) -> tuple[Rank, ...]:

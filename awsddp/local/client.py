@@ -149,7 +149,7 @@ def stop(awsddp_home: Path) -> bool:
         folder = Folder(awsddp_home, path.parent.name)
         record = folder.read(newer=True)
         if record is not None and record.target.name == "local":
-            folder.publish(lambda prefix: "")
+            folder.publish(lambda *_: "")
     return ended
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import msgspec
 
 from awsddp.answers import Environment, Platform, read_answer, take
-from awsddp.errors import NodeError
-from awsddp.nodes.failures import NodeFailure, split
+from awsddp.errors import NodeError, split
+from awsddp.nodes.failures import NodeFailure
 from awsddp.nodes.packages import LINES, collect
 from awsddp.nodes.sync import files_to_send, push
 from awsddp.nodes.transport import Fleet, Request, Result

@@ -1,13 +1,11 @@
-"""Errors of nodes, and of several nodes at once."""
+"""Errors of nodes."""
 
 import shutil
-from collections.abc import Mapping
-from typing import Any, Literal, TypeVar
+from typing import Literal
 
-from awsddp.errors import AwsddpError, ConfigError, NodeError
+from awsddp.errors import ConfigError, NodeError
 from awsddp.report import node_name
 
-Outcome = TypeVar("Outcome")
 Layer = Literal["no route", "refused", "banner", "host key", "login", "lost", "silent", "command", "files"]
 
 _NEXT: dict[Layer, str] = {
@@ -49,33 +47,3 @@ class NodeFailure(NodeError):
         super().__init__(f"{node_name(node)}: {message}", why, next or _NEXT[layer])
         self.node = node
         self.layer: Layer = layer
-
-
-class NodesFailed(NodeError):
-    """Some nodes failed. `failures` holds the error of each, `results` the results of the others."""
-
-    def __init__(self, failures: Mapping[int, NodeError], results: Mapping[int, Any], of: int) -> None:
-        ordered = [failures[node] for node in sorted(failures)]
-        if len(ordered) == 1:
-            super().__init__(ordered[0].message, ordered[0].why, ordered[0].next)
-        else:
-            lines = [error.summary for error in ordered]
-            super().__init__(f"{len(ordered)} of {of} nodes failed", "\n".join(lines), ordered[0].next)
-        self.failures = dict(failures)
-        self.results = dict(results)
-
-
-def split(outcomes: Mapping[int, Outcome | AwsddpError]) -> dict[int, Outcome]:
-    """Return the results by node. Raises NodesFailed for NodeErrors among them, any other error as it is."""
-    failures: dict[int, NodeError] = {}
-    results: dict[int, Outcome] = {}
-    for node, outcome in outcomes.items():
-        if isinstance(outcome, NodeError):
-            failures[node] = outcome
-        elif isinstance(outcome, AwsddpError):
-            raise outcome
-        else:
-            results[node] = outcome
-    if failures:
-        raise NodesFailed(failures, results, len(outcomes))
-    return results

@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from awsddp.errors import ConfigError
-from awsddp.state import write_private
+from awsddp.state import Folder, make_folder, write_private
 
 _KEY = re.compile(r"[a-z0-9@.-]+ [A-Za-z0-9+/]+={0,2}")
 
@@ -36,6 +36,24 @@ def make_key(comment: str) -> KeyPair:
     )
     public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
     return KeyPair(private=private.decode(), public=f"{public.decode()} {comment}")
+
+
+def login_key(folder: Folder, *, own: Path | None) -> str:
+    """Return the public half of the cluster's login key; the private half is 0600 from birth.
+
+    With `own`, the user's private key, that is pointed to, never copied, and "" returned.
+    """
+    if own is not None:
+        make_folder(folder.path)
+        folder.key.unlink(missing_ok=True)
+        folder.key.symlink_to(own)
+        return ""
+    public = folder.path / "key.pub"
+    if not (folder.key.exists() and public.exists()):
+        made = make_key(f"awsddp {folder.name}")
+        write_private(folder.key, made.private.encode())
+        write_private(public, made.public.encode() + b"\n")
+    return public.read_text(encoding="utf-8").strip()
 
 
 def bare(public: str) -> str:

@@ -9,17 +9,19 @@ import stat
 import threading
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pathspec import GitIgnoreSpec
 
-from awsddp.errors import ConfigError, NodeError
+from awsddp.errors import ConfigError, NodeError, split
 from awsddp.nodes import rsync
-from awsddp.nodes.failures import NodeFailure, split
-from awsddp.parallel import ignore, run_on_nodes
+from awsddp.nodes.failures import NodeFailure
+from awsddp.parallel import both, ignore, run_on_nodes
 from awsddp.report import Event, OnEvent, amount, node_name
-from awsddp.resources import template
+from awsddp.resources import BUNDLED, shipped_folder, template
+from awsddp.spec import JobSpec
 
 if TYPE_CHECKING:
     from awsddp.nodes.transport import Fleet, Result
@@ -99,6 +101,11 @@ class Listing:
             top, slash, _ = entry.path.partition("/")
             sizes[top + slash] = sizes.get(top + slash, 0) + entry.size
         return tuple(sorted(sizes.items(), key=lambda item: -item[1])[:count])
+
+
+def project_files(job: JobSpec, *, home: Path) -> Listing:
+    """Return what to send of the working folder of a job; `home` is $AWSDDP_HOME. Raises ConfigError."""
+    return files_to_send(Path(job.sync.workdir), job.sync.ignore, results=job.job.results, exclude=(home,))
 
 
 def files_to_send(
@@ -235,14 +242,20 @@ def push(
     *,
     folder: str = WORK,
     nodes: Collection[int] | None = None,
+    bundled: bool = False,
     on_event: OnEvent = ignore,
 ) -> dict[int, Sent]:
-    """Make ~/awsddp/FOLDER on the nodes (all that are connected) hold what `listing` names, all at once.
+    """Make ~/awsddp/FOLDER on the nodes (all that are connected) hold what `listing` names, all at once; with
+    `bundled` ~/awsddp/BUNDLED the programs that ship with awsddp, too.
 
     Each node reports which paths differ; only those are sent: up to AT_ONCE_BYTES over the open connection,
     else by rsync. A path that an earlier sync sent and that no longer exists here is removed, unless the node
     changed it; files that a node made stay. Raises NodesFailed; the other nodes are complete then.
     """
+    if bundled:
+        programs = files_to_send(shipped_folder(BUNDLED))
+        work = partial(push, listing, fleet, folder=folder, nodes=nodes, on_event=on_event)
+        return both(work, partial(push, programs, fleet, folder=BUNDLED, nodes=nodes))[0]
     sending = _Push(listing, fleet, folder)
     sending.compare(nodes)
     sending.remove()

@@ -11,11 +11,12 @@ from dataclasses import KW_ONLY, InitVar, dataclass, field, replace
 import paramiko
 
 from awsddp.answers import MOST_BYTES, take
-from awsddp.errors import NodeError
+from awsddp.errors import NodeError, split
 from awsddp.nodes.connection import Connection, Preconnect, connect, load_key
-from awsddp.nodes.failures import Layer, NodeFailure, split, tail
+from awsddp.nodes.failures import Layer, NodeFailure, tail
 from awsddp.nodes.login import Endpoint, JumpFailure, Login
 from awsddp.parallel import ignore, run_on_nodes, soon
+from awsddp.records import JobRecord
 from awsddp.report import OnEvent
 
 _CHECK_S = 0.25  # between checks of the deadlines while no data arrives
@@ -221,6 +222,16 @@ class Fleet:
     def nodes(self) -> tuple[int, ...]:
         """The nodes that are connected."""
         return tuple(sorted(self._connections))
+
+    @property
+    def answering(self) -> list[int]:
+        """The nodes that are connected and have not failed to answer."""
+        return [node for node in self.nodes if node not in self.failures]
+
+    def holders(self, job: JobRecord) -> list[int]:
+        """Return the numbers of the nodes that answer and are the instances on which the job ran."""
+        ran_on = {one.instance_id for one in job.nodes}
+        return [node for node in self.answering if self.endpoints[node].instance_id in ran_on]
 
     def host_key(self, node: int) -> str:
         """Return the public host key that verified the connection to `node`."""

@@ -41,15 +41,15 @@ from awsddp.config import load
 from awsddp.doctor import why
 from awsddp.errors import AwsddpError, NodeError
 from awsddp.fetch import bring
-from awsddp.files import moved
 from awsddp.follow import Watch, merger_of
 from awsddp.jobs.supervisor.follow import HEADER, MAGIC
-from awsddp.known import choose_job, end_ranks, jobs_document, told_jobs
+from awsddp.known import choose_job, end_ranks, jobs_document
 from awsddp.nodes import provision, rsync
 from awsddp.nodes.failures import NodeFailure
 from awsddp.nodes.login import Endpoint, Login
-from awsddp.nodes.transport import Result
+from awsddp.nodes.transport import Fleet, Result
 from awsddp.parallel import ignore
+from awsddp.reach import moved, told_jobs
 from awsddp.records import Listed, Node, Target
 from awsddp.report import OnEvent
 from awsddp.results import job_result
@@ -397,6 +397,8 @@ def _honest(drawn: Drawn, node: int, request: dict[str, Any]) -> dict[str, Any]:
 
 class FakeFleet:
     """Two nodes behind the calls of nodes/transport.py, without a network."""
+
+    answering, holders = Fleet.answering, Fleet.holders
 
     def __init__(self, drawn: Drawn, folder: Folder) -> None:
         self._drawn = drawn

@@ -14,8 +14,8 @@ from awsddp.cluster import Cluster
 from awsddp.compat.releases import DLAMI_PARAMETERS
 from awsddp.config import load
 from awsddp.errors import CapacityError, CloudError, ConfigError
-from awsddp.launch import launch, plan_everywhere
 from awsddp.plan.records import LaunchPlan
+from awsddp.reconcile import launch, plan_everywhere
 from awsddp.records import Node
 from awsddp.report import Event
 from awsddp.state import Folder, Record

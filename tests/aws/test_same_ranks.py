@@ -14,13 +14,13 @@ from awsddp.aws.session import Aws
 from awsddp.cli.main import cli
 from awsddp.cluster import Cluster
 from awsddp.errors import AwsddpError, CloudError, UsageError
-from awsddp.jobs.ranks import Rank
+from awsddp.jobs.ranks import Rank, ranks_on
 from awsddp.local import cgroups
 from awsddp.plan import make_plan
 from awsddp.plan.records import Facts, LaunchPlan
 from awsddp.records import TargetName
 from awsddp.spec import ClusterSpec, LocalSection
-from awsddp.train import check_ranks, ranks_on
+from awsddp.train import check_ranks
 from awsddp.whole_run import with_gpus
 
 IMAGE = "Deep Learning OSS Nvidia Driver AMI GPU PyTorch 9.9 (Ubuntu 24.04) 20260822"

@@ -9,9 +9,8 @@ from moto_cloud import SECRETS, Cloud, Launcher, plan_for
 
 from awsddp import __version__
 from awsddp.aws.refusals import Refused
-from awsddp.aws.session import Aws
+from awsddp.aws.session import Aws, Trail
 from awsddp.aws.waits import Clock
-from awsddp.search import Trail
 from awsddp.state import Folder
 
 

@@ -15,9 +15,8 @@ from typing import Any
 import pytest
 
 from awsddp.config import load
-from awsddp.errors import ConfigError
+from awsddp.errors import ConfigError, NodesFailed
 from awsddp.nodes import hostkeys
-from awsddp.nodes.failures import NodesFailed
 from awsddp.nodes.hostkeys import KeyPair, make_key
 from awsddp.nodes.login import Jump, JumpFailure
 from awsddp.nodes.sync import files_to_send, push

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from awsddp.errors import NodesFailed
 from awsddp.nodes import hostkeys
-from awsddp.nodes.failures import NodesFailed
 from awsddp.nodes.hostkeys import make_key
 from awsddp.nodes.login import Endpoint, Login
 from awsddp.nodes.provision import prepare, user_data

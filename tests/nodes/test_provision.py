@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from awsddp.errors import NodesFailed
 from awsddp.nodes import hostkeys
-from awsddp.nodes.failures import NodesFailed
 from awsddp.nodes.provision import prepare
 from awsddp.parallel import ignore
 from awsddp.records import Node, Prepared

@@ -8,9 +8,8 @@ import pytest
 from msgspec.structs import replace
 
 from awsddp.answers import ResultFile
-from awsddp.errors import ConfigError
+from awsddp.errors import ConfigError, NodesFailed
 from awsddp.nodes import results
-from awsddp.nodes.failures import NodesFailed
 from awsddp.nodes.results import PART, Fetched
 from awsddp.report import Event
 from tests.nodes.ssh_hosts import Host, Lab

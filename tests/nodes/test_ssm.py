@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from awsddp.errors import ConfigError
-from awsddp.nodes.failures import NodesFailed
+from awsddp.errors import ConfigError, NodesFailed
 from awsddp.nodes.login import JumpFailure, Ssm
 from tests.nodes.ssh_hosts import Lab
 from tests.nodes.ssm import StandIn

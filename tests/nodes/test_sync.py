@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from awsddp.errors import ConfigError
+from awsddp.errors import ConfigError, NodesFailed
 from awsddp.nodes import rsync, sync
-from awsddp.nodes.failures import NodesFailed
 from awsddp.nodes.hostkeys import make_key
 from awsddp.nodes.login import Endpoint, Login, ssh_config
 from awsddp.nodes.sync import Sent, files_to_send

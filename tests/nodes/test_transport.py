@@ -8,9 +8,9 @@ import paramiko
 import pytest
 
 from awsddp import parallel
-from awsddp.errors import ConfigError, NodeError
+from awsddp.errors import ConfigError, NodeError, NodesFailed, split
 from awsddp.nodes import hostkeys
-from awsddp.nodes.failures import NodeFailure, NodesFailed, split
+from awsddp.nodes.failures import NodeFailure
 from awsddp.nodes.hostkeys import make_key
 from awsddp.nodes.transport import Fleet, Result, command_line
 from awsddp.report import Event

@@ -116,7 +116,7 @@ def planned(ctx: Cluster) -> dict[str, Any]:
 
 def regions(ctx: Cluster) -> dict[str, Any]:
     """What `status --all` and `down --orphans` read where no region is named."""
-    with target_for(ctx) as target:
+    with target_for(ctx, ctx.folder.read()) as target:
         return {"regions": enabled_regions(aws_of(ctx, target))}
 
 

@@ -38,7 +38,7 @@ from moto.moto_api._internal import mock_random
 from moto.sts.models import sts_backends
 
 from awsddp.aws import access, clusters, facts, instances, power, teardown, waits
-from awsddp.aws.session import Call
+from awsddp.aws.session import Call, Trail
 from awsddp.cli.command_line import WATCH
 from awsddp.cluster import Cluster
 from awsddp.config import load
@@ -46,7 +46,6 @@ from awsddp.errors import AwsddpError, LetGo
 from awsddp.local import control, daemon, emulator, faults, front, lifecycle, requests, scope
 from awsddp.local.machine import Place, write_json
 from awsddp.nodes import provision
-from awsddp.search import Trail
 from awsddp.state import Folder
 from tests.local.conftest import fault_add, fault_clear
 from tests.provisioning import iam
@@ -484,11 +483,10 @@ TIMED = {
         "doctor",
         "down",
         "known",
-        "launch",
-        "ledger",
         "reconcile",
         "search",
-        "start",
+        "state",
+        "train",
         "status",
         "up",
     )

@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from awsddp import start as starting
+from awsddp import train as starting
 from awsddp.aws import power
 from awsddp.cluster import Cluster
 from awsddp.config import load
 from awsddp.errors import CloudError, NodeError
 from awsddp.jobs import protocol
 from awsddp.jobs.ranks import layout
-from awsddp.nodes import rsync
+from awsddp.nodes import rsync, sync, transport
 from awsddp.nodes.failures import NodeFailure
 from awsddp.nodes.login import Endpoint
 from awsddp.nodes.transport import Result
@@ -74,6 +74,8 @@ class Line:
             whole = on_data(node, out)
             outcomes[node] = Result(exit_code=0 if whole else 1, stdout=b"", stderr=err)
         return outcomes
+
+    answering, holders = transport.Fleet.answering, transport.Fleet.holders
 
     def reconnect(self, nodes: list[int], **_: Any) -> None:
         """Nothing comes back."""
@@ -226,13 +228,13 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     monkeypatch.setattr(power, "_on_poweroff", lambda *_: None)
     monkeypatch.setattr(power, "unfetched_of", made.unfetched_of)
 
-    def send(ctx: Cluster, fleet: object, listing: object, *, folder: str, **_: object) -> None:
+    def push(listing: object, fleet: object, *, folder: str, **_: object) -> None:
         made.said.append("sent")
         for name, workdir in itertools.product(made.project.glob("*.py"), homes.workdirs):
             (workdir.parent / folder).mkdir(exist_ok=True)
             (workdir.parent / folder / name.name).write_text(name.read_text())
 
-    monkeypatch.setattr(starting, "send", send)
+    monkeypatch.setattr(sync, "push", push)
     monkeypatch.setattr(protocol, "FIRST_PORT", free_ports())  # the nodes share this machine's
 
     def transfer(words: list[str], names: list[str], **_: object) -> None:

@@ -6,7 +6,8 @@ import signal
 import pytest
 
 from awsddp.errors import InUse, NotFoundError
-from awsddp.known import end_ranks, told_jobs
+from awsddp.known import end_ranks
+from awsddp.reach import told_jobs
 from awsddp.records import JobRecord
 from tests.jobs.conftest import until
 from tests.verbs.conftest import World, start

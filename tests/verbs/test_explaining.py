@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from awsddp.advice import explained
 from awsddp.cluster import Cluster
 from awsddp.config import load
-from awsddp.files import explained
 from awsddp.nodes.sync import files_to_send
 from awsddp.records import Cause, JobRecord
 from awsddp.state import Folder

@@ -13,7 +13,7 @@ from awsddp.errors import InUse
 from awsddp.jobs.health import Group
 from awsddp.jobs.ranks import layout
 from awsddp.jobs.supervisor import requests
-from awsddp.known import told_jobs
+from awsddp.reach import told_jobs
 from awsddp.records import Check
 from tests.jobs.test_health import probes
 from tests.verbs.conftest import Line, World, start

@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from awsddp import start as starting
-from awsddp import train as train_module
+from awsddp import train as starting
 from awsddp.errors import InUse, UsageError
-from awsddp.known import end_ranks, told_jobs
+from awsddp.known import end_ranks
+from awsddp.reach import told_jobs
 from tests.verbs.conftest import World
 
 SLEEPS = "import os, time; print('up', os.getcwd(), flush=True); time.sleep(600)\n"
@@ -24,7 +24,7 @@ def start(world: World, name: str, on: str | None, **job: object) -> list[dict[i
     """Start a job, and return the requests of each round trip."""
     (world.project / "w.py").write_text(SLEEPS)
     cluster = world.handle(world.ctx(script="w.py", name=name, on=on, **job))
-    starting.start(cluster, train_module._layout(cluster), None)  # type: ignore[arg-type]
+    starting.start(cluster, starting._layout(cluster), None)  # type: ignore[arg-type]
     return cluster.fleet.asked  # type: ignore[attr-defined, no-any-return]
 
 
@@ -76,4 +76,4 @@ def test_gpus_and_nodes_that_are_not_there_are_refused(world: World) -> None:
     with_gpus(world, 4)
     for on, why in (("2", "no node2"), ("0:2-4", "no GPU 4")):
         with pytest.raises(UsageError, match=why):
-            train_module._layout(world.handle(world.ctx(script="w.py", on=on)))
+            starting._layout(world.handle(world.ctx(script="w.py", on=on)))

@@ -11,8 +11,8 @@ import pytest
 
 from awsddp.cluster import Cluster
 from awsddp.jobs import protocol
-from awsddp.known import end_ranks, told_jobs
-from awsddp.up import _name_left_out
+from awsddp.known import end_ranks, name_left_out
+from awsddp.reach import told_jobs
 from tests.jobs.conftest import all_processes, until
 from tests.verbs.conftest import World, start
 
@@ -41,7 +41,7 @@ def states(world: World) -> dict[str, str]:
 def named(world: World) -> list[str]:
     """Return what `up` says of the jobs, without the settings that only these tests choose."""
     world.said.clear()
-    _name_left_out(world.handle())
+    name_left_out(world.handle())
     return [re.sub(r" -o (sync\.workdir|job\.heartbeat_timeout)=\S+", "", text) for text in world.said]
 
 

@@ -10,19 +10,19 @@ import pytest
 
 from awsddp import fetch as fetching
 from awsddp import follow as watching
+from awsddp import search
 from awsddp.aws import clusters, power
 from awsddp.cluster import Cluster
 from awsddp.down import fetch_all
 from awsddp.errors import CloudError, NodeError
 from awsddp.fetch import bring, fetch
-from awsddp.follow import Watch, finish, logs, merger_of
+from awsddp.follow import Watch, attend, finish, logs, merger_of
 from awsddp.known import jobs_of_all as jobs
 from awsddp.known import told_job
 from awsddp.nodes.failures import NodeFailure
 from awsddp.records import JobRecord, Node
-from awsddp.search import naming_holder, require_live
+from awsddp.search import require_live
 from awsddp.status import cluster_document
-from awsddp.train import attend
 from tests.verbs.conftest import World, start
 
 SAVES = """
@@ -274,9 +274,13 @@ def test_job_that_nobody_follows_is_told_as_last_seen_until_a_node_is_asked(owed
     assert told() == ("succeeded", None, True)
 
 
-def test_a_verb_whose_cluster_another_command_terminated_says_so(world: World) -> None:
+def test_a_verb_whose_cluster_another_command_terminated_says_so(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ctx = world.ctx()
-    with pytest.raises(NodeError) as refused, naming_holder(ctx):
+    monkeypatch.setattr(search, "_search", lambda cluster, *_, **__: cluster)
+    how = {"whole": False, "everywhere": False, "names_holder": True}
+    with pytest.raises(NodeError) as refused, search.found(ctx, world.record, **how):
         world.folder.retire("0a1b2c3d")
         raise NodeError("node0: the connection was lost", "Channel is not open", "awsddp status")
     assert refused.value.why == "Channel is not open\nanother command has terminated the cluster"

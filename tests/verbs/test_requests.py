@@ -3,9 +3,9 @@
 import pytest
 
 from awsddp.answers import Hashes
-from awsddp.asking import answers_in_turn, answers_of
 from awsddp.errors import NodeError, UsageError
 from awsddp.jobs import protocol
+from awsddp.jobs.protocol import answers_in_turn, answers_of
 from awsddp.jobs.supervisor import requests
 from tests.verbs.conftest import World
 

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from awsddp import start as starting
+from awsddp import train as starting
 from awsddp.errors import InUse, NodeError, UsageError
 from awsddp.jobs.supervisor import requests
-from awsddp.known import end_ranks, told_jobs
+from awsddp.known import end_ranks
+from awsddp.reach import told_jobs
 from tests.verbs.conftest import World, start
 
 SLEEPS = "import time; time.sleep(600)\n"

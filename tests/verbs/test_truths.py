@@ -17,9 +17,8 @@ from awsddp.fetch import fetch
 from awsddp.follow import logs
 from awsddp.job import Job as ApiJob
 from awsddp.jobs import results
-from awsddp.known import jobs_document
+from awsddp.known import jobs_document, launched
 from awsddp.known import jobs_of_all as jobs
-from awsddp.ledger import launched
 from awsddp.records import JobNode, JobRecord, JobState, Listed, Node, Prepared, RankResult, Target
 from awsddp.report import iso
 from awsddp.results import job_result
