@@ -4,12 +4,10 @@ Every error that awsddp raises on purpose is an `AwsddpError`. Its class gives t
 whether it is `retryable`; docs/design.md lists them. This module imports no other module of awsddp.
 """
 
-from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 SCHEMA = 1
 """The version of every JSON document."""
-Outcome = TypeVar("Outcome")
 
 
 class AwsddpError(Exception):
@@ -110,33 +108,3 @@ class LetGo(KeyboardInterrupt):
     def __init__(self, number: int) -> None:
         super().__init__()
         self.number = number
-
-
-class NodesFailed(NodeError):
-    """Some nodes failed. `failures` holds the error of each, `results` the results of the others."""
-
-    def __init__(self, failures: Mapping[int, NodeError], results: Mapping[int, Any], of: int) -> None:
-        ordered = [failures[node] for node in sorted(failures)]
-        if len(ordered) == 1:
-            super().__init__(ordered[0].message, ordered[0].why, ordered[0].next)
-        else:
-            lines = [error.summary for error in ordered]
-            super().__init__(f"{len(ordered)} of {of} nodes failed", "\n".join(lines), ordered[0].next)
-        self.failures = dict(failures)
-        self.results = dict(results)
-
-
-def split(outcomes: Mapping[int, Outcome | AwsddpError]) -> dict[int, Outcome]:
-    """Return the results by node. Raises NodesFailed for NodeErrors among them, any other error as it is."""
-    failures: dict[int, NodeError] = {}
-    results: dict[int, Outcome] = {}
-    for node, outcome in outcomes.items():
-        if isinstance(outcome, NodeError):
-            failures[node] = outcome
-        elif isinstance(outcome, AwsddpError):
-            raise outcome
-        else:
-            results[node] = outcome
-    if failures:
-        raise NodesFailed(failures, results, len(outcomes))
-    return results

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from msgspec import structs
 
 from awsddp.answers import Manifest, ResultFile
-from awsddp.errors import NodeError, NotFoundError, split
+from awsddp.errors import NodeError, NotFoundError
 from awsddp.jobs.files import exclude_patterns, name_at_home, over_limit
 from awsddp.jobs.protocol import answers_of, ask
 from awsddp.jobs.results import encode
 from awsddp.jobs.supervisor import requests
 from awsddp.known import jobs_of, note_fetched, told_job
 from awsddp.nodes.results import Fetched
-from awsddp.parallel import soon
+from awsddp.parallel import soon, split
 from awsddp.reach import NoNodes, connect_reachable, moved
 from awsddp.records import ACTIVE, MORE, JobRecord
 from awsddp.report import Event, amount, node_name, size_text

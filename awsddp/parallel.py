@@ -2,17 +2,18 @@
 
 import importlib
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
-from awsddp.errors import NodeError
+from awsddp.errors import AwsddpError, NodeError
 
 T = TypeVar("T")
 S = TypeVar("S")
 Item = TypeVar("Item")
+Outcome = TypeVar("Outcome")
 Message = TypeVar("Message")
 Given = ParamSpec("Given")
 MEANWHILE_S = 5.0
@@ -120,3 +121,33 @@ def run_on_nodes(
 def import_soon(module: str) -> None:
     """Import a module that will be needed while AWS or a node is waited for."""
     soon(importlib.import_module, module)
+
+
+class NodesFailed(NodeError):
+    """Some nodes failed. `failures` holds the error of each, `results` the results of the others."""
+
+    def __init__(self, failures: Mapping[int, NodeError], results: Mapping[int, Any], of: int) -> None:
+        ordered = [failures[node] for node in sorted(failures)]
+        if len(ordered) == 1:
+            super().__init__(ordered[0].message, ordered[0].why, ordered[0].next)
+        else:
+            lines = [error.summary for error in ordered]
+            super().__init__(f"{len(ordered)} of {of} nodes failed", "\n".join(lines), ordered[0].next)
+        self.failures = dict(failures)
+        self.results = dict(results)
+
+
+def split(outcomes: Mapping[int, Outcome | AwsddpError]) -> dict[int, Outcome]:
+    """Return the results by node. Raises NodesFailed for NodeErrors among them, any other error as it is."""
+    failures: dict[int, NodeError] = {}
+    results: dict[int, Outcome] = {}
+    for node, outcome in outcomes.items():
+        if isinstance(outcome, NodeError):
+            failures[node] = outcome
+        elif isinstance(outcome, AwsddpError):
+            raise outcome
+        else:
+            results[node] = outcome
+    if failures:
+        raise NodesFailed(failures, results, len(outcomes))
+    return results

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 from awsddp.advice import say_unsent
 from awsddp.config import overlaid
-from awsddp.errors import ConfigError, NodeError, NodesFailed, NotFoundError, split
+from awsddp.errors import ConfigError, NodeError, NotFoundError
+from awsddp.parallel import NodesFailed, split
 from awsddp.records import JobRecord, Node, Prepared, unfetched_jobs
 from awsddp.report import Event, node_name
 from awsddp.returns import ExecDocument, Kept, NodeFiles, NodeOutput, PathSize, SyncDocument

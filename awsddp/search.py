@@ -10,10 +10,10 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from awsddp.errors import CloudError, ConfigError, NodeError, NodesFailed, NotFoundError
+from awsddp.errors import CloudError, ConfigError, NodeError, NotFoundError
 from awsddp.local import client as local
 from awsddp.nodes.failures import NodeFailure
-from awsddp.parallel import each
+from awsddp.parallel import NodesFailed, each
 from awsddp.records import Listed, Target
 from awsddp.report import node_name
 from awsddp.spec import ClusterSpec

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 from awsddp.advice import advised, command_words
 from awsddp.compat.types import GPU_TYPES, PRICE_DATE
 from awsddp.config import differences, overlaid, remembered, settings
-from awsddp.errors import ConfigError, NodesFailed, UsageError
+from awsddp.errors import ConfigError, UsageError
 from awsddp.jobs.health import replacement
 from awsddp.known import name_left_out
 from awsddp.nodes import rsync
-from awsddp.parallel import both, import_soon
+from awsddp.parallel import NodesFailed, both, import_soon
 from awsddp.plan import refuse_untried
 from awsddp.plan.converge import TYPE_KEYS, is_of_type
 from awsddp.plan.environment import make_environment_plan, refuse_unlike

@@ -19,19 +19,11 @@ import msgspec
 
 from awsddp import answers
 from awsddp.config import with_secrets
-from awsddp.errors import (
-    AwsddpError,
-    ConfigError,
-    InUse,
-    JobError,
-    NodeError,
-    NotFoundError,
-    UsageError,
-    split,
-)
+from awsddp.errors import AwsddpError, ConfigError, InUse, JobError, NodeError, NotFoundError, UsageError
 from awsddp.jobs.supervisor import requests
 from awsddp.jobs.supervisor.follow import MAGIC
 from awsddp.jobs.supervisor.requests import Answer, Launch, Machine, Place, Request
+from awsddp.parallel import split
 from awsddp.spec import JobSpec
 from awsddp.values import seconds
 

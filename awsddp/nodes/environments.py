@@ -9,11 +9,12 @@ from pathlib import Path
 import msgspec
 
 from awsddp.answers import Environment, Platform, read_answer, take
-from awsddp.errors import NodeError, split
+from awsddp.errors import NodeError
 from awsddp.nodes.failures import NodeFailure
 from awsddp.nodes.packages import LINES, collect
 from awsddp.nodes.sync import files_to_send, push
 from awsddp.nodes.transport import Fleet, Request, Result
+from awsddp.parallel import split
 from awsddp.plan.environment import EnvironmentPlan, explain, image_constraints, refuse_unlike
 from awsddp.report import Event, node_name
 from awsddp.resources import template

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 from awsddp.answers import Inspected, read_answer
-from awsddp.errors import ConfigError, NodeError, NodesFailed, split
+from awsddp.errors import ConfigError, NodeError
 from awsddp.limits import USER_DATA_BYTES
 from awsddp.nodes import hostkeys
 from awsddp.nodes.failures import NodeFailure
 from awsddp.nodes.hostkeys import KeyPair
+from awsddp.parallel import NodesFailed, split
 from awsddp.records import Node, Prepared
 from awsddp.report import Event, node_name
 from awsddp.resources import render, template

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from awsddp.answers import ResultFile
-from awsddp.errors import ConfigError, split
+from awsddp.errors import ConfigError
 from awsddp.nodes import rsync
-from awsddp.parallel import ignore, run_on_nodes
+from awsddp.parallel import ignore, run_on_nodes, split
 from awsddp.report import Event, OnEvent, amount, node_name, size_text
 
 PART = ".part"

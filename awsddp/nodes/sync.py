@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 
 from pathspec import GitIgnoreSpec
 
-from awsddp.errors import ConfigError, NodeError, split
+from awsddp.errors import ConfigError, NodeError
 from awsddp.nodes import rsync
 from awsddp.nodes.failures import NodeFailure
-from awsddp.parallel import both, ignore, run_on_nodes
+from awsddp.parallel import both, ignore, run_on_nodes, split
 from awsddp.report import Event, OnEvent, amount, node_name
 from awsddp.resources import BUNDLED, shipped_folder, template
 from awsddp.spec import JobSpec

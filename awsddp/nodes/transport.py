@@ -11,11 +11,11 @@ from dataclasses import KW_ONLY, InitVar, dataclass, field, replace
 import paramiko
 
 from awsddp.answers import MOST_BYTES, take
-from awsddp.errors import NodeError, split
+from awsddp.errors import NodeError
 from awsddp.nodes.connection import Connection, Preconnect, connect, load_key
 from awsddp.nodes.failures import Layer, NodeFailure, tail
 from awsddp.nodes.login import Endpoint, JumpFailure, Login
-from awsddp.parallel import ignore, run_on_nodes, soon
+from awsddp.parallel import ignore, run_on_nodes, soon, split
 from awsddp.records import JobRecord
 from awsddp.report import OnEvent
 

@@ -46,6 +46,9 @@ class Nodes:
         self._cuts = cuts
         self._back_at = back_at
 
+    def holders(self, job: JobRecord) -> list[int]:
+        return sorted(self.nodes)
+
     def request(
         self,
         program: object,

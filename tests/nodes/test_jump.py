@@ -15,11 +15,12 @@ from typing import Any
 import pytest
 
 from awsddp.config import load
-from awsddp.errors import ConfigError, NodesFailed
+from awsddp.errors import ConfigError
 from awsddp.nodes import hostkeys
 from awsddp.nodes.hostkeys import KeyPair, make_key
 from awsddp.nodes.login import Jump, JumpFailure
 from awsddp.nodes.sync import files_to_send, push
+from awsddp.parallel import NodesFailed
 from awsddp.values import jump_host
 from tests.nodes.ssh_hosts import Host, Lab, make_host, wait_until
 

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from awsddp.errors import NodesFailed
 from awsddp.nodes import hostkeys
 from awsddp.nodes.hostkeys import make_key
 from awsddp.nodes.login import Endpoint, Login
 from awsddp.nodes.provision import prepare, user_data
 from awsddp.nodes.transport import Fleet
+from awsddp.parallel import NodesFailed
 from awsddp.records import Node
 from tests.nodes.ssh_hosts import wait_until
 

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from awsddp.errors import NodesFailed
 from awsddp.nodes import hostkeys
 from awsddp.nodes.provision import prepare
-from awsddp.parallel import ignore
+from awsddp.parallel import NodesFailed, ignore
 from awsddp.records import Node, Prepared
 from awsddp.report import Event, OnEvent
 from awsddp.resources import template

@@ -8,9 +8,10 @@ import pytest
 from msgspec.structs import replace
 
 from awsddp.answers import ResultFile
-from awsddp.errors import ConfigError, NodesFailed
+from awsddp.errors import ConfigError
 from awsddp.nodes import results
 from awsddp.nodes.results import PART, Fetched
+from awsddp.parallel import NodesFailed
 from awsddp.report import Event
 from tests.nodes.ssh_hosts import Host, Lab
 from tests.nodes.test_listing import HELL

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from awsddp.errors import ConfigError, NodesFailed
+from awsddp.errors import ConfigError
 from awsddp.nodes.login import JumpFailure, Ssm
+from awsddp.parallel import NodesFailed
 from tests.nodes.ssh_hosts import Lab
 from tests.nodes.ssm import StandIn
 

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from awsddp.errors import ConfigError, NodesFailed
+from awsddp.errors import ConfigError
 from awsddp.nodes import rsync, sync
 from awsddp.nodes.hostkeys import make_key
 from awsddp.nodes.login import Endpoint, Login, ssh_config
 from awsddp.nodes.sync import Sent, files_to_send
+from awsddp.parallel import NodesFailed
 from awsddp.report import Event
 from tests.nodes.ssh_hosts import Host, Lab, wait_until
 from tests.nodes.test_listing import HELL, make

@@ -8,11 +8,12 @@ import paramiko
 import pytest
 
 from awsddp import parallel
-from awsddp.errors import ConfigError, NodeError, NodesFailed, split
+from awsddp.errors import ConfigError, NodeError
 from awsddp.nodes import hostkeys
 from awsddp.nodes.failures import NodeFailure
 from awsddp.nodes.hostkeys import make_key
 from awsddp.nodes.transport import Fleet, Result, command_line
+from awsddp.parallel import NodesFailed, split
 from awsddp.report import Event
 from tests.nodes.ssh_hosts import Lab, wait_until
 
