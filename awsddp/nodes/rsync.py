@@ -83,7 +83,11 @@ def transfer(
             env={**environ, "LC_ALL": "C"},
         ) as process:
             assert process.stdout is not None
-            _follow(process.stdout, progress, stop)
+            try:
+                _follow(process.stdout, progress, stop)
+            except BaseException:
+                process.terminate()  # it ends its children, too; what leaves the block waits for it
+                raise
             if stop.is_set():
                 process.terminate()
         code = process.returncode

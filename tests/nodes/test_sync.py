@@ -401,3 +401,25 @@ def test_ssh_config_holds_any_path_that_ssh_can_use(tmp_path: Path, name: str) -
 def test_a_path_that_ssh_cannot_use_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(ConfigError, match="ssh cannot use"):
         ssh_config([], login_in(tmp_path / name))
+
+
+@pytest.mark.timeout(60)
+def test_transfer_ends_where_its_progress_cannot_be_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "ssh").write_text('#!/bin/bash\nwhile [ "$1" != rsync ]; do shift; done\nexec "$@"\n')
+    (tmp_path / "ssh").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    for name in ("there", "here"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "there/large").write_bytes(bytes(50_000_000))
+
+    def gone(event: Event) -> None:
+        raise BrokenPipeError
+
+    words = ["--bwlimit=200", f"host:{tmp_path}/there/", f"{tmp_path}/here/"]  # 250 s
+    progress = rsync.Progress(0, "fetching", 1, gone)
+    with pytest.raises(BrokenPipeError):
+        rsync.transfer(
+            words, ["large"], ssh_config=tmp_path / "none", stop=threading.Event(), progress=progress
+        )
