@@ -7,7 +7,6 @@ import sys
 
 import click
 
-from awsddp import harmless
 from awsddp.cli.command_line import WATCH, Globals, named
 from awsddp.errors import AwsddpError, CloudError, ConfigError, UsageError
 
@@ -50,6 +49,7 @@ def show(error: AwsddpError) -> int:
 
 
 def _show(error: AwsddpError) -> None:
+    from awsddp import harmless
     from awsddp.cli import render
 
     if (cluster := WATCH.cluster) is not None:

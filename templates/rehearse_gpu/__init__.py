@@ -12,8 +12,8 @@ import os
 import sys
 import types
 
-GPUS = types.SimpleNamespace(count=0)
-"""The GPUs of the node that is rehearsed: all alike."""
+GPUS = types.SimpleNamespace(count=0, used=False, forked=False)
+"""The GPUs of the node that is rehearsed, all alike. Used: by this process; forked: it began after that."""
 TOLD = "AWSDDP_REHEARSAL_TOLD"  # set for the processes that a rank starts: they need not say it again
 
 

@@ -41,6 +41,12 @@ def index(device):
         raise getattr(torch, "AcceleratorError", RuntimeError)(
             f"CUDA error: invalid device ordinal\ncuda:{number} was asked for; this node would have {many}"
         )
+    if GPUS.forked:
+        raise RuntimeError(
+            "Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, you must use "
+            "the 'spawn' start method"
+        )
+    GPUS.used = True
     return number
 
 
@@ -102,7 +108,7 @@ class Stream:
     cuda_stream = 0
 
     def __init__(self, device=None, priority=0, **named):
-        self.device = torch.device("cuda", current_device() if device is None else index(device))
+        self.device = torch.device("cuda", _known(device))
         self.device_index = self.device.index
 
     def __enter__(self):
@@ -153,7 +159,7 @@ def _missing(name):
 
 
 def _known(device=None):
-    return current_device() if device is None else index(device)
+    return index("cuda" if device is None else device)
 
 
 def _properties(device=None):
@@ -172,7 +178,8 @@ def _answers():
     """What `torch.cuda` says on the node, by name."""
     answers = {
         "is_available": lambda: bool(visible()),
-        "is_initialized": lambda: True,
+        "is_initialized": lambda: GPUS.used,
+        "_is_in_bad_fork": lambda: GPUS.forked,
         "device_count": lambda: len(visible()),
         "current_device": current_device,
         "set_device": set_device,
@@ -210,7 +217,8 @@ def _answers():
 
 
 def answer_cuda(cuda):
-    """Have `torch.cuda` say what it would on the node."""
+    """Have `torch.cuda` say what it would on the node; a context of CUDA does not live on in a fork."""
+    os.register_at_fork(after_in_child=lambda: GPUS.__dict__.update(forked=GPUS.used))
     answers = _answers()
     cuda.__dict__.update(answers)
     for name in ("CUDAGraph", "graph", "make_graphed_callables"):

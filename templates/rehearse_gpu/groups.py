@@ -8,7 +8,7 @@ import zlib
 
 import torch
 
-from rehearse_gpu.devices import NCCL, index, visible
+from rehearse_gpu.devices import NCCL, current_device, index, visible
 from rehearse_gpu.tensors import Tensor, place_of, places, put
 
 FLAT = "all_gather_into_tensor", "all_gather_single", "reduce_scatter_tensor", "reduce_scatter_single"
@@ -24,7 +24,12 @@ class Groups:
     def backends(self, group):
         return self.asked.get(group or self.core._get_default_group(), "")
 
-    def meet(self, tensor, group):
+    def refuse_the_host(self, group):
+        """As a group of NCCL alone has nothing for a tensor that is on the CPU."""
+        if self.backends(group) == "nccl":
+            raise RuntimeError("No backend type associated with device type cpu")
+
+    def meet(self, place, group):
         """As NCCL does when its ranks first meet, refuse a wrong interface, and two of them on one GPU."""
         group = group or self.core._get_default_group()
         if "nccl" not in self.backends(group) or group in self.met:
@@ -32,7 +37,7 @@ class Groups:
         self.met.add(group)
         _find_interface(self.distributed)
         host = f"{socket.gethostname()} {os.environ.get('GROUP_RANK')}"
-        own = torch.tensor([zlib.crc32(host.encode()), visible()[place_of(tensor)]])
+        own = torch.tensor([zlib.crc32(host.encode()), visible()[place]])
         everybody = [torch.empty_like(own) for _ in range(self.core.get_world_size(group))]
         self.core.all_gather(everybody, own, group)
         everybody = [one.tolist() for one in everybody]
@@ -49,7 +54,7 @@ def answer_nccl(distributed):
     groups = Groups(distributed)
     _answer_making(distributed, groups)
     _answer_collectives(distributed, groups)
-    _answer_ddp(torch.nn.parallel.DistributedDataParallel, groups.meet)
+    _answer_ddp(torch.nn.parallel.DistributedDataParallel, groups)
     _answer_hooks(distributed.GradBucket)
 
 
@@ -95,6 +100,8 @@ def _answer_collectives(distributed, groups):
     def barrier(group=None, async_op=False, device_ids=None):
         for device in device_ids or ():
             index(device)
+        if groups.backends(group) == "nccl":
+            groups.meet(current_device(), group)
         return core.barrier(group, async_op)
 
     distributed._broadcast_coalesced = broadcast_coalesced
@@ -116,10 +123,12 @@ def _collective(function, groups):
     def call(*args, **named):
         group = next((one for one in args if isinstance(one, core.ProcessGroup)), named.get("group"))
         found = places((*args, *named.values()))
-        if groups.backends(group) == "nccl" and any(place is None for _, place in found):
-            raise RuntimeError("No backend type associated with device type cpu")
-        if found and found[0][1] is not None and not name.endswith(("send", "recv")):
-            groups.meet(found[0][0], group)
+        if any(place is None for _, place in found):
+            groups.refuse_the_host(group)
+        elif found and not name.endswith(("send", "recv")):
+            groups.meet(found[0][1], group)
+            if "nccl" in groups.backends(group) and not all(map(_is_dense, found)):
+                raise ValueError("Tensors must be contiguous")
         if any(map(is_average, (*args, named.get("op")))):
             for tensor, _ in found if name in ("all_reduce", "reduce") else found[1:]:
                 tensor.div_(core.get_world_size(group))  # gloo knows no average
@@ -130,6 +139,10 @@ def _collective(function, groups):
         return function(*args, **named)
 
     return call
+
+
+def _is_dense(found):
+    return found[0].is_contiguous(memory_format=torch._prims_common.suggest_memory_format(found[0]))
 
 
 def end_after_peers(distributed):
@@ -175,19 +188,22 @@ def _find_interface(distributed):
         )
 
 
-def _answer_ddp(kind, meet):
+def _answer_ddp(kind, groups):
     begin, forward = kind.__init__, kind.forward
 
     @functools.wraps(begin)
     def without_devices(self, module, device_ids=None, output_device=None, *args, **named):
         for device in (*(device_ids or ()), output_device):
             index(device)
-        first = next(module.parameters(), None)
+        if len(device_ids or ()) > 1:
+            raise ValueError("device_ids can only be None or contain a single element.")
+        first, group = next(module.parameters(), None), named.get("process_group")
         if first is not None and first.is_cuda:
-            meet(first, named.get("process_group"))
+            groups.meet(place_of(first), group)
             begin(self, module, None, None, *args, **named)
         else:
             begin(self, module, device_ids, output_device, *args, **named)
+            groups.refuse_the_host(group)
         self.inputs_to = index(device_ids[0]) if device_ids else None
 
     @functools.wraps(forward)

@@ -16,7 +16,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from rehearse_gpu.devices import current_device, index
 
-PLACE = "_rehearsed_on"  # the attribute of a storage that would be on a GPU: its number
+PLACE = "_rehearsed_on"
+"""The attribute of a storage: the number of its GPU, or None: Python made it on the host."""
 Tensor = torch.Tensor
 _FAKE = torch._C._TorchDispatchModeKey.FAKE
 _wrapped = torch._C._functorch
@@ -51,6 +52,14 @@ def places(values):
 def put(tensor, place):
     """The same tensor, from now on at `place`, with all that share its memory."""
     setattr(_memory(tensor), PLACE, place)
+    return tensor
+
+
+def put_on_host(tensor):
+    """The same tensor, known to be on the host unless its memory is elsewhere."""
+    memory = _memory(tensor)
+    if not hasattr(memory, PLACE):
+        setattr(memory, PLACE, None)
     return tensor
 
 
@@ -106,13 +115,23 @@ def _type(method, tensor, kind=None, *args, **named):
     return _move(method(tensor, f"torch.{name[2]}"), current_device() if name[1] else None)
 
 
+def _cuda(method, tensor, device=None, *args, **named):
+    return _move(tensor, index("cuda" if device is None else device))
+
+
 def _numpy(method, tensor, *args, **named):
-    if place_of(tensor) is not None:
+    if place_of(tensor) is not None and not named.get("force"):
         raise TypeError(
             f"can't convert cuda:{place_of(tensor)} device type tensor to numpy. Use Tensor.cpu() to copy "
             "the tensor to host memory first."
         )
     return method(tensor, *args, **named)
+
+
+def _pinned(method, tensor, *args, **named):
+    if place_of(tensor) is not None:
+        raise RuntimeError(f"cannot pin '{tensor.type()}' only dense CPU tensors can be pinned")
+    return tensor
 
 
 def _grad(get, tensor):
@@ -127,15 +146,13 @@ def _number(method, tensor):
 
 _METHODS = {
     "get_device": _number,
-    "cuda": lambda method, tensor, device=None, *args, **named: _move(
-        tensor, current_device() if device is None else index(device)
-    ),
+    "cuda": _cuda,
     "cpu": lambda method, tensor, *args, **named: _move(tensor, None),
     "to": _to,
     "type": _type,
     "type_as": lambda method, tensor, other: _move(method(tensor, other), place_of(other)),
     "numpy": _numpy,
-    "pin_memory": lambda method, tensor, *args, **named: tensor,
+    "pin_memory": _pinned,
     "record_stream": lambda method, tensor, stream: None,
 }
 _PROPERTIES = {
@@ -148,15 +165,17 @@ _PROPERTIES = {
 }
 
 
-def _factory(function, default):
-    """A function of torch that makes a tensor on a `device`, which may be a GPU's bare number."""
+def _factory(function, default, *, host):
+    """A function that makes a tensor on a `device`, which may be a GPU's bare number; else on the `host`."""
     finish = {"tensor": put, "new_tensor": put, "as_tensor": _move, "asarray": _move}.get(function.__name__)
 
     @functools.wraps(function)
     def made(*args, device=None, **named):
         device = default(args) if device is None else device
         if device is None:
-            return function(*args, **named)
+            found = function(*args, **named)
+            copied = isinstance(next(iter(args), None), Tensor)
+            return put_on_host(found) if host and not copied else found
         place = index(device)
         if finish:  # these move what they made unseen
             return finish(function(*args, device=device if place is None else "cpu", **named), place)
@@ -175,6 +194,29 @@ _STRICT = {
     *(_aten.linear, _aten.convolution, _aten.embedding, _aten.nll_loss_forward, _aten.nll_loss2d_forward),
     *(_aten.mse_loss, _aten.binary_cross_entropy, _aten.binary_cross_entropy_with_logits),
 }
+# Where C++ may bring a tensor that it made at no place, as with all that torch calls pointwise.
+_LENIENT = {
+    *(
+        _aten.dot,
+        _aten.equal,
+        _aten.allclose,
+        _aten.isin,
+        _aten.gather,
+        _aten.index_select,
+        _aten._prelu_kernel,
+    ),
+    *(
+        _aten.scatter,
+        _aten.scatter_,
+        _aten.scatter_add,
+        _aten.scatter_add_,
+        _aten.index_add,
+        _aten.index_add_,
+    ),
+    *(_aten.native_batch_norm, _aten.native_layer_norm, _aten.mkldnn_rnn_layer, _aten.smooth_l1_loss),
+    _aten._scaled_dot_product_flash_attention_for_cpu,
+}
+_INDEXED = {_aten.index, _aten.index_put, _aten.index_put_}
 
 
 class _OnTheCpu(TorchDispatchMode):
@@ -188,23 +230,41 @@ class _OnTheCpu(TorchDispatchMode):
             return NotImplemented  # what a tensor of such a kind holds comes here again
         if named.get("pin_memory"):
             named["pin_memory"] = False
-        place = index(named.get("device"))
+        place, host = index(named.get("device")), False
         if place is not None:
             named["device"] = "cpu"
         else:
             given = places((*args, *named.values()))
             place = next((place for _, place in given if place is not None), None)
-            if place is not None and op.overloadpacket in _STRICT:
-                _on_one_device(given)
+            if place is not None:
+                _refuse_mixture(op, given)
+            host = place is None and any(map(_is_of_the_host, given))
         result = op(*args, **named)
-        if place is not None and op.overloadpacket not in _COPIES:
+        if (place is not None or host) and op.overloadpacket not in _COPIES:
             for one in result if isinstance(result, (tuple, list)) else (result,):
                 if isinstance(one, Tensor):
-                    put(one, place)
+                    put_on_host(one) if host else put(one, place)
         return result
 
 
-def _on_one_device(given):
+def _is_of_the_host(found):
+    return found[1] is None and hasattr(_memory(found[0]), PLACE)
+
+
+def _refuse_mixture(op, given):
+    """Refuse tensors on several devices.
+
+    A GPU's tensor takes indices from the host, and not the other way round.
+    """
+    kind = op.overloadpacket
+    if kind in _INDEXED and _is_of_the_host(given[0]):
+        raise RuntimeError(
+            "indices should be either on cpu or on the same device as the indexed tensor (cpu)"
+        )
+    if kind in _LENIENT or torch.Tag.pointwise in op.tags:
+        given = [one for one in given if one[1] is not None or _is_of_the_host(one)]
+    elif kind not in _STRICT:
+        return
     found = {place for tensor, place in given if tensor.dim()}
     if len(found) > 1 and torch._C._current_graph_task_id() == -1:  # C++ makes gradients without a place
         names = sorted(("cpu" if place is None else f"cuda:{place}" for place in found), reverse=True)
@@ -238,6 +298,16 @@ def keep_places():
     _move_modules()
 
 
+class _Property(property):
+    """A property of Tensor with what torch._dynamo reads from torch's own (seen with 2.11)."""
+
+    __objclass__ = torch._C.TensorBase
+
+    def __init__(self, name, *how):
+        super().__init__(*how)
+        self.__name__ = name
+
+
 def _answer_tensors():
     def answered(answer, method):
         return functools.wraps(method)(lambda *args, **named: answer(method, *args, **named))
@@ -247,17 +317,17 @@ def _answer_tensors():
     for name, answer in _PROPERTIES.items():
         found = getattr(Tensor, name)
         get = functools.partial(answer, found.__get__)
-        setattr(Tensor, name, property(get, found.__set__, found.__delete__))
+        setattr(Tensor, name, _Property(name, get, found.__set__, found.__delete__))
 
 
 def _answer_factories():
     own = _device._device_constructors()  # what `with torch.device("cuda")` holds for
     scripted = torch.jit._builtins._get_builtin_table()
 
-    def answer(owner, names, default):
+    def answer(owner, names, default, *, host=False):
         for name in names:
             function = getattr(owner, name)
-            made = _factory(function, default)
+            made = _factory(function, default, host=host)
             scripted[id(made)] = scripted.get(id(function))
             setattr(owner, name, made)
 
@@ -267,7 +337,7 @@ def _answer_factories():
 
     for module in (torch, torch.fft):
         names = [name for name, found in vars(module).items() if callable(found) and found in own]
-        answer(module, names, default)
+        answer(module, names, default, host=True)
     answer(torch, [name for name in dir(torch) if name.endswith("_like")], lambda args: None)
     answer(Tensor, [name for name in dir(Tensor) if name.startswith("new_")], lambda args: args[0].device)
     wrap = Tensor._make_wrapper_subclass
@@ -303,7 +373,7 @@ def _answer_storages():
 
     storage.clone = lambda self: at(copy(self), getattr(self, PLACE, None))
     storage.cuda = lambda self, device=None, *args, **named: at(
-        copy(self), current_device() if device is None else index(device)
+        copy(self), index("cuda" if device is None else device)
     )
     torch.serialization.register_package(
         5, tag, lambda memory, place: None if index(place) is None else at(memory, index(place))

@@ -1,5 +1,6 @@
 """What is read before a plan is made, and how AWS's refusals are told."""
 
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
@@ -73,6 +74,16 @@ def test_images_are_found_by_id_name_and_parameter(aws: Aws, cloud: Cloud) -> No
         facts = gather(aws, spec(image=asked), caller_address="10.77.0.1")
         assert facts.image.id == expected
     assert facts.image.ssh_user == "ec2-user"
+
+
+def test_a_deprecated_image_is_asked_for_only_where_no_other_has_the_name(aws: Aws, cloud: Cloud) -> None:
+    image = cloud.add_image("My Training Image")
+    for asked, counts in (("My Training *", 1), ("No Such *", 2)):
+        cloud.requests.clear()
+        with suppress(ConfigError):
+            assert gather(aws, spec(image=asked), caller_address="10.77.0.1").image.id == image
+        sent = cloud.sent("DescribeImages")
+        assert [form.get("IncludeDeprecated") for form in sent] == [None, "true"][:counts]
 
 
 def test_of_the_images_of_a_name_the_newest_torch_is_taken_before_the_newest_date(

@@ -87,14 +87,23 @@ other = copy.deepcopy(model)
 other.load_state_dict(torch.load(file, map_location={"cuda:0": "cuda:1"}, weights_only=True))
 found["mapped"] = of(other)
 
-def together(pattern):
+def together(pattern, call=lambda: dist.all_gather([torch.ones(2).to(1)], torch.ones(3).to(1))):
     os.environ["NCCL_SOCKET_IFNAME"] = pattern
     dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
     try:
-        dist.all_gather([torch.ones(2).to(1)], torch.ones(3).to(1))
+        call()
     finally:
         dist.destroy_process_group()
 
+def ddp(**named):
+    module = torch.nn.Linear(2, 2)
+    together("lo", lambda: torch.nn.parallel.DistributedDataParallel(**{"module": module, **named}))
+
+found["DDP of the host"] = refused(lambda: ddp())
+found["two devices"] = refused(lambda: ddp(module=torch.nn.Linear(2, 2).cuda(), device_ids=[0, 1]))
+found["a strided collective"] = refused(
+    lambda: together("lo", lambda: dist.all_reduce(torch.ones(4, 4).cuda().t()[:2]))
+)
 found["a failed collective"] = refused(lambda: together("lo"))
 found["no such interface"] = refused(lambda: together("ens3"))
 groups.socket.if_nameindex = lambda: list(enumerate(("lo", "ens5", "ens50", "docker0")))
@@ -103,6 +112,21 @@ found["interfaces"] = {pattern: groups.chosen(pattern) for pattern in patterns}
 found["too many"] = [refused(lambda: cuda.set_device(2)), refused(lambda: torch.zeros(2, device="cuda:7"))]
 found["to numpy"] = refused(x.numpy)
 found["no graphs"] = refused(cuda.CUDAGraph)
+there, here = torch.ones(4, 4, device="cuda"), torch.ones(4, 4)
+row = torch.zeros(1, 4, dtype=torch.long)
+found["mixtures"] = [
+    refused(lambda: there + here), refused(lambda: here.mul_(there)), refused(lambda: there.gather(0, row)),
+    refused(lambda: torch.where(here > 0, there, there)), refused(lambda: torch.nn.LSTM(4, 4)(there)),
+    refused(lambda: torch.nn.functional.l1_loss(there, here)),
+    refused(lambda: torch.nn.LayerNorm(4).cuda()(here)),
+]
+found["no mixtures"] = [
+    refused(lambda: there + torch.tensor(1.0)), refused(lambda: there[row]), refused(lambda: there[here > 0]),
+    refused(lambda: here.copy_(there)), refused(lambda: torch.nn.functional.one_hot(row.cuda(), 4)),
+]
+found["indices"] = refused(lambda: here[row.cuda()])
+found["forced"] = there.numpy(force=True).tolist() == here.tolist()
+found["pinned there"] = refused(there.pin_memory)
 torch.compile(model)(x.cuda(1))
 torch.compile(model)
 """
@@ -175,7 +199,7 @@ class Counted(torch.utils.data.Dataset):
     __len__ = lambda self: 1
     __getitem__ = lambda self, number: torch.tensor([torch.cuda.device_count(), torch.ones(1).cuda().is_cuda])
 
-found["worker"] = [one.tolist() for one in torch.utils.data.DataLoader(Counted(), num_workers=1)]
+found["worker"] = refused(lambda: list(torch.utils.data.DataLoader(Counted(), num_workers=1)))
 steps = torch.optim.SGD(kept.parameters(), 0.1, momentum=0.9)
 scaler = torch.amp.GradScaler("cuda", init_scale=8.0)
 with torch.autocast("cuda", dtype=torch.float16):
@@ -525,7 +549,24 @@ def test_what_a_true_node_refuses_is_refused_in_its_words(answers: dict[str, Any
     assert "this node would have 2 GPUs" in answers["too many"][0]
     assert "Expected all tensors to be on the same device" in answers["mixed"]
     assert "can't convert cuda:0 device type tensor to numpy" in answers["to numpy"]
+    assert answers["forced"]
+    assert answers["pinned there"].startswith(
+        "RuntimeError: cannot pin 'torch.cuda.FloatTensor' only dense CPU"
+    )
+    assert answers["two devices"].endswith("device_ids can only be None or contain a single element.")
+    assert answers["DDP of the host"] == "RuntimeError: No backend type associated with device type cpu"
+    assert answers["a strided collective"] == "ValueError: Tensors must be contiguous"
     assert "needs a true GPU and cannot be pretended" in answers["no graphs"]
+
+
+def test_a_mixture_of_devices_is_refused_wherever_a_gpu_refuses_it(answers: dict[str, Any]) -> None:
+    """As on an H100 (benchmarks/rehearsed_gpu.py)."""
+    for text in answers["mixtures"]:
+        assert text.startswith("RuntimeError: Expected all tensors to be on the same device"), answers[
+            "mixtures"
+        ]
+    assert answers["no mixtures"] == [None] * 5
+    assert "indices should be either on cpu or on the same device" in answers["indices"]
 
 
 def test_a_checkpointed_block_sees_the_same_gpu_when_it_runs_again(answers: dict[str, Any]) -> None:
@@ -545,8 +586,13 @@ def test_a_backward_pass_and_its_hooks_see_the_same_gpu(answers: dict[str, Any])
     ]
 
 
-def test_other_threads_and_workers_see_the_same_gpus(answers: dict[str, Any]) -> None:
-    assert (answers["pool"], answers["future"], answers["worker"]) == ("cuda:0", ["cuda:0"], [[[2, 1]]])
+def test_other_threads_see_the_same_gpus(answers: dict[str, Any]) -> None:
+    assert (answers["pool"], answers["future"]) == ("cuda:0", ["cuda:0"])
+
+
+def test_a_worker_that_is_forked_cannot_use_a_gpu(answers: dict[str, Any]) -> None:
+    """As on an H100 (benchmarks/rehearsed_gpu.py)."""
+    assert "Cannot re-initialize CUDA in forked subprocess. To use CUDA" in answers["worker"]
 
 
 def test_places_hold_for_what_cpp_makes_what_is_saved_and_what_is_asked_for_on_the_host(

@@ -59,6 +59,31 @@ def test_ctrl_c_ends_the_job_in_time_to_save_and_brings_it_home(cluster: Lab) ->
     assert (home / "node1" / "run" / "saved.txt").read_text() == "in time"
 
 
+DEAF = """
+import time
+from awsddp.cli.command_line import WATCH
+WATCH.install(lambda error: print(error.message, flush=True))
+while True:
+    try:
+        print("at work", flush=True)
+        time.sleep(60)
+    except KeyboardInterrupt:
+        continue
+"""
+
+
+@pytest.mark.parametrize("times", [1, 2], ids=["after its patience", "at the second signal"])
+def test_a_command_that_does_not_leave_is_ended(times: int) -> None:
+    process = subprocess.Popen([sys.executable, "-c", DEAF], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    for _ in range(times):
+        process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert "interrupted before anything was changed" in out
+
+
 @pytest.mark.prove
 @pytest.mark.parametrize(
     ("signals", "code"),

@@ -8,6 +8,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from tests.jobs.conftest import free_ports
 
 TRAIN = Path(__file__).resolve().parents[2] / "train"
@@ -22,15 +24,21 @@ class Ended:
     err: str
 
 
+def gpus_for(ranks: int) -> dict[str, str]:
+    """Return what hides this machine's GPUs from a program of so many ranks, where they are fewer."""
+    return {} if torch.cuda.device_count() >= ranks else {"CUDA_VISIBLE_DEVICES": ""}
+
+
 def start(
     command: list[str], *, ranks: int, folder: Path, env: dict[str, str] | None = None
 ) -> list[subprocess.Popen[str]]:
     """Start `command` `ranks` times; they meet through the environment; `folder` is where they work.
 
-    `{rank}` in an argument is the rank.
+    `{rank}` in an argument is the rank. Where there are fewer GPUs than ranks, all train on the CPU.
     """
+    env = {**gpus_for(ranks), **(env or {})}
     meet = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_ports()), "WORLD_SIZE": str(ranks)}
-    common = {**os.environ, **meet, "OMP_NUM_THREADS": "1", "AWSDDP_RUN_DIR": str(folder), **(env or {})}
+    common = {**os.environ, **meet, "OMP_NUM_THREADS": "1", "AWSDDP_RUN_DIR": str(folder), **env}
     folder.mkdir(parents=True, exist_ok=True)
     return [
         subprocess.Popen(

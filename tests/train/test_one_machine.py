@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from alone import LAUNCHER
-from launching import TRAIN
+from launching import TRAIN, gpus_for
 from table import Row, commands
 
 from tests.seed import drawn
@@ -101,7 +101,7 @@ def test_a_row_of_one_machine_does_what_the_table_says(row: Row, folder: Path, t
     start = {"python": [sys.executable], "torchrun": [sys.executable, "-m", "torch.distributed.run"]}
     command = [part for word in words for part in start.get(word, [word])]
     environ = {name: value for name, value in os.environ.items() if name not in LAUNCHER}
-    environ |= {"OMP_NUM_THREADS": "1", "AWSDDP_RUN_DIR": str(tmp_path)}
+    environ |= {"OMP_NUM_THREADS": "1", "AWSDDP_RUN_DIR": str(tmp_path), **gpus_for(2)}
     ended = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=180)
     assert ended.returncode == 0, ended
     assert row.missing(ended.stdout) == [], ended

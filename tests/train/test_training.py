@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from alone import rows, train, weights
-from launching import TRAIN, run_program, run_ranks, start, wait_all
+from launching import TRAIN, gpus_for, run_program, run_ranks, start, wait_all
 
 from tests.seed import drawn
 
@@ -27,7 +27,7 @@ def test_two_passes_of_half_a_batch_are_one_of_the_whole(tmp_path: Path) -> None
     train(tmp_path / "one", "--epochs", "1")
     train(tmp_path / "two", "--epochs", "1", "--accumulate", "2")
     one, two = weights(tmp_path / "one"), weights(tmp_path / "two")
-    assert (one - two).norm() < 1e-3 * one.norm()  # rounding: 6e-5 was seen, by the CPU
+    assert (one - two).norm() < 5e-3 * one.norm()  # rounding: 6e-5 was seen on the CPU, 1.7e-3 on an H100
 
 
 def test_a_seed_gives_the_same_run_and_another_seed_another(tmp_path: Path) -> None:
@@ -83,10 +83,9 @@ def test_made_data_is_named_in_every_report(tmp_path: Path) -> None:
 
 @pytest.mark.prove
 def test_spawned_ranks_take_the_same_steps_as_one_and_end_on_sigterm(tmp_path: Path) -> None:
-    alone = losses(train(tmp_path / "one", "--epochs", "1"))[
-        :-1
-    ]  # the last batch holds one image twice for two
-    command = [sys.executable, str(TRAIN / "main.py"), "--spawn", "2", "--epochs", "500"]
+    alone = losses(train(tmp_path / "one", "--epochs", "1", "--device", "cpu"))
+    del alone[-1]  # the last batch holds one image twice for two
+    command = [sys.executable, str(TRAIN / "main.py"), "--spawn", "2", "--epochs", "500", "--device", "cpu"]
     (spawned,) = start(command, ranks=1, folder=tmp_path / "two")
     metrics, deadline = tmp_path / "two" / "metrics.jsonl", time.monotonic() + 60
     while time.monotonic() < deadline and (not metrics.exists() or len(rows(tmp_path / "two")) < len(alone)):
@@ -117,7 +116,7 @@ def test_ranks_meet_through_a_file_and_through_argv(tmp_path: Path) -> None:
 def test_torchrun_and_legacy_local_rank(tmp_path: Path) -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command = [*torchrun, str(TRAIN / "main.py"), "--epochs", "1"]
-    assert run_program(command, ranks=1, folder=tmp_path / "torchrun")[0].code == 0
+    assert run_program(command, ranks=1, folder=tmp_path / "torchrun", env=gpus_for(2))[0].code == 0
     legacy = run_ranks("main.py", "--local_rank={rank}", "--epochs", "1", ranks=2, folder=tmp_path / "legacy")
     assert [e.code for e in legacy] == [0, 0]
 
