@@ -11,6 +11,7 @@ fetch brings all.
 
 import contextlib
 import json
+import os
 import random
 import signal
 import subprocess
@@ -128,11 +129,12 @@ def cut(lab: Rehearsal, number: int, dice: random.Random, *, cuts: int = CUTS) -
 
 
 def came(home: Path) -> int:
-    """Return how many bytes have come so far."""
+    """Return how many bytes have come so far; folders may vanish meanwhile, which os.walk passes over."""
     count = 0
-    for path in home.rglob("model.pt"):
-        with contextlib.suppress(FileNotFoundError):
-            count += path.stat().st_size
+    for folder, _, names in os.walk(home):
+        if "model.pt" in names:
+            with contextlib.suppress(FileNotFoundError):
+                count += Path(folder, "model.pt").stat().st_size
     return count
 
 
