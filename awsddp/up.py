@@ -315,11 +315,17 @@ def _prepare(cluster: "Cluster", *, hosts: bool = True) -> None:
 
 
 def _log_in(cluster: "Cluster") -> None:
-    """Log in to each node, which was ready before. Raises NodesFailed with the commands that repair one."""
+    """Log in to each node, which was ready before.
+
+    Raises NodeError for one that was ended or stopped meanwhile, NodesFailed with the commands that repair.
+    """
+    from awsddp.aws.instances import refuse_off
+
     try:
         with cluster.connect(deadline_s=REACH_S):
             pass
     except NodesFailed as error:
+        refuse_off(cluster.aws, cluster.nodes)
         layers = {getattr(one, "layer", "") for one in error.failures.values()}
         if layers <= {"refused", "banner"}:  # the machines are there, what answers on them is not
             silent = [node for node in cluster.nodes if node.node in error.failures]

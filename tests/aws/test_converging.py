@@ -367,9 +367,10 @@ def test_up_names_what_the_file_says_otherwise_and_the_options_that_apply_it(on:
     laptop.said.clear()
     laptop.up()
     assert [line for line in laptop.said if "awsddp.toml" in line] == []
-    laptop.file.write_text('[cluster]\nnodes = 2\nexpires = "48h"\ndisk_gb = 300\n')
+    laptop.file.write_text('[cluster]\nnodes = 2\nexpires = "48h"\n[network]\naddress = "private"\n')
     line = (
-        "awsddp.toml says disk_gb = 300, which only a new cluster gets; expires = 48h, the cluster has 24h; "
+        "awsddp.toml says network.address = private, which only a new cluster gets; "
+        "expires = 48h, the cluster has 24h; "
         "nodes = 2, the cluster has 1: awsddp -c demo up --expires 48h --nodes 2"
     )
     for verb in (laptop.up, lambda: plan(laptop.context())):

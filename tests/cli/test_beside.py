@@ -74,11 +74,14 @@ def test_a_node_that_is_listed_and_not_prepared_is_being_prepared_for_every_verb
 
 
 @pytest.mark.prove
-def test_up_ends_at_once_where_another_command_stops_the_node_whose_sshd_it_waits_for(lab: Lab) -> None:
+@pytest.mark.parametrize("more", [("-o", "cluster.idle=40m"), ()], ids=["changed", "unchanged"])
+def test_up_says_that_another_command_stops_the_node_whose_sshd_it_waits_for(
+    lab: Lab, more: tuple[str, ...]
+) -> None:
     assert lab.run("up", "--local", "--nodes", "1", "-o", "local.gpus=off", "-y").returncode == 0
     assert lab.run("local", "fault", "add", "node0", "cut").returncode == 0
     up = subprocess.Popen(
-        [sys.executable, "-m", "awsddp", "up", "-o", "cluster.idle=40m", "-y"],
+        [sys.executable, "-m", "awsddp", "up", *more, "-y"],
         cwd=lab.project,
         env=lab.environ,
         stdin=subprocess.DEVNULL,
