@@ -263,7 +263,7 @@ def dial_checks(probes: Probes, dials: Mapping[int, Sequence[Dial]]) -> list[Che
     whys = ", ".join(sorted(set(failed.values())))
     if pairs == possible:
         hint = "the security group must allow all traffic from itself: docs/security.md"
-        value = f"{_names(sorted(dials))} do not reach each other: {whys}"
+        value = f"{_names(sorted(frozenset().union(*pairs)))} do not reach each other: {whys}"
         return [Check(name="ports", ok=False, value=value, hint=hint)]
     checks = []
     while pairs:

@@ -307,6 +307,15 @@ def test_restart_tells_which_worker_failed_first_and_is_no_cause_of_what_comes_l
     assert (document.cause.rank, document.cause.explanation) == (2, "third life")
 
 
+def test_start_of_a_worker_that_did_not_fail_forgets_no_failure() -> None:
+    coordinator = elastic(max_restarts=1)
+    fails(coordinator, 3, 0, said="first life")
+    starts(coordinator, 1)
+    assert coordinator.document().restarts == []
+    starts(coordinator, 3)
+    assert coordinator.document().restarts == ["1 of 1: rank 3 @ node1: first life"]
+
+
 def test_worker_that_fails_before_another_has_started_again_is_the_cause() -> None:
     coordinator = elastic(max_restarts=1)
     fails(coordinator, 0, 0, said="first life")

@@ -6,7 +6,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from awsddp.answers import Probed, RankStep
+from awsddp.answers import Dialed, Probed, RankStep
+from awsddp.errors import NodeError
 from awsddp.jobs import health
 from awsddp.jobs.ranks import layout
 from tests.jobs.conftest import node_of, prepared_of
@@ -105,6 +106,15 @@ def dials(count: int, lost: set[tuple[int, int]]) -> dict[int, list[tuple[int, i
     }
 
 
+def test_a_node_that_does_not_answer_takes_no_connection_of_the_others_away(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    answers = {0: Dialed(dials=((1, 41000, "no answer"),)), 1: NodeError("node1: no answer")}
+    monkeypatch.setattr(health, "answers_of", lambda fleet, wishes: answers)
+    checks = health.dialed(None, probes(2))  # type: ignore[arg-type]
+    assert [value for _, _, value in failed(checks)] == ["node0, node1 do not reach each other: no answer"]
+
+
 @pytest.mark.parametrize(
     ("count", "lost", "named"),
     [
@@ -198,6 +208,12 @@ def test_a_group_that_does_not_form_names_the_ranks_that_are_behind(
         group.hear(RankStep(rank=rank, at=at[rank], gbyte_s=1.0, why=whys.get(rank, "")))  # type: ignore[arg-type]
     check = health.group_check(probes(2), group)
     assert (check.ok, check.node, check.value) == (at[0] == "reduced", node, value)
+
+
+def test_of_many_ranks_that_are_behind_eight_are_named() -> None:
+    value = health.group_check(probes(2), health.Group(layout([0, 1], gpus=0, world_size=10))).value
+    assert value.count("did not start") == 8
+    assert value.endswith("rank 7 (node1): did not start; and 2 more")
 
 
 def test_a_rank_that_fails_after_its_all_reduce_has_shown_what_was_asked() -> None:

@@ -41,6 +41,12 @@ def test_first_node_speaks_for_the_whole_job() -> None:
     assert job.home == "runs/j"
 
 
+def test_a_node_that_speaks_for_the_whole_job_is_believed_before_one_that_saw_a_part() -> None:
+    whole = document(0, "running", [None] * 4, complete=True)
+    part = document(1, "failed", [None] * 4, complete=False, cause=lost(0))
+    assert job_document({0: whole, 1: part}).state == "running"
+
+
 def test_final_word_on_any_node_counts() -> None:
     first = document(0, "interrupted", [None] * 4, complete=True, cause=lost(0))
     second = document(1, "succeeded", [0] * 4, complete=True)
