@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from awsddp.config import load, overlaid, settings, words_of, write_starter
+from awsddp.config import load, options_of, overlaid, settings, words_of, write_starter
 from awsddp.errors import ConfigError
 from awsddp.values import seconds
 
@@ -252,3 +252,5 @@ def test_settings_of_a_job_as_words_give_the_same_job_and_no_secret() -> None:
     _, same = load(environ={}, overrides=again)
     assert same.job == job.job
     assert same.env.file == "requirements.txt"
+    _, last = load(environ={}, overrides={**options_of(words), "env.variables.TOKEN": "secret"})
+    assert (last.job, last.env.variables) == (job.job, {"TOKEN": "secret"})

@@ -167,7 +167,9 @@ def test_what_each_node_saved_comes_home_and_the_next_sync_deletes_nothing(clust
     assert (home / "node1" / "saved_models" / "x.pth").read_text() == "weights of rank 1"
     assert (home / "node1" / "run" / "rank1.txt").read_text() == "kept"
     (cluster.project / "saves.py").unlink()
-    assert cluster.run("sync").returncode == 0
+    cluster.script(".gitignore", "kept/\n")
+    cluster.script("kept/here.bin", "")
+    assert {"by": ".gitignore", "paths": ["kept/"]} in cluster.json("sync")["kept"]
     cluster.script(
         "look.py",
         "from pathlib import Path\n"
@@ -177,12 +179,32 @@ def test_what_each_node_saved_comes_home_and_the_next_sync_deletes_nothing(clust
     assert "[rank 1 @ node1] still weights of rank 1 False" in shown.stdout.splitlines()
 
 
+GOES_ON = """
+import os, pathlib
+found = os.environ.get("AWSDDP_RESUME")
+print("goes on with", pathlib.Path(found).read_text() if found else "nothing", flush=True)
+if os.environ["RANK"] == "0":
+    pathlib.Path(os.environ["AWSDDP_RUN_DIR"], "step-1.pt").write_text("the first")
+"""
+
+
+def test_each_node_gets_the_checkpoint_that_a_job_goes_on_with(cluster: Lab) -> None:
+    cluster.script("goes_on.py", GOES_ON)
+    for more, found in (("--name", "before"), "nothing"), (("--resume", "before"), "the first"):
+        shown = cluster.run("train", "goes_on.py", "--world-size", "2", *more)
+        assert shown.returncode == 0, shown.stderr
+        lines = [f"[rank {rank} @ node{rank}] goes on with {found}" for rank in range(2)]
+        assert sorted(shown.stdout.splitlines()) == lines
+
+
 def test_a_killed_client_leaves_the_job_and_logs_shows_every_line_once(cluster: Lab) -> None:
     cluster.script("counts.py", COUNTS)
     client = cluster.start("train", "counts.py", "--world-size", "4", "--name", "counted")
     assert client.stdout is not None
     while b"line 20" not in client.stdout.readline():
         assert client.poll() is None
+    unanswered = cluster.run("sync")
+    assert (unanswered.returncode, "Job counted runs on the nodes" in unanswered.stderr) == (2, True)
     client.send_signal(signal.SIGKILL)
     client.communicate()
     shown = cluster.run("logs", "-f", "counted")

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from awsddp import whole_run as verb
-from awsddp.errors import AwsddpError, InUse, NodeError
+from awsddp.errors import AwsddpError, CloudError, InUse, NodeError
 from awsddp.returns import JobDocument, RunDocument
 from awsddp.whole_run import run_job as run
 from tests.verbs.conftest import World
@@ -60,6 +60,13 @@ def test_verdict_is_told_where_the_nodes_keep_the_results(
         ran(world)
     assert parts.called == ["check", "up", "train", "down", "stop"]
     assert (error.value.result.train, error.value.result.down) == (DONE, None)
+
+
+def test_what_aws_refuses_for_good_is_not_tried_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = Parts(monkeypatch, down=CloudError("AWS refuses TerminateInstances"))
+    with pytest.raises(CloudError, match="TerminateInstances"):
+        ran(world)
+    assert parts.called.count("down") == 1
 
 
 def test_cluster_on_which_another_job_runs_is_left_as_it_is(
