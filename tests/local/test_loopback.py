@@ -136,6 +136,9 @@ def test_a_unit_of_the_user_data_powers_the_host_off(shelter: Shelter, behaviour
         shelter.cloud.client("ec2").start_instances(InstanceIds=[made])
         shelter.cloud.wait("running", made)
         assert shelter.say(made, "cat $AWSDDP_ROOT/etc/boots").startswith("boot\nboot\n")
+        shelter.cloud.client("ec2").terminate_instances(InstanceIds=[made])
+        shelter.cloud.wait("terminated", made)
+    assert not (shelter.cloud.home / "local/nodes" / made).exists()
 
 
 @pytest.mark.prove
