@@ -244,6 +244,11 @@ def test_a_place_that_is_not_the_nodes_own_is_refused(home: str) -> None:
             listed({**LIST, "files": [{**entry, "home": home}]})
 
 
+def test_a_name_is_as_long_as_a_file_may_have_it() -> None:
+    (file,) = listed({**LIST, "files": [{**FILE, "home": home} for home in ["node1/" + "x" * 255]]}).files
+    assert len(file.home) == 261
+
+
 @pytest.mark.parametrize("path", ["relative", "/a/../etc/shadow", "/a\0b", "", "/", "//x", "/a/\ud800"])
 def test_a_path_on_a_node_is_absolute_and_plain(path: str) -> None:
     with pytest.raises(NodeError, match="node1"):

@@ -3,7 +3,6 @@
 import functools
 import linecache
 import os
-import sys
 import traceback
 from pathlib import Path
 
@@ -22,7 +21,7 @@ def refusal(call):
 def _line():
     """The innermost line that is not of a package: " (train.py, line 3: loss.backward())"."""
     folders = Path(torch.__file__).parent.parent, Path(os.__file__).parent, Path(__file__).parent
-    for frame, number in traceback.walk_stack(sys._getframe(1)):
+    for frame, number in traceback.walk_stack(None):
         file = Path(frame.f_code.co_filename)
         if file.exists() and not any(map(file.is_relative_to, folders)):
             return f" ({file}, line {number}: {linecache.getline(str(file), number).strip()})"

@@ -1,6 +1,7 @@
 """Faults on purpose, as a client meets them."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -9,7 +10,7 @@ from botocore.config import Config
 from botocore.exceptions import ConnectionClosedError, ReadTimeoutError
 
 from awsddp.errors import UsageError
-from awsddp.local import control
+from awsddp.local import control, nspawn
 from tests.local.conftest import Cloud, fault_add, fault_clear, refusal, until
 
 
@@ -131,3 +132,12 @@ def test_a_fault_that_cannot_be_is_refused(
         fault_add(records.info, operation, effect, **choices)
     assert hint in caught.value.why
     assert control.ask(records.info).faults == ()
+
+
+def test_another_host_key_takes_the_place_of_a_nodes_own_until_it_is_put_back(tmp_path: Path) -> None:
+    key = tmp_path / nspawn.HOST_KEY
+    key.parent.mkdir(parents=True)
+    key.write_text("its own")
+    for other, changed in ((False, False), (True, True), (True, False), (False, True)):
+        assert nspawn.set_host_key(tmp_path, other=other) == changed
+        assert (key.read_text() == "its own") != other
