@@ -261,52 +261,6 @@ class Cluster:
             start = partial(up, asked, confirm=confirm or consent(asked, None))
             return fetch(asked, job=job, anew=anew, start=start)
 
-    def logs(
-        self,
-        job: str | None = None,
-        *,
-        follow: bool = False,
-        ranks: Collection[int] = (),
-        last: int | None = None,
-        on_lines: Callable[[bytes], None],
-    ) -> "returns.JobDocument":
-        """Hand the labelled lines of a job (the last by default) to `on_lines`; return the `train` document.
-
-        Those of these `ranks` (none: all), only the `last` so many; with `follow` to the job's end, and its
-        results are fetched. Raises NotFoundError, NodeError.
-        """
-        from awsddp.follow import logs
-
-        with self.asking() as asked:
-            return logs(asked, job=job, follow=follow, ranks=ranks, last=last, on_lines=on_lines)
-
-    def cancel(self, job: str | None = None) -> "returns.JobDocument":
-        """End a job (the last that runs by default): its ranks get SIGTERM, the grace, SIGKILL.
-
-        Returns the `train` document. Raises NotFoundError, NodeError.
-        """
-        from awsddp.known import cancel
-
-        with self.asking() as asked:
-            return cancel(asked, job=job)
-
-    def why(self, job: str) -> "returns.WhyDocument":
-        """Return where each rank is, and which are behind; the job runs on. Raises NotFoundError."""
-        from awsddp.doctor import why
-
-        with self.asking() as asked:
-            return why(asked, job)
-
-    def report(self, job: str | None = None) -> "returns.JobReport":
-        """Write runs/JOB/report.html (the last job by default) from what is here, and return its document.
-
-        Raises NotFoundError, ConfigError.
-        """
-        from awsddp.status import write_report
-
-        with self.asking() as asked:
-            return write_report(asked, job=job)
-
     def doctor(self) -> "returns.DoctorDocument":
         """Return the `doctor` document: of the cluster's nodes, without one of what a launch needs.
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from awsddp.advice import advised
 from awsddp.errors import JobError
 from awsddp.jobs.logs import LogLine, split_lines
-from awsddp.known import job_now
+from awsddp.known import cancel, job_now
 from awsddp.parallel import soon
 from awsddp.records import Cause, JobRecord, JobState
 from awsddp.report import Event
@@ -70,6 +70,8 @@ class Job:
         A thread follows the job and fetches its results at the end; the thread that iterates calls
         `on_event`. Raises what `awsddp logs -f` does.
         """
+        from awsddp.follow import logs
+
         mailbox: SimpleQueue[LogLine | Event | None] = SimpleQueue()
         left = threading.Event()
 
@@ -82,7 +84,7 @@ class Job:
         def work() -> None:
             try:
                 heard = self.cluster.but(on_event=mailbox.put)
-                self.told = heard.logs(self.name, follow=follow, on_lines=on_lines)
+                self.told = logs(heard, job=self.name, follow=follow, on_lines=on_lines)
             finally:
                 mailbox.put(None)
 
@@ -93,7 +95,8 @@ class Job:
                     self.cluster.on_event(mail)
                 else:
                     yield mail
-            following.result()
+            with self.cluster.asking():
+                following.result()
         finally:
             left.set()
 
@@ -102,7 +105,10 @@ class Job:
 
         Raises JobFailed for a job that did not succeed, unless `check` is False; what `awsddp logs -f` does.
         """
-        self.told = self.cluster.logs(self.name, follow=True, on_lines=lambda data: None)
+        from awsddp.follow import logs
+
+        with self.cluster.asking() as cluster:
+            self.told = logs(cluster, job=self.name, follow=True, on_lines=lambda data: None)
         record = self.record()
         if check and record.state != "succeeded":
             raise JobFailed(self, record.state, record.cause)
@@ -110,7 +116,8 @@ class Job:
 
     def cancel(self) -> "Job":
         """End the job: its ranks get SIGTERM, the grace, SIGKILL. Raises NotFoundError, NodeError."""
-        self.told = self.cluster.cancel(self.name)
+        with self.cluster.asking() as cluster:
+            self.told = cancel(cluster, job=self.name)
         return self
 
     def fetch(self) -> "returns.FetchDocument":
@@ -119,11 +126,17 @@ class Job:
 
     def why(self) -> "returns.WhyDocument":
         """Return where each rank is, and which are behind; the job runs on. Raises NotFoundError."""
-        return self.cluster.why(self.name)
+        from awsddp.doctor import why
+
+        with self.cluster.asking() as cluster:
+            return why(cluster, self.name)
 
     def report(self) -> "returns.JobReport":
         """Write runs/JOB/report.html from what is here, and return its document. Raises ConfigError."""
-        return self.cluster.report(self.name)
+        from awsddp.status import write_report
+
+        with self.cluster.asking() as cluster:
+            return write_report(cluster, job=self.name)
 
     def metrics(self, *, frame: bool = False) -> Any:
         """Return the fetched rows of `$AWSDDP_RUN_DIR/metrics.jsonl` of the first node, a dict each.

@@ -153,9 +153,11 @@ def logs(ctx: click.Context, /, options: Globals, *, job: str | None, follow: bo
 
     The last lines of several ranks are about equally many of each.
     """
+    from awsddp.follow import logs
+
     with session.opened(options) as (cluster, show):
         with show.partial(job_page):
-            result = cluster.logs(job, follow=follow, on_lines=show.lines, **given)
+            result = logs(cluster, job=job, follow=follow, on_lines=show.lines, **given)
         show.result(result, job_page)
     ctx.exit(0 if not follow or result.state == "succeeded" else 1)
 
@@ -167,8 +169,10 @@ def cancel(options: Globals, *, job: str | None) -> None:
 
     Its results stay on the nodes until `awsddp fetch`; a client that follows the job fetches them.
     """
+    from awsddp.known import cancel
+
     with session.opened(options) as (cluster, show):
-        show.result(cluster.cancel(job), job_page)
+        show.result(cancel(cluster, job=job), job_page)
 
 
 @click.command("fetch", cls=Verb)
@@ -196,5 +200,7 @@ def fetch(options: Globals, *, job: str | None, outputs: tuple[str, ...]) -> Non
 @click.argument("job", required=False, shell_complete=complete_jobs)
 def report(options: Globals, *, job: str | None) -> None:
     """Write JOB (the last one) as one HTML file: state, cause, loss, ranks, cost, how to run it again."""
+    from awsddp.status import write_report
+
     with session.opened(options) as (cluster, show):
-        show.result(cluster.report(job), report_page)
+        show.result(write_report(cluster, job=job), report_page)

@@ -115,7 +115,7 @@ def doctor(options: Globals, *, iam_policy: bool, request_quota: bool, job: str 
 
     with session.opened(options) as (cluster, show):
         if job is not None:
-            show.result(cluster.why(job), why_page)
+            show.result(checks.why(cluster, job), why_page)
         elif iam_policy:
             from awsddp.plan.policy import least_policy
 
