@@ -65,7 +65,7 @@ def test_verdict_is_told_where_the_nodes_keep_the_results(
 
 def test_what_aws_refuses_for_good_is_not_tried_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     Parts(monkeypatch, down=CloudError("AWS refuses TerminateInstances"))
-    monkeypatch.setattr(waits.CLOCK, "sleep", lambda seconds: pytest.fail("it is tried again"))
+    monkeypatch.setitem(vars(waits.CLOCK), "sleep", lambda seconds: pytest.fail("it is tried again"))
     with pytest.raises(CloudError, match="TerminateInstances"):
         ran(world)
 
