@@ -194,27 +194,16 @@ _STRICT = {
     *(_aten.linear, _aten.convolution, _aten.embedding, _aten.nll_loss_forward, _aten.nll_loss2d_forward),
     *(_aten.mse_loss, _aten.binary_cross_entropy, _aten.binary_cross_entropy_with_logits),
 }
-# Where C++ may bring a tensor that it made at no place, as with all that torch calls pointwise.
+# Where C++ may bring a tensor that it made at no place, as with all that torch calls pointwise; as far as the
+# release has it.
 _LENIENT = {
-    *(
-        _aten.dot,
-        _aten.equal,
-        _aten.allclose,
-        _aten.isin,
-        _aten.gather,
-        _aten.index_select,
-        _aten._prelu_kernel,
-    ),
-    *(
-        _aten.scatter,
-        _aten.scatter_,
-        _aten.scatter_add,
-        _aten.scatter_add_,
-        _aten.index_add,
-        _aten.index_add_,
-    ),
-    *(_aten.native_batch_norm, _aten.native_layer_norm, _aten.mkldnn_rnn_layer, _aten.smooth_l1_loss),
-    _aten._scaled_dot_product_flash_attention_for_cpu,
+    getattr(_aten, name, None)
+    for name in (
+        *("dot", "equal", "allclose", "isin", "gather", "scatter", "scatter_", "scatter_add", "scatter_add_"),
+        *("index_select", "index_add", "index_add_", "native_batch_norm", "native_layer_norm"),
+        *("_prelu_kernel", "mkldnn_rnn_layer", "smooth_l1_loss"),
+        "_scaled_dot_product_flash_attention_for_cpu",
+    )
 }
 _INDEXED = {_aten.index, _aten.index_put, _aten.index_put_}
 
