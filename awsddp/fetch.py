@@ -19,13 +19,12 @@ from awsddp.jobs.protocol import answers_of, ask
 from awsddp.jobs.results import encode
 from awsddp.jobs.supervisor import requests
 from awsddp.known import jobs_of, note_fetched, told_job
-from awsddp.nodes.results import Fetched
 from awsddp.parallel import soon, split
-from awsddp.reach import NoNodes, connect_reachable, moved
+from awsddp.reach import NoNodes, connect_reachable, in_order
 from awsddp.records import ACTIVE, MORE, JobRecord
 from awsddp.report import Event, amount, node_name, size_text
 from awsddp.results import draw_loss, older_jobs, still_missing, whole_at_home
-from awsddp.returns import FetchDocument
+from awsddp.returns import FetchDocument, NodeFiles
 from awsddp.state import TAGS_S, living
 from awsddp.values import size_of
 
@@ -95,8 +94,8 @@ def _fetch(cluster: "Cluster", job: str | None, anew: bool) -> FetchDocument:
     return result
 
 
-def _document(cluster: "Cluster", fetched: Mapping[int, Fetched], job: str) -> FetchDocument:
-    return FetchDocument(nodes=moved(fetched), job=job, home=str(cluster.results / job))
+def _document(cluster: "Cluster", fetched: Mapping[int, NodeFiles], job: str) -> FetchDocument:
+    return FetchDocument(nodes=in_order(fetched), job=job, home=str(cluster.results / job))
 
 
 def _kept(cluster: "Cluster", job: JobRecord) -> FetchDocument:
@@ -104,7 +103,7 @@ def _kept(cluster: "Cluster", job: JobRecord) -> FetchDocument:
     return _document(cluster, {}, job.job)
 
 
-def bring(cluster: "Cluster", job: JobRecord) -> dict[int, Fetched]:
+def bring(cluster: "Cluster", job: JobRecord) -> dict[int, NodeFiles]:
     """Fetch a job's results from the nodes that can be reached now, verify them, then release the nodes.
 
     The job that is written beside them says what is missing. One client at a time does so. Over
@@ -118,7 +117,7 @@ def bring(cluster: "Cluster", job: JobRecord) -> dict[int, Fetched]:
         return _bring(cluster, job, lost)
 
 
-def _bring(cluster: "Cluster", job: JobRecord, lost: Mapping[int, str]) -> dict[int, Fetched]:
+def _bring(cluster: "Cluster", job: JobRecord, lost: Mapping[int, str]) -> dict[int, NodeFiles]:
     from awsddp.aws.power import release, unfetched_of
     from awsddp.nodes.results import pull
 

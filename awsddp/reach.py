@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from awsddp.cluster import Cluster
     from awsddp.nodes.connection import Preconnect
     from awsddp.nodes.login import Endpoint, Jump, Login
-    from awsddp.nodes.results import Fetched
-    from awsddp.nodes.sync import Listing, Sent
+    from awsddp.nodes.sync import Listing
     from awsddp.nodes.transport import Fleet
 
 
@@ -305,7 +304,7 @@ def sync(cluster: "Cluster", *, confirm: Callable[[str], None]) -> SyncDocument:
             if job.state == "running":
                 confirm(f"Job {job.job} runs on the nodes: its files change while it reads them.")
         with cluster.folder.lock("sync", wait_s=60):
-            sent = moved(push(listing, fleet, on_event=cluster.on_event))
+            sent = in_order(push(listing, fleet, on_event=cluster.on_event))
     kept: dict[str, list[str]] = {}
     for path, by in listing.kept:
         kept.setdefault(by, []).append(path)
@@ -330,11 +329,9 @@ def listed_files(cluster: "Cluster") -> "Listing":
     return listing
 
 
-def moved(files: "Mapping[int, Sent | Fetched]") -> tuple[NodeFiles, ...]:
-    """Return what was sent to each node, or fetched from it, in order."""
-    return tuple(
-        NodeFiles(node=node, files=one.files, bytes=one.bytes) for node, one in sorted(files.items())
-    )
+def in_order(files: Mapping[int, NodeFiles]) -> tuple[NodeFiles, ...]:
+    """Return what was sent to each node, or fetched from it, by the nodes' numbers."""
+    return tuple(one for _, one in sorted(files.items()))
 
 
 def exec(

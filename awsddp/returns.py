@@ -136,7 +136,7 @@ class JobReport(JobDocument, ListedJob):
 
 
 class NodeFiles(Document):
-    """What was sent to a node or fetched from it."""
+    """What was sent to a node or fetched from it: files (links and empty folders counted) and their bytes."""
 
     node: int
     files: int

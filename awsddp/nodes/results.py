@@ -11,7 +11,6 @@ import shutil
 import stat
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from awsddp.answers import ResultFile
@@ -19,17 +18,10 @@ from awsddp.errors import ConfigError
 from awsddp.nodes import rsync
 from awsddp.parallel import ignore, run_on_nodes, split
 from awsddp.report import Event, OnEvent, amount, node_name, size_text
+from awsddp.returns import NodeFiles
 
 PART = ".part"
 """The folder among the results that holds what has not come whole: a fetch that was cut goes on with it."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Fetched:
-    """What was fetched from a node: files that were missing here, and their bytes."""
-
-    files: int
-    bytes: int
 
 
 def pull(
@@ -40,7 +32,7 @@ def pull(
     grows: bool = False,
     also: Callable[[Sequence[ResultFile]], Mapping[str, bytes]] | None = None,
     on_event: OnEvent = ignore,
-) -> dict[int, Fetched]:
+) -> dict[int, NodeFiles]:
     """Fetch files of several nodes into the folder `target`, from all nodes at once, and make the links last.
 
     A file gets its name, in place of what has it, once it is whole and checked; files that are there as they
@@ -115,7 +107,7 @@ class _Results:
             )
         self.part.mkdir(parents=True, exist_ok=True, mode=0o700)
 
-    def fetch(self, node: int, on_event: OnEvent, stop: threading.Event) -> Fetched:
+    def fetch(self, node: int, on_event: OnEvent, stop: threading.Event) -> NodeFiles:
         """Fetch the files of one node, verify each and give it its name. Raises NodeFailure, OSError."""
         files, who = self.missing[node], node_name(node)
         size = sum(one.size for one in files)
@@ -140,7 +132,7 @@ class _Results:
                 partly=True,
             )
         came_whole = [one.size for one in files if not stop.is_set() and self._take(one)]
-        fetched = Fetched(files=len(came_whole), bytes=sum(came_whole))
+        fetched = NodeFiles(node=node, files=len(came_whole), bytes=sum(came_whole))
         on_event(Event(f"fetched: {amount(fetched.files, fetched.bytes)}", who=who, fraction=1.0))
         return fetched
 

@@ -21,6 +21,7 @@ from awsddp.nodes.failures import NodeFailure
 from awsddp.parallel import both, ignore, run_on_nodes, split
 from awsddp.report import Event, OnEvent, amount, node_name
 from awsddp.resources import BUNDLED, shipped_folder, template
+from awsddp.returns import NodeFiles
 from awsddp.spec import JobSpec
 
 if TYPE_CHECKING:
@@ -45,14 +46,6 @@ _MOST_FILES = 200_000
 _MOST_BYTES = 100 * 10**9
 _Spec = tuple[str, GitIgnoreSpec]
 """Patterns, and what holds them: the path of an ignore file, or sync.ignore."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sent:
-    """What was sent to a node: files (links and empty folders counted) and their bytes."""
-
-    files: int
-    bytes: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -244,7 +237,7 @@ def push(
     nodes: Collection[int] | None = None,
     bundled: bool = False,
     on_event: OnEvent = ignore,
-) -> dict[int, Sent]:
+) -> dict[int, NodeFiles]:
     """Make ~/awsddp/FOLDER on the nodes (all that are connected) hold what `listing` names, all at once; with
     `bundled` ~/awsddp/BUNDLED the programs that ship with awsddp, too.
 
@@ -313,10 +306,10 @@ class _Push:
             if not isinstance(end, NodeError) and end.stdout.endswith(b"\0received\0"):
                 self._complete.add(node)
 
-    def carry(self, node: int, on_event: OnEvent, stop: threading.Event) -> Sent:
+    def carry(self, node: int, on_event: OnEvent, stop: threading.Event) -> NodeFiles:
         """Send by rsync what a node does not have yet. Raises NodeFailure."""
         changed, who = self.changed[node], node_name(node)
-        sent = Sent(files=len(changed), bytes=sum(entry.size for entry in changed))
+        sent = NodeFiles(node=node, files=len(changed), bytes=sum(entry.size for entry in changed))
         size = amount(sent.files, sent.bytes)
         if changed and node not in self._complete:
             # Which files differ is known: rsync is not to find, by whole seconds, that they do not.

@@ -10,9 +10,10 @@ from msgspec.structs import replace
 from awsddp.answers import ResultFile
 from awsddp.errors import ConfigError
 from awsddp.nodes import results
-from awsddp.nodes.results import PART, Fetched
+from awsddp.nodes.results import PART
 from awsddp.parallel import NodesFailed
 from awsddp.report import Event
+from awsddp.returns import NodeFiles
 from tests.nodes.ssh_hosts import Host, Lab
 from tests.nodes.test_listing import HELL
 from tests.nodes.test_sync import tree
@@ -40,7 +41,7 @@ def link_to(home: str, target: str) -> ResultFile:
 
 def pull(
     lab: Lab, wanted: dict[int, list[ResultFile]], target: Path, **settings: object
-) -> dict[int, Fetched]:
+) -> dict[int, NodeFiles]:
     return results.pull(wanted, target, ssh_config=lab.ssh_config, **settings)  # type: ignore[arg-type]
 
 
@@ -71,7 +72,7 @@ def test_the_results_of_all_nodes_come_into_one_folder(lab: MakeLab, target: Pat
     }
     said: list[Event] = []
     came = pull(two, wanted, target, also=job_json, on_event=said.append)
-    assert came == {0: Fetched(files=2, bytes=4004), 1: Fetched(files=2, bytes=4003)}
+    assert came == {0: NodeFiles(node=0, files=2, bytes=4004), 1: NodeFiles(node=1, files=2, bytes=4003)}
     files = {name: data for name, data in tree(target).items() if data is not None}
     assert files == {
         "job.json": b"{}",
@@ -89,11 +90,11 @@ def test_what_came_with_the_list_is_checked_and_not_fetched(lab: MakeLab, target
     told = made(one.hosts[0], "out/x.pth", b"data")
     here = replace(told, data=b"data")
     one.hosts[0].stop()
-    assert pull(one, {0: [here]}, target) == {0: Fetched(files=1, bytes=4)}
+    assert pull(one, {0: [here]}, target) == {0: NodeFiles(node=0, files=1, bytes=4)}
     assert (target / "node0/out/x.pth").read_bytes() == b"data"
     wrong = replace(here, home="y", data=b"atad", sha256="0" * 64)
     changed = Changed()
-    assert pull(one, {0: [wrong]}, target, also=changed) == {0: Fetched(files=0, bytes=0)}
+    assert pull(one, {0: [wrong]}, target, also=changed) == {0: NodeFiles(node=0, files=0, bytes=0)}
     assert changed == [wrong]
     assert not (target / "y").exists()
 
@@ -106,7 +107,7 @@ def test_a_second_time_only_what_is_new_comes_and_what_is_at_home_stays(lab: Mak
     (target / "notes.txt").write_text("mine")
     (target / "node0/a").write_text("spoiled")
     came = pull(one, {0: [*first, made(host, "c", b"ccc")]}, target)
-    assert came == {0: Fetched(files=2, bytes=4)}
+    assert came == {0: NodeFiles(node=0, files=2, bytes=4)}
     assert tree(target) == {
         "node0": None,
         "node0/a": b"a",
@@ -126,7 +127,7 @@ def test_any_name_comes_home(lab: MakeLab, target: Path) -> None:
 
 def test_nothing_wanted_is_a_folder_all_the_same(lab: MakeLab, target: Path) -> None:
     one = lab(1)
-    assert pull(one, {0: []}, target, also=job_json) == {0: Fetched(files=0, bytes=0)}
+    assert pull(one, {0: []}, target, also=job_json) == {0: NodeFiles(node=0, files=0, bytes=0)}
     assert tree(target) == {"job.json": b"{}"}
 
 
@@ -176,7 +177,7 @@ def test_what_is_not_as_the_node_said_costs_no_other_file(
     good, spoiled = made(two.hosts[0], "good", b"good"), spoil(two.hosts[1])
     changed, wanted = Changed(), {0: [good], 1: [spoiled, made(two.hosts[1], "y", b"yy")]}
     came = pull(two, wanted, target, also=changed)
-    assert came == {0: Fetched(files=1, bytes=4), 1: Fetched(files=1, bytes=2)}
+    assert came == {0: NodeFiles(node=0, files=1, bytes=4), 1: NodeFiles(node=1, files=1, bytes=2)}
     assert changed == [spoiled]
     new = {"node0": None, "node0/good": b"good", "node1": None, "node1/y": b"yy"}
     assert tree(target) == old | new
@@ -194,7 +195,7 @@ def test_of_what_grows_comes_what_was_described(lab: MakeLab, target: Path) -> N
     os.truncate(host.work / "shrunk", 10)
     changed = Changed()
     came = pull(one, {0: files}, target, grows=True, also=changed)
-    assert (came, changed) == ({0: Fetched(files=2, bytes=10_000)}, files[1:4])
+    assert (came, changed) == ({0: NodeFiles(node=0, files=2, bytes=10_000)}, files[1:4])
     assert tree(target / "node0") == {"grown": b"grown" * 1000, "whole": b"whole" * 1000}
     assert [path.name for path in target.iterdir()] == ["node0"]
 
@@ -204,9 +205,9 @@ def test_a_log_that_is_here_and_longer_is_not_cut(lab: MakeLab, target: Path) ->
     log = made(one.hosts[0], "log", b"one\n", home="logs/rank0.log")
     (target / "logs").mkdir(parents=True)
     (target / "logs/rank0.log").write_bytes(b"one\ntwo\n")
-    assert pull(one, {0: [log]}, target, grows=True) == {0: Fetched(files=0, bytes=0)}
+    assert pull(one, {0: [log]}, target, grows=True) == {0: NodeFiles(node=0, files=0, bytes=0)}
     assert (target / "logs/rank0.log").read_bytes() == b"one\ntwo\n"
-    assert pull(one, {0: [log]}, target) == {0: Fetched(files=1, bytes=4)}
+    assert pull(one, {0: [log]}, target) == {0: NodeFiles(node=0, files=1, bytes=4)}
 
 
 RSYNC = """\
@@ -340,7 +341,10 @@ def test_the_same_bytes_under_the_same_path_travel_once(lab: MakeLab, target: Pa
     wanted = {host.node: [made(host, "deep/model.pt", b"weights")] for host in two.hosts}
     wanted[0].append(replace(wanted[0][0], home="node0/link to it.pt"))
     two.hosts[1].stop()
-    assert pull(two, wanted, target) == {0: Fetched(files=1, bytes=7), 1: Fetched(files=0, bytes=0)}
+    assert pull(two, wanted, target) == {
+        0: NodeFiles(node=0, files=1, bytes=7),
+        1: NodeFiles(node=1, files=0, bytes=0),
+    }
     copies = [target / name for name in ("node0/deep/model.pt", "node0/link to it.pt", "node1/deep/model.pt")]
     assert [path.read_bytes() for path in copies] == [b"weights"] * 3
     assert len({path.stat().st_ino for path in copies}) == 3

@@ -10,9 +10,10 @@ from awsddp.errors import ConfigError
 from awsddp.nodes import rsync, sync
 from awsddp.nodes.hostkeys import make_key
 from awsddp.nodes.login import Endpoint, Login, ssh_config
-from awsddp.nodes.sync import Sent, files_to_send
+from awsddp.nodes.sync import files_to_send
 from awsddp.parallel import NodesFailed
 from awsddp.report import Event
+from awsddp.returns import NodeFiles
 from tests.nodes.ssh_hosts import Host, Lab, wait_until
 from tests.nodes.test_listing import HELL, make
 
@@ -39,7 +40,7 @@ def by_rsync(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sync, "AT_ONCE_BYTES", -1)
 
 
-def push(lab: Lab, home: Path, *ignore: str, **settings: object) -> dict[int, Sent]:
+def push(lab: Lab, home: Path, *ignore: str, **settings: object) -> dict[int, NodeFiles]:
     with lab.fleet() as fleet:
         listing = files_to_send(home, ignore)
         return sync.push(listing, fleet, **settings)  # type: ignore[arg-type]
@@ -76,7 +77,7 @@ def test_the_work_folder_of_each_node_becomes_like_home(lab: MakeLab, home: Path
         assert (host.work / "run.sh").stat().st_mode & 0o777 == 0o750
         assert (host.work / "a.py").stat().st_mtime_ns == (home / "a.py").stat().st_mtime_ns
     size = sum(path.lstat().st_size for path in home.rglob("*") if not path.is_dir() or path.is_symlink())
-    assert sent == {0: Sent(files=5, bytes=size), 1: Sent(files=5, bytes=size)}
+    assert sent == {0: NodeFiles(node=0, files=5, bytes=size), 1: NodeFiles(node=1, files=5, bytes=size)}
     assert {event.who for event in said} == {"node0", "node1"}
     assert said[-1].fraction == 1.0
 
@@ -87,7 +88,7 @@ def test_a_second_time_nothing_goes_and_then_only_what_differs(lab: MakeLab, hom
     make(home, "a", "b", "c", "d")
     (home / "link").symlink_to("a")
     push(one, home)
-    assert push(one, home) == {0: Sent(files=0, bytes=0)}
+    assert push(one, home) == {0: NodeFiles(node=0, files=0, bytes=0)}
     before = (home / "b").stat()
     (home / "b").write_bytes(b"X" * before.st_size)
     os.utime(home / "b", ns=(before.st_mtime_ns, before.st_mtime_ns + 1))  # the same second, the same size
@@ -105,7 +106,7 @@ def test_only_the_node_that_differs_gets_anything(lab: MakeLab, home: Path) -> N
     make(home, "a", "b")
     push(two, home)
     (two.hosts[1].work / "a").write_text("spoiled")
-    assert push(two, home) == {0: Sent(files=0, bytes=0), 1: Sent(files=1, bytes=2)}
+    assert push(two, home) == {0: NodeFiles(node=0, files=0, bytes=0), 1: NodeFiles(node=1, files=1, bytes=2)}
 
 
 def test_what_a_node_made_stays(lab: MakeLab, home: Path) -> None:
@@ -240,7 +241,7 @@ def test_holes_stay_holes(lab: MakeLab, home: Path) -> None:
         stream.truncate(20_000_000)
         stream.seek(10_000_000)
         stream.write(b"data")
-    assert push(one, home) == {0: Sent(files=1, bytes=20_000_000)}
+    assert push(one, home) == {0: NodeFiles(node=0, files=1, bytes=20_000_000)}
     there = one.hosts[0].work / "holes"
     assert there.read_bytes() == (home / "holes").read_bytes()
     assert there.stat().st_blocks * 512 < 1_000_000
