@@ -19,6 +19,7 @@ SHORTEST = {
     "many_lines": "--nodes 1 --ranks 1 --lines 10 --rounds 1",
     "own_time": "1",
     "rank_helper": "1",
+    "rehearsed_gpu": "",
     "start": "1 --nodes 2",
     "startup": "1",
     "status": "1",
