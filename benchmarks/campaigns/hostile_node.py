@@ -49,7 +49,7 @@ from awsddp.nodes.failures import NodeFailure
 from awsddp.nodes.login import Endpoint, Login
 from awsddp.nodes.transport import Fleet, Result
 from awsddp.parallel import ignore
-from awsddp.reach import moved, told_jobs
+from awsddp.reach import in_order, told_jobs
 from awsddp.records import Listed, Node, Target
 from awsddp.report import OnEvent
 from awsddp.results import job_result
@@ -631,7 +631,7 @@ def _command(home: Home, drawn: Drawn, fleet: Any) -> int:
             merger = merger_of(ctx, job)
             job = Watch(cluster, job, merger=merger, on_lines=screen.lines).run()
         came = bring(cluster, job)
-        fetch_page(FetchDocument(nodes=moved(came), job=job.job, home=job.home))
+        fetch_page(FetchDocument(nodes=in_order(came), job=job.job, home=job.home))
         job_page(job_result(ctx, job))
         report_page(report(ctx, job=job.job))
         return 0
