@@ -152,6 +152,7 @@ def test_every_line_of_a_text_that_begins_as_a_command_is_one() -> None:
     assert {place.partition(":")[0] for place in wrong} <= BUILT, wrong
 
 
+@pytest.mark.prove
 def test_a_rehearsal_that_ended_is_created_again_in_the_local_cloud(records: Lab) -> None:
     records.json("up", "--local", "--nodes", "1", "-y")
     records.json("down", "-y")

@@ -18,6 +18,7 @@ def of_all(lab: Lab, name: str) -> dict[str, Any]:
     return dict(found)
 
 
+@pytest.mark.prove
 def test_a_spot_cluster_has_one_price_and_one_state(records: Lab) -> None:
     size = ("--nodes", "2", "--instance-type", "g6.xlarge")
     up = records.json("up", "-c", "spot", "--local", *size, "--spot", "-y")
@@ -47,6 +48,7 @@ def test_a_spot_cluster_has_one_price_and_one_state(records: Lab) -> None:
         assert records.run("down", "-c", "spot", "-y").returncode == 0
 
 
+@pytest.mark.prove
 def test_a_budget_on_spot_assumes_the_highest_price_of_the_last_7_days(records: Lab) -> None:
     size = ("--instance-type", "g6.xlarge", "--spot")
     began = datetime.now(UTC)

@@ -56,6 +56,7 @@ def launch_another(ec2: Any) -> str:
     return str(launched["Instances"][0]["InstanceId"])
 
 
+@pytest.mark.prove
 def test_a_node_that_is_listed_and_not_prepared_is_being_prepared_for_every_verb(records: Lab) -> None:
     assert records.run("up", "--local", "--nodes", "1", "-y").returncode == 0
     ec2 = client(records)

@@ -47,6 +47,7 @@ def answered(lab: Lab, *answers: str, words: tuple[str, ...] = ("down",)) -> tup
     return client.wait(timeout=60), shown
 
 
+@pytest.mark.prove
 def test_results_out_of_reach_are_lost_only_when_a_person_says_so(owing: Lab) -> None:
     refused = owing.json("down", "-y", code=6)["error"]
     assert "results of late are not fetched" in refused["message"]

@@ -45,6 +45,7 @@ def test_a_folder_from_a_newer_awsddp(records: Lab) -> None:
     right(records)
 
 
+@pytest.mark.prove
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs a mount of its own")
 def test_a_folder_that_is_read_only(records: Lab) -> None:
     folder = made(records)

@@ -663,6 +663,7 @@ def test_a_script_for_nccl_runs_to_its_end_on_two_nodes(rehearsed: Lab) -> None:
         ]
 
 
+@pytest.mark.prove
 def test_more_ranks_than_gpus_are_refused_as_on_the_true_node(rehearsed: Lab) -> None:
     shown = rehearsed.run("train", "rank.py", "--world-size", "10")
     assert shown.returncode == 2

@@ -13,7 +13,7 @@ from tests.cli.conftest import Lab
 from tests.cli.traces import traces
 from tests.seed import FULL, SEED
 
-MOMENTS = 40 if FULL else 12
+MOMENTS = 40 if FULL else 8
 
 SAVES = """
 import os, signal, sys, time
@@ -143,7 +143,7 @@ CASES = [(stage, number) for stage in STAGES for number in SIGNALS]
 def test_run_ends_everything_whatever_signal_comes_in_whatever_stage(lab: Lab) -> None:
     result = 'open(os.environ["AWSDDP_RUN_DIR"] + "/large", "wb").write(bytes(5_000_000))\n'
     lab.script("steps.py", SAVES.replace("3000", "20") + result)  # large enough to be fetched by itself
-    chosen = CASES if FULL else random.Random(SEED).sample(CASES, 4)
+    chosen = CASES if FULL else random.Random(SEED).sample(CASES, 3)
     for stage, number in chosen:
         steps = "steps.py" if stage in ("fetch", "down") else "saves.py"
         lab.script("saves.py", SAVES)

@@ -133,6 +133,7 @@ def test_a_command_on_one_node_changes_nothing_for_a_job_beside_it(cluster: Lab)
         assert "node0" in (cluster.home / "clusters/default" / config).read_text()
 
 
+@pytest.mark.prove
 def test_a_detached_job_is_followed_to_its_own_end(cluster: Lab) -> None:
     cluster.script("counts.py", COUNTS)
     begun = cluster.json("train", "counts.py", "--world-size", "2", "--name", "left", "--detach")

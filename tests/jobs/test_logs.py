@@ -292,6 +292,7 @@ def test_only_a_pause_of_the_rank_itself_tears_its_line(fleet: "Fleet", tmp_path
         assert lines == [label + line for line in [*expected, b"Name: \n"]]
 
 
+@pytest.mark.prove
 def test_follower_that_dies_or_does_not_read_holds_nothing_up(fleet: "Fleet", tmp_path: Path) -> None:
     fleet.launch("for number in range(200_000): print('line', number)\n")
     request = requests.Follow(job="job", offsets={})

@@ -77,7 +77,7 @@ def test_a_cloud_with_hosts_starts_without_torch_which_its_first_host_installs(
         control.stop(tmp_path)
 
 
-@pytest.mark.parametrize("mode", ["records", "loopback"])
+@pytest.mark.parametrize("mode", ["records", pytest.param("loopback", marks=pytest.mark.prove)])
 def test_a_daemon_whose_files_were_removed_ends_itself(tmp_path: Path, mode: str) -> None:
     cloud = Cloud(tmp_path, control.start(tmp_path, mode=mode))
     made = cloud.client("ec2").run_instances(**cloud.request())["Instances"][0]["InstanceId"]

@@ -96,6 +96,7 @@ def shelter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shelter]:
     assert left_over(home) == {}
 
 
+@pytest.mark.prove
 def test_a_host_carries_out_the_user_data_and_has_torch(shelter: Shelter) -> None:
     made = shelter.launch()
     assert shelter.say(made, "cat $AWSDDP_ROOT/etc/ran $AWSDDP_ROOT/etc/boots") == "given\nboot\n"

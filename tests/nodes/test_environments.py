@@ -116,6 +116,7 @@ def test_the_images_packages_give_way_where_a_project_needs_others_and_its_torch
     assert imported(found.python, "import numbers2; print(numbers2.VERSION)") == "1.5"
 
 
+@pytest.mark.prove
 def test_what_an_extra_of_the_images_package_needs_is_sent_and_the_package_is_not(
     lab: Callable[[int], Lab], index: Path, tmp_path: Path
 ) -> None:
@@ -135,6 +136,7 @@ def test_what_an_extra_of_the_images_package_needs_is_sent_and_the_package_is_no
     ]
 
 
+@pytest.mark.prove
 def test_what_needs_another_torch_deep_down_is_named(
     lab: Callable[[int], Lab], index: Path, python: str
 ) -> None:

@@ -19,8 +19,8 @@ from tests.provisioning.world import Kill, Outcome, World, yes
 from tests.seed import FULL, SEED
 
 NODES = 2
-SOME = {"up": 12, "up again": 8, "down": 12}
-FEW = 5
+SOME = {"up": 9, "up again": 6, "down": 9}
+FEW = 4
 
 
 @dataclass(frozen=True, kw_only=True)

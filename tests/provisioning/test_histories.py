@@ -37,7 +37,7 @@ from tests.provisioning.world import PHASES, Kill, Login, Outcome, World, tags, 
 from tests.seed import FULL, SEED
 
 LIMITS = settings(
-    max_examples=250 if FULL else 18,
+    max_examples=250 if FULL else 14,
     stateful_step_count=16 if FULL else 10,
     database=None,
     deadline=None,

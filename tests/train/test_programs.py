@@ -30,6 +30,7 @@ def test_the_probe_says_who_is_there(tmp_path: Path) -> None:
         assert ended.code == 0 and f"world_size = 2, rank = {rank}, backend = " in ended.out
 
 
+@pytest.mark.prove
 def test_the_probe_times_its_all_reduce_as_nccl_tests_does(tmp_path: Path) -> None:
     """Algorithm bandwidth times 2(n-1)/n: equal to it for two ranks, 1.75 of it for eight."""
     assert probe.bus_gbyte_s(10**9, 0.5, ranks=2) == pytest.approx(2.0)

@@ -57,6 +57,7 @@ def form(world: World, monkeypatch: pytest.MonkeyPatch, **node1: Any) -> list[Ch
     return health._group_checks(cluster, seen, [1, 0])
 
 
+@pytest.mark.prove
 def test_the_ranks_of_two_nodes_time_an_all_reduce_and_leave_nothing(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

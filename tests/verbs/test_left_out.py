@@ -50,6 +50,7 @@ def begin(world: World, **job: Any) -> None:
     start(world, SLEEPS, heartbeat_timeout="10s", **job)
 
 
+@pytest.mark.prove
 def test_job_that_waits_and_goes_on_waiting_is_named_with_what_starts_it_again(world: World) -> None:
     begin(world, name="one", **ELASTIC)
     begin(world, name="two", after="one", **ELASTIC)
