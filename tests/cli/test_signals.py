@@ -13,7 +13,7 @@ from tests.cli.conftest import Lab
 from tests.cli.traces import traces
 from tests.seed import FULL, SEED
 
-MOMENTS = 40 if FULL else 8
+MOMENTS = 40 if FULL else 6
 
 SAVES = """
 import os, signal, sys, time

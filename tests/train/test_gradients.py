@@ -37,7 +37,9 @@ def test_gradients_of_any_number_of_ranks_are_those_of_the_whole_batch_in_each_m
 
 
 @pytest.mark.prove
-@pytest.mark.parametrize(("models", "ranks"), [(SMALL, 4), (("resnet18 on CIFAR-10",), 2)])
+@pytest.mark.parametrize(
+    ("models", "ranks"), drawn([(SMALL, 4), (("resnet18 on CIFAR-10",), 2)], 1, what="models")
+)
 def test_weights_are_alike_on_all_ranks_after_100_steps(
     models: tuple[str, ...], ranks: int, tmp_path: Path
 ) -> None:

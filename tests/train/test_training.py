@@ -38,7 +38,7 @@ def test_a_seed_gives_the_same_run_and_another_seed_another(tmp_path: Path) -> N
 
 
 @pytest.mark.prove
-@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+@pytest.mark.parametrize("precision", drawn(["bf16", "fp16"], 1, what="precision"))
 def test_half_precision_learns(precision: str, tmp_path: Path) -> None:
     found = train(tmp_path, "--precision", precision, "--epochs", "4", "--clip-norm", "5")
     assert found[-1]["accuracy"] > 0.9
