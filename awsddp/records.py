@@ -293,6 +293,17 @@ class JobRecord(Frozen, Keyed):
     usage: tuple[RankUsage, ...] = ()
 
 
+class Choice(Frozen):
+    """An alternative instance type. The price is of one instance on demand, per hour."""
+
+    instance_type: str
+    gpu: str
+    gpus_per_node: int
+    price_usd_per_hour: float | None
+    zones: tuple[str, ...]
+    fits_quota: bool | None
+
+
 class Check(Frozen):
     """A check of `doctor`, of one node if it has a number. `ok` None: unknown, or only a warning."""
 

@@ -3,13 +3,11 @@
 A document on stdout also has "schema". A key with a default may be absent.
 """
 
-from dataclasses import dataclass
 from typing import Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
-from awsddp.plan.records import Choice
-from awsddp.records import Check, ClusterState, JobRecord, JobState, Keyed, RankStack, TargetName
+from awsddp.records import Check, Choice, ClusterState, JobRecord, JobState, Keyed, RankStack, TargetName
 
 
 class Document(Struct, Keyed, kw_only=True):
@@ -249,7 +247,6 @@ class QuotaDocument(Document):
     request: str | None
 
 
-@dataclass(frozen=True, kw_only=True)
 class Offer(Choice):
     """An instance type that is offered."""
 

@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from awsddp import page, report
+from awsddp import report
 from awsddp.advice import command_words, job_options, script_words
 from awsddp.config import NOT_SHOWN
 from awsddp.errors import AwsddpError, LeftoverError, NotFoundError
 from awsddp.jobs import results
-from awsddp.jobs.supervisor import metrics
 from awsddp.known import FoundJob, bill_of, find_job, jobs_of
 from awsddp.local import client as local
 from awsddp.reach import reachable, told_jobs
@@ -333,6 +332,8 @@ def write_report(cluster: "Cluster", *, job: str | None = None) -> JobReport:
     No node gets a request: it shows what was fetched, and the ledger of its cluster. Raises NotFoundError for
     a job that this machine does not know, ConfigError where the page cannot be written.
     """
+    from awsddp import page
+
     chosen = find_job(cluster, job)
     if chosen is None:
         what = f"no job {job}" if job else "no jobs have run from this machine"
@@ -347,6 +348,9 @@ def write_report(cluster: "Cluster", *, job: str | None = None) -> JobReport:
 
 def _page_of(cluster: "Cluster", found: FoundJob, rows: Sequence[Mapping[str, Any]], file: Path) -> JobReport:
     """Return a job as the `report` document; `file` is its page."""
+    from awsddp import page
+    from awsddp.jobs.supervisor import metrics
+
     job, launched = found.job, found.past and found.past.launched
     progress = tuple(
         msgspec.convert(one.to_json(), RankProgress)

@@ -12,7 +12,8 @@ from awsddp.report import counted, duration, money
 from awsddp.spec import ClusterSpec, Value
 
 if TYPE_CHECKING:
-    from awsddp.plan.records import Choice, ImageDocument, LaunchPlan
+    from awsddp.plan.records import ImageDocument, LaunchPlan
+    from awsddp.records import Choice
     from awsddp.returns import OffersDocument, QuotaDocument
 
 _PRICED = EXCLUSIVE | {"cluster.max_price_usd", "cluster.budget_usd"}

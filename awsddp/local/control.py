@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from awsddp.errors import LocalCloudError, UsageError
-from awsddp.local import cgroups, ending, machine, network, nspawn
+from awsddp.local import cgroups, ending, machine, network
 from awsddp.local.machine import Place, run_into, write_json
 from awsddp.state import make_folder, take
 
@@ -117,6 +117,8 @@ def sweep(place: Place) -> None:
 
     :raises LocalCloudError: something is still there.
     """
+    from awsddp.local import nspawn
+
     mark = f"{place.tag}-"
     if not (ending.end(mark) and cgroups.end(place)):  # a daemon first, which could boot hosts meanwhile
         raise LocalCloudError(

@@ -12,7 +12,7 @@ import msgspec
 from awsddp.billing import Budget
 from awsddp.compat.releases import image_facts
 from awsddp.compat.types import EGRESS_USD_PER_GB, GpuType, Market
-from awsddp.records import TargetName
+from awsddp.records import Choice, TargetName
 from awsddp.report import counted, node_name
 
 
@@ -167,18 +167,6 @@ class Request:
 
     operation: str
     parameters: Parameters
-
-
-@dataclass(frozen=True, kw_only=True)
-class Choice:
-    """An alternative instance type. The price is of one instance on demand, per hour."""
-
-    instance_type: str
-    gpu: str
-    gpus_per_node: int
-    price_usd_per_hour: float | None
-    zones: tuple[str, ...]
-    fits_quota: bool | None
 
 
 @dataclass(frozen=True, kw_only=True)

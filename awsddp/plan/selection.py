@@ -10,7 +10,8 @@ from awsddp.compat.releases import misfit, unlisted
 from awsddp.compat.types import GPU_TYPES, RETIRED, GpuType, Market, nearest, quota_of
 from awsddp.errors import CloudError, ConfigError
 from awsddp.plan.network import answers
-from awsddp.plan.records import Choice, Facts, Subnet
+from awsddp.plan.records import Facts, Subnet
+from awsddp.records import Choice
 from awsddp.spec import ClusterSpec
 
 DEFAULT_GPUS = 8
