@@ -1,0 +1,106 @@
+"""A terminal that commands are typed into: what a person sees of them, live rows and all."""
+
+import fcntl
+import os
+import select
+import shlex
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyte
+
+CTRL_C = "\x03"
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What one command left in the terminal."""
+
+    command: str
+    code: int
+    lines: list[str]
+    """All lines, also those that have scrolled away."""
+    visible: list[str]
+    """The lines that were on the screen when the last answer was typed, else at the end."""
+
+    @property
+    def text(self) -> str:
+        """All lines, as one text."""
+        return "\n".join(self.lines)
+
+
+class Terminal:
+    """A terminal of `columns` x `lines`, in a folder; `awsddp` is that of this tree."""
+
+    def __init__(self, cwd: Path, environ: Mapping[str, str], *, columns: int = 80, lines: int = 24) -> None:
+        self._cwd, self._size = cwd, (lines, columns)
+        self._environ = {**environ, "TERM": "xterm-256color"}
+
+    def type(
+        self, command: str, answers: Sequence[tuple[str, str]] = (), *, limit_s: float = 170.0
+    ) -> Shown:
+        """Type a command, give each answer once its text has appeared, and return what is seen at the end.
+
+        Raises TimeoutExpired, with all lines, where the command does not end within `limit_s` seconds.
+        """
+        lines, columns = self._size
+        screen = pyte.HistoryScreen(columns, lines, history=10_000)
+        stream = pyte.ByteStream(screen)
+        ours, theirs = os.openpty()
+        termios.tcsetwinsize(theirs, self._size)
+        words = shlex.split(command)
+        if words[0] == "awsddp":
+            words[:1] = [sys.executable, "-m", "awsddp"]
+        process = subprocess.Popen(
+            words,
+            cwd=self._cwd,
+            env=self._environ,
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            start_new_session=True,
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+        )
+        os.close(theirs)
+        waiting, visible = list(answers), []
+        ends = time.monotonic() + limit_s
+        try:
+            while data := _read(ours, ends):
+                stream.feed(data)
+                if waiting and waiting[0][0] in "\n".join(_all_lines(screen)):
+                    visible = _stripped(screen.display)
+                    os.write(ours, waiting.pop(0)[1].encode())
+            process.wait(max(0.0, ends - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            raise subprocess.TimeoutExpired(command, limit_s, output="\n".join(_all_lines(screen))) from None
+        finally:
+            os.close(ours)
+        return Shown(command, process.returncode, _all_lines(screen), visible or _stripped(screen.display))
+
+
+def _read(ours: int, ends: float) -> bytes:
+    """Return what the command wrote; nothing once it has ended. Raises TimeoutExpired."""
+    if not select.select([ours], [], [], max(0.0, ends - time.monotonic()))[0]:
+        raise subprocess.TimeoutExpired("", 0.0)
+    try:
+        return os.read(ours, 1 << 16)
+    except OSError:  # the last one that had the terminal open has ended
+        return b""
+
+
+def _all_lines(screen: pyte.HistoryScreen) -> list[str]:
+    width = range(screen.columns)
+    scrolled = ["".join(line[column].data for column in width) for line in screen.history.top]
+    return _stripped([*scrolled, *screen.display])
+
+
+def _stripped(lines: Sequence[str]) -> list[str]:
+    text = "\n".join(line.rstrip() for line in lines).rstrip("\n")
+    return text.split("\n")
