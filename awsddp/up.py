@@ -33,7 +33,7 @@ from awsddp.reconcile import (
     reconcile,
 )
 from awsddp.records import Node, Prepared, Target
-from awsddp.report import money
+from awsddp.report import counted, money
 from awsddp.returns import ClusterDocument, Offer, OffersDocument
 from awsddp.search import (
     aws_of,
@@ -73,12 +73,15 @@ class Plan:
         one = self.launch
         return [
             ("cluster", f"{one.cluster}, {one.target}, {one.region}"),
-            ("nodes", f"{one.nodes} x {one.instance_type}, {one.kind.gpus} GPUs each"),
+            ("nodes", f"{one.nodes} x {one.instance_type}, {counted(one.kind.gpus, 'GPU')} each"),
             ("image", one.image.name),
             ("price per hour", money(one.price_usd_per_hour)),
             *(("step", str(step)) for step in one.steps),
             *(("warning", text) for text in one.warnings),
         ]
+
+    def __repr__(self) -> str:
+        return f"Plan({', '.join(f'{key} {text}' for key, text in self.rows()[:4])})"
 
     def _repr_html_(self) -> str:
         cells = "".join(

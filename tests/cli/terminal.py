@@ -1,6 +1,5 @@
 """A terminal that commands are typed into: what a person sees of them, live rows and all."""
 
-import fcntl
 import os
 import select
 import shlex
@@ -41,12 +40,11 @@ class Terminal:
         self._cwd, self._size = cwd, (lines, columns)
         self._environ = {**environ, "TERM": "xterm-256color"}
 
-    def type(
-        self, command: str, answers: Sequence[tuple[str, str]] = (), *, limit_s: float = 170.0
-    ) -> Shown:
+    def type(self, command: str, answers: Sequence[tuple[str, str]] = (), *, limit_s: float = 170.0) -> Shown:
         """Type a command, give each answer once its text has appeared, and return what is seen at the end.
 
-        Raises TimeoutExpired, with all lines, where the command does not end within `limit_s` seconds.
+        A question that no answer is given for is answered yes. Raises TimeoutExpired, with all lines, where
+        the command does not end within `limit_s` seconds.
         """
         lines, columns = self._size
         screen = pyte.HistoryScreen(columns, lines, history=10_000)
@@ -57,14 +55,12 @@ class Terminal:
         if words[0] == "awsddp":
             words[:1] = [sys.executable, "-m", "awsddp"]
         process = subprocess.Popen(
-            words,
+            ["setsid", "--ctty", *words],
             cwd=self._cwd,
             env=self._environ,
             stdin=theirs,
             stdout=theirs,
             stderr=theirs,
-            start_new_session=True,
-            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
         )
         os.close(theirs)
         waiting, visible = list(answers), []
@@ -75,6 +71,8 @@ class Terminal:
                 if waiting and waiting[0][0] in "\n".join(_all_lines(screen)):
                     visible = _stripped(screen.display)
                     os.write(ours, waiting.pop(0)[1].encode())
+                elif not waiting and screen.display[screen.cursor.y].rstrip().endswith("[y/N]:"):
+                    os.write(ours, b"y\n")
             process.wait(max(0.0, ends - time.monotonic()))
         except subprocess.TimeoutExpired:
             process.kill()
