@@ -87,7 +87,7 @@ class Story:
         never: Sequence[str] = (),
         order: Sequence[str] = (),
     ) -> str:
-        """Type a command; a stumble is a pattern of `says` missing, of `never` there, or of `order` too early."""
+        """Type a command. Stumbles: a pattern of `says` missing, of `never` there, `order` not kept."""
         shown = self.terminal.type(command, answers)
         self.commands += 1
         if shown.code != code:
