@@ -141,7 +141,7 @@ def _launch(request: Launch) -> dict[str, str]:
             raise
     except OSError as error:
         if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
-            raise CommandError(f"job {folder.job} already exists on this node", kind="usage") from error
+            raise CommandError(f"job {folder.job} already exists on this node", kind="taken") from error
         raise CommandError(f"cannot write {jobs_folder()}", str(error), kind="node") from error
     _detach(request, folder, listener, lock)
     return {"job": request.job}
