@@ -137,7 +137,7 @@ def cluster_document(cluster: "Cluster", told: Collection[JobRecord] = ()) -> Cl
             )
             for node in nodes
         ),
-        jobs=_jobs_of(cluster, record.seen, told) if record else (),
+        jobs=_jobs_of(cluster, record, told) if record else (),
         price_usd_per_hour=bill.price_usd_per_hour if bill else None,
         cost_usd=bill.cost_usd if bill else None,
         budget_usd=record.asked.get("cluster.budget_usd") if record else None,
@@ -147,14 +147,12 @@ def cluster_document(cluster: "Cluster", told: Collection[JobRecord] = ()) -> Cl
     )
 
 
-def _jobs_of(
-    cluster: "Cluster", seen: Mapping[str, datetime], told: Collection[JobRecord]
-) -> tuple[SeenJob, ...]:
+def _jobs_of(cluster: "Cluster", record: Record, told: Collection[JobRecord]) -> tuple[SeenJob, ...]:
     return tuple(
         widened(
             SeenJob,
             one.job,
-            last_seen=report.iso(seen.get(one.job.job)),
+            last_seen=report.iso(record.seen.get(one.job.job)),
             fetched=is_fetched(one.folder, one.job),
             reported=one.reported,
         )

@@ -73,18 +73,15 @@ def _progress(job: JobRecord) -> str:
     return ", ".join(parts + [f"slowest: rank {job.slowest_rank}"] * (job.slowest_rank is not None))
 
 
-def _seen(job: "returns.SeenJob") -> str:
-    """Return a job's state as `_state` does, and when one that runs was last seen."""
-    seen = datetime.fromisoformat(job.last_seen).astimezone() if job.last_seen else None
-    if job.state != "running" or job.reported or seen is None:
-        return _state(job)
-    today = seen.date() == datetime.now().date()
-    return f"seen running at {seen:%H:%M}" if today else f"seen running on {seen:%Y-%m-%d at %H:%M}"
-
-
 def _state(job: "returns.SeenJob | returns.ListedJob") -> str:
     """Return a job's state: as last seen, unless its nodes have just told it or it has ended."""
     return job.state if job.reported or job.state not in ACTIVE else f"seen {job.state}"
+
+
+def _seen(job: "returns.SeenJob") -> str:
+    """Return a job's state, and for one that runs how long ago it was seen to."""
+    is_seen = _state(job) == "seen running" and job.last_seen
+    return f"seen running {age(job.last_seen)} ago" if is_seen else _state(job)
 
 
 def _job_place(job: "returns.SeenJob") -> str:
@@ -170,7 +167,7 @@ def job_lines(job: "returns.JobDocument") -> list[str]:
     facts += [counted(len(job.ranks), "rank")] if job.ranks else []
     facts += [] if job.loss is None else [f"loss {job.loss:.4g}"]
     lines = [" ".join([*lines, ", ".join(facts)]).strip()]
-    if cause := job.cause:
+    if (cause := job.cause) and cause.kind != "cancelled":
         lines += [f"  cause: {_cause(cause)}", *(f"  | {text}" for text in cause.tail)]
         lines += [named(f"  next: {cause.next}")] if cause.next else []
     if job.accuracy is not None:
@@ -222,7 +219,7 @@ def _job_row(job: "returns.ListedJob", chosen: bool) -> tuple[object, ...]:
     loss = "" if job.loss is None else f"{job.loss:.4g}"
     at = "" if job.step is None else f"step {job.step}"
     last = at if job.fraction is None else f"{job.fraction:.0%}"
-    if job.cause is not None and not chosen:
+    if job.cause is not None and job.cause.kind != "cancelled" and not chosen:
         last = job.cause.explanation
     second = shlex.join(job.args) if chosen else age(job.started)
     return job.job, _state(job), second, took, loss, cost, last

@@ -62,10 +62,13 @@ CLUSTER = {
 
 
 CAUSE = {
+    "kind": "exit",
     "rank": 1,
     "node": 1,
     "explanation": "RuntimeError: mat1 and mat2 shapes cannot be " + "multiplied " * 9,
 }
+
+CANCELLED = {"kind": "cancelled", "rank": None, "node": None, "explanation": "It was cancelled."}
 
 
 def test_report_shows_the_end_the_cost_and_the_page(capsys: pytest.CaptureFixture[str]) -> None:
@@ -102,7 +105,7 @@ def test_jobs_are_a_screen_of_80_columns_with_a_line_each(
     rows = [
         job("gone-1", 72, cluster_id=None, seconds=48.2, job_usd=0.02, fraction=None),
         job("lr-0.1", 5, seconds=61.0, loss=1234.5),
-        job("hangs", 3, state="cancelled", seconds=83.0, **nothing),
+        job("hangs", 3, state="cancelled", seconds=83.0, cause=read(CANCELLED), **nothing | {"step": 9}),
         job("train-1", 2, state="failed", seconds=22.5, cause=read(CAUSE), **nothing),
         job("train-2", 1.5, state="succeeded"),
         job("other-1", 1, state="running", fraction=None),
@@ -120,7 +123,7 @@ def test_jobs_are_a_screen_of_80_columns_with_a_line_each(
         "job      state         age     time        loss    cost    progress, or cause",
         "gone-1   succeeded     3 days  48.2 s      0.6856  $0.02   step 120",
         "lr-0.1   succeeded     5 h     1 min 1 s   1234    $12.50  100%",
-        "hangs    cancelled     3 h     1 min 23 s          $12.50",
+        "hangs    cancelled     3 h     1 min 23 s          $12.50  step 9",
         "train-1  failed        2 h     22.5 s              $12.50  RuntimeError: mat1 a…",
         "train-2  succeeded     1 h     2 h 0 min   0.6856  $12.50  100%",
         "other-1  seen running  1 h     2 h 0 min   0.6856  $12.50  step 120",
