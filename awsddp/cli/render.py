@@ -106,10 +106,9 @@ def table_lines(headings: Sequence[str], rows: Rows, *, columns: int | None, cut
         left = room - sum(widths[:-1])
         if left < _LEAST:
             return table_lines(headings[:-1], [row[:-1] for row in cells], columns=columns)
-        ends = (row[-1] for row in (headings, *cells))
-        last = [end if len(end) <= left else f"{end[: left - 1]}…" for end in ends]
-        rows = [[*row[:-1], end] for row, end in zip(cells, last[1:], strict=True)]
-        return table_lines([*headings[:-1], last[0]], rows, columns=columns)
+        ends = [end if len(end) <= left else f"{end[: left - 1]}…" for *_, end in (headings, *cells)]
+        first, *rest = [[*row[:-1], end] for row, end in zip((headings, *cells), ends, strict=True)]
+        return table_lines(first, rest, columns=columns)
     if sum(least) > room:
         return _stacked(cells, headings, columns or 0)
     while sum(widths) > room:

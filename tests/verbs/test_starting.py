@@ -129,16 +129,20 @@ def test_automatic_name_is_the_number_after_those_of_the_nodes_their_tags_the_re
     assert [name(), name()] == ["w-1000000", "w-1000001"]
 
 
-def launched_by_another_client(world: World, line: Line, *jobs: str) -> None:
+def launched_by_another_client(
+    world: World, line: Line, *jobs: str, script: str = "print('another')"
+) -> None:
     """Have jobs of another client start on the nodes, and end, right before ours is launched there."""
     request, left = line.request, list(jobs)
 
     def overtaken(program: object, messages: Any, on_data: Any, **more: Any) -> Any:
         if left and b'"do": "launch"' in messages[0]:
             for host in world.homes.hosts:
-                Path(host.workdir, "other.py").write_text("print('another')")
+                Path(host.workdir, "other.py").write_text(script)
             world.homes.launch("other.py", job=left[0])
-            world.homes.wait(left.pop(0))
+            if script != SLEEPS:
+                world.homes.wait(left[0])
+            del left[0]
         return request(program, messages, on_data, **more)
 
     line.request = overtaken  # type: ignore[method-assign]
@@ -160,6 +164,18 @@ def test_client_whose_number_another_one_takes_meanwhile_takes_the_next_and_star
     assert [row.job for row in read_rows(world.folder.ledger) if row.event == "train"] == ["w-3"]
 
 
+def test_client_whose_number_is_taken_by_a_job_that_runs_is_told_so(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = world.line()
+    monkeypatch.setattr(world, "line", lambda: line)
+    launched_by_another_client(world, line, "w-1", script=SLEEPS)
+    with pytest.raises(InUse, match="job w-1 runs on node0, node1"):
+        start(world, "print('ours')")
+    assert states(world) == {"w-1": "running"}
+    assert world.tags == {"i-0": ["w-1"], "i-1": ["w-1"]}
+
+
 def test_given_name_that_another_client_takes_meanwhile_is_refused_and_its_tag_stays(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -172,6 +188,7 @@ def test_given_name_that_another_client_takes_meanwhile_is_refused_and_its_tag_s
     assert world.tags == {"i-0": ["mine"], "i-1": ["mine"]}
 
 
+@pytest.mark.prove
 def test_node_that_calls_every_name_taken_is_not_asked_for_ever(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
