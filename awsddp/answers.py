@@ -31,6 +31,8 @@ from awsddp.records import (
 Answer = TypeVar("Answer")
 MOST_BYTES = 64 << 20
 """How long one answer may be, what the node says on stderr included."""
+OURS = ".awsddp/"
+"""Where the results of a job hold what only awsddp reads; the user's files are in those of the nodes."""
 _MOST_TEXT = 1 << 20
 _MOST_ITEMS = 1_000_000
 
@@ -264,7 +266,7 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
 
     message: Text
     why: Text
-    kind: Literal["usage", "busy", "notfound", "node", "job"]
+    kind: Literal["usage", "taken", "busy", "notfound", "node", "job"]
 
 
 class Failed(msgspec.Struct, frozen=True, kw_only=True):
@@ -406,7 +408,8 @@ def check_job(document: NodeJob, node: int, job: str | None) -> None:
 def check_manifest(manifest: Manifest, node: int, ranks: Collection[int]) -> None:
     """Raise ValueError where a place in a list of results is not the node's own; it has these ranks."""
     logs = {f"logs/rank{rank}.log" for rank in ranks}
-    logs |= {f"logs/supervisor{node}.log", f"logs/launcher{node}.log", f"logs/samples{node}.json"}
+    own = (f"supervisor{node}.log", f"launcher{node}.log", f"samples{node}.json")
+    logs |= {f"{OURS}{name}" for name in own}
     for file in manifest.files:
         _check_path(file.path[1:])
         if file.target is not None or file.home not in logs:

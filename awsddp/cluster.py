@@ -220,13 +220,15 @@ class Cluster:
             return [Job(self, one.job) for one in known_jobs(found)]
 
     def job(self, name: str) -> "Job":
-        """Return a job of this cluster by its name. Raises NotFoundError, also in its methods."""
+        """Return a job of this cluster by its name, a part of that, or `last`.
+
+        Raises UsageError, NotFoundError.
+        """
         from awsddp.job import Job
         from awsddp.known import job_now
 
         with self.asking() as asked:
-            job_now(asked, name)
-        return Job(self, name)
+            return Job(self, job_now(asked, name).job)
 
     def exec(
         self,

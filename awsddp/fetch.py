@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from msgspec import structs
 
-from awsddp.answers import Manifest, ResultFile
+from awsddp.answers import OURS, Manifest, ResultFile
 from awsddp.errors import NodeError, NotFoundError
 from awsddp.jobs.files import exclude_patterns, name_at_home, over_limit
 from awsddp.jobs.protocol import answers_of, ask
 from awsddp.jobs.results import encode
 from awsddp.jobs.supervisor import requests
-from awsddp.known import jobs_of, note_fetched, told_job
+from awsddp.known import full_name, jobs_of, note_fetched, told_job
 from awsddp.parallel import soon, split
 from awsddp.reach import NoNodes, connect_reachable, in_order
 from awsddp.records import ACTIVE, MORE, JobRecord
 from awsddp.report import Event, amount, node_name, size_text
-from awsddp.results import draw_loss, older_jobs, still_missing, whole_at_home
+from awsddp.results import draw_loss, older_jobs, refuse_another, still_missing, whole_at_home
 from awsddp.returns import FetchDocument, NodeFiles
 from awsddp.state import TAGS_S, living
 from awsddp.values import size_of
@@ -53,13 +53,14 @@ def fetch(
     anew: bool = False,
     start: Callable[[], object],
 ) -> FetchDocument:
-    """Fetch the results of a job (the last by default), and return the `fetch` document.
+    """Fetch the results of a job (`full_name`; the last by default), and return the `fetch` document.
 
     Results that are here already need no node, unless `anew`. Nodes that stopped with results are started
     by `start` (it raises to refuse); the document then has `started`. If a part is missing the rest is
     fetched, and NodeError is raised with the document as its `result`. Raises NotFoundError for an unknown
     job, NoNodes.
     """
+    job = full_name(cluster, job)
     try:
         return _fetch(cluster, job, anew)
     except NoNodes as error:
@@ -108,8 +109,10 @@ def bring(cluster: "Cluster", job: JobRecord) -> dict[int, NodeFiles]:
 
     The job that is written beside them says what is missing. One client at a time does so. Over
     job.results_limit `cluster.agree` decides. Raises Unfetched where something that the job made stays on the
-    nodes, NodeError where a node does not send what it listed, ConfigError where the disk is full.
+    nodes, NodeError where a node does not send what it listed, ConfigError where the disk is full, or the
+    folder another job's.
     """
+    refuse_another(cluster, job)
     lost = still_missing(cluster, job)
     job = replace(job, missing=tuple(lost))
     with cluster.folder.lock("fetch", part="results", wait_s=FETCH_S):
@@ -317,7 +320,7 @@ def _take(cluster: "Cluster", job: JobRecord, files: list[ResultFile], selected:
     for one in files:
         entry = found.get(one.home)
         told = entry or one
-        half = runs and told.writing and not one.home.startswith("logs/")
+        half = runs and told.writing and not one.home.startswith(("logs/", OURS))
         if one.target is None and (half or told.sha256 is None):
             late.append(Owed(one.node, one.path, one.size, entry.why if entry else "", READABLE))
         else:

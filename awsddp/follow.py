@@ -19,11 +19,11 @@ from awsddp.jobs.logs import Merger, last_lines
 from awsddp.jobs.protocol import answers_beside, ask
 from awsddp.jobs.supervisor import requests
 from awsddp.jobs.supervisor.manifest import EVENTS
-from awsddp.known import end_ranks, find_job, note_fetched, told_job
+from awsddp.known import end_ranks, find_job, full_name, note_fetched, told_job
 from awsddp.reach import NoNodes, connect_reachable
 from awsddp.records import ACTIVE, Cause, JobRecord, Node
 from awsddp.report import Event, duration, node_name
-from awsddp.results import job_result, saved_job, still_missing, whole_at_home
+from awsddp.results import job_result, refuse_another, saved_job, still_missing, whole_at_home
 from awsddp.returns import JobDocument
 from awsddp.values import seconds
 
@@ -58,13 +58,14 @@ def logs(
     last: int | None = None,
     on_lines: Callable[[bytes], None],
 ) -> JobDocument:
-    """Show the lines of a job, of these `ranks` (none: all), and return it as the `train` document.
+    """Show the lines of a job (`full_name`), of these `ranks` (none: all), and return the `train` document.
 
     `last` shows only so many of the lines so far. With `follow` to the job's end; then its results are
     fetched. A fetched job needs no node; a part that is missing is shown from the nodes that are reachable.
     Raises NotFoundError for an unknown job or rank, NoNodes if no node is reachable, and what
     `finish` raises.
     """
+    job = full_name(cluster, job)
     if job is not None and (kept := whole_at_home(cluster, job)):
         return _replay(cluster, kept, ranks, last, on_lines)
     try:
@@ -123,7 +124,11 @@ def _pieces(merger: Merger) -> Iterator[bytes]:
 
 
 def merger_of(cluster: "Cluster", job: JobRecord, shown: Collection[int] | None = None) -> Merger:
-    """Return what merges a job's logs: all ranks are written to files, those in `shown` are shown."""
+    """Return what merges a job's logs: all ranks are written to files, those in `shown` are shown.
+
+    Raises ConfigError where the files are another job's.
+    """
+    refuse_another(cluster, job)
     return Merger(_nodes(job), folder=cluster.results / job.job / "logs", job=job.job, shown=shown)
 
 

@@ -5,16 +5,16 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from awsddp import billing
 from awsddp.advice import advised
 from awsddp.billing import Bill
-from awsddp.errors import AwsddpError, ConfigError, NodeError, NotFoundError
+from awsddp.errors import AwsddpError, ConfigError, NodeError, NotFoundError, UsageError
 from awsddp.reach import REACH_S, connect_reachable, say_missing, told_jobs
 from awsddp.records import ACTIVE, Frozen, JobRecord, Listed, widened
-from awsddp.report import iso, node_name, utc
-from awsddp.results import job_result, missing, saved_job
+from awsddp.report import elapsed, iso, node_name, utc
+from awsddp.results import job_result, missing, reached, saved_job
 from awsddp.returns import CostedCluster, JobDocument, JobsDocument, ListedJob
 from awsddp.state import Past, Record, pasts, read_rows
 from awsddp.values import seconds
@@ -23,17 +23,20 @@ if TYPE_CHECKING:
     from awsddp.cluster import Cluster
 
 
+_Job = TypeVar("_Job", bound=JobRecord)
 _NEWEST = 5
 """How many jobs are named where one is not found."""
 
 
 def told_job(cluster: "Cluster", name: str | None) -> JobRecord:
-    """Return the job of this name, or the last one, as the nodes that answer know it.
+    """Return a job (`full_name`), or the last one, as the nodes that answer know it.
 
-    Raises NotFoundError, and NodeError for one that is remembered and whose nodes all are missing.
+    Raises UsageError, NotFoundError, and NodeError for one that is remembered and whose nodes are missing.
     """
+    jobs = told_jobs(cluster, partial=True)
+    name = full_name(cluster, name, (job.job for job in jobs))
     try:
-        return choose_job(told_jobs(cluster, partial=True), name)
+        return choose_job(jobs, name)
     except NotFoundError:
         remembered = [job for job in cluster.record.jobs if job.job == name and job.nodes]
         for job in remembered:
@@ -69,7 +72,29 @@ def end_job(cluster: "Cluster", job: JobRecord) -> JobRecord:
     return choose_job(told_jobs(cluster, partial=True), job.job)
 
 
-def choose_job(jobs: Sequence[JobRecord], name: str | None) -> JobRecord:
+def full_name(cluster: "Cluster", text: str | None, told: Iterable[str] = ()) -> str | None:
+    """Return the name of the job that `text` means: a name, `last` (None), or a part of one name alone.
+
+    A name comes before a part; those that nodes have `told` and those in the project's folder before the
+    others of this machine. What is in no name is returned as it is. Raises UsageError for a part of several.
+    """
+    if text is None or text == "last":
+        return None
+    known = all_jobs(cluster)
+    own = [one.job.job for one in known if one.folder.parent == cluster.results.absolute()]
+    own += told
+    every = [*(one.job.job for one in known), *own]
+    for names in (own, every) if text and text not in every else ():
+        found = [name for name in dict.fromkeys(names) if text in name]
+        if len(found) > 1:
+            shown = ", ".join(found[-_NEWEST:])
+            raise UsageError(f"several jobs have {text} in their name", shown, "use more of the name")
+        if found:
+            return found[0]
+    return text
+
+
+def choose_job(jobs: Sequence[_Job], name: str | None) -> _Job:
     """Return the job of this name, or the last one. Raises NotFoundError."""
     chosen = next((job for job in reversed(jobs) if name in (None, job.job)), None)
     if chosen is None:
@@ -81,19 +106,20 @@ def choose_job(jobs: Sequence[JobRecord], name: str | None) -> JobRecord:
     return chosen
 
 
-def jobs_of_all(cluster: "Cluster") -> JobsDocument:
-    """Return every job of this machine's clusters, and the nodes' own, the oldest first, and what they cost.
+def jobs_of_all(cluster: "Cluster", names: Sequence[str] = ()) -> JobsDocument:
+    """Return the jobs of these `names` (`full_name`), or all, the oldest first, and what they cost.
 
-    Unreachable nodes are named, as is a cluster that has ended. Raises what keeps the nodes from an answer,
-    with the document as its `result`; NotFoundError only where no cluster of this name was ever made here.
+    All are those of this machine's clusters, and the nodes' own. Unreachable nodes are named, as is a cluster
+    that has ended. Raises what keeps the nodes from an answer, with the document as its `result`;
+    NotFoundError where a job, or any cluster of this name, was never made here; UsageError.
     """
     bill = None
     try:
         with cluster.partly_ready() as cluster:
             bill = bill_of(cluster, cluster.listed)
-            return jobs_document(cluster, known_jobs(cluster), bill)
+            return jobs_document(cluster, known_jobs(cluster), bill, names)
     except AwsddpError as error:
-        error.result = found = jobs_document(cluster, (), bill)
+        error.result = found = jobs_document(cluster, (), bill, names)
         is_known = any(one.cluster == cluster.spec.name for one in found.clusters)
         if not (isinstance(error, NotFoundError) and is_known):
             raise
@@ -114,25 +140,34 @@ def known_jobs(cluster: "Cluster") -> tuple[JobRecord, ...]:
 
 
 def job_now(cluster: "Cluster", name: str) -> JobRecord:
-    """Return a job as it is now: by what this machine knows if it has ended, else by its nodes.
+    """Return a job (`full_name`) as it is now: by what this machine knows if it has ended, else by its nodes.
 
-    Raises NotFoundError, NodeError, CloudError.
+    Raises UsageError, NotFoundError, NodeError, CloudError.
     """
     found = find_job(cluster, name)
     if found is not None and found.job.state not in ACTIVE:
         return found.job
     with cluster.partly_ready() as cluster:
-        return choose_job(known_jobs(cluster), name)
+        jobs = known_jobs(cluster)
+        return choose_job(jobs, full_name(cluster, name, (job.job for job in jobs)))
 
 
 def jobs_document(
-    cluster: "Cluster", reported: Collection[JobRecord], bill: Bill | None = None
+    cluster: "Cluster",
+    reported: Collection[JobRecord],
+    bill: Bill | None = None,
+    names: Sequence[str] = (),
 ) -> JobsDocument:
-    """Return the `jobs` document; `reported` are the jobs as the cluster's nodes have just told them.
+    """Return the `jobs` document, of the jobs of these `names` (`full_name`) alone where there are some.
 
-    `bill` is the cluster's account, where AWS has just been asked for it.
+    `reported` are the jobs as the cluster's nodes have just told them, `bill` is the cluster's account, where
+    AWS has just been asked for it. Raises NotFoundError, UsageError.
     """
     known = all_jobs(cluster, reported)
+    jobs = [one.listed() for one in known]
+    if names:
+        told = [job.job for job in jobs]
+        jobs = [choose_job(jobs, full_name(cluster, name, told)) for name in names]
     clusters = []
     for past in pasts(cluster.home):
         account = bill if bill is not None and past.folder == cluster.folder.path else past.bill
@@ -149,7 +184,7 @@ def jobs_document(
             )
             clusters.append(costed)
     return JobsDocument(
-        jobs=tuple(one.listed() for one in known),
+        jobs=tuple(jobs),
         clusters=tuple(sorted(clusters, key=lambda one: one.began)),
         total_usd=_total(clusters, "aws"),
         would_have_cost_usd=_total(clusters, "local"),
@@ -175,10 +210,7 @@ class FoundJob(Frozen):
     @property
     def seconds(self) -> float | None:
         """How long the job ran, by its record; until now for one that runs."""
-        if self.job.started is None:
-            return None
-        ended = datetime.fromisoformat(self.job.ended) if self.job.ended else datetime.now(UTC)
-        return max(0.0, (ended - datetime.fromisoformat(self.job.started)).total_seconds())
+        return elapsed(self.job.started, self.job.ended)
 
     @property
     def job_usd(self) -> float | None:
@@ -190,7 +222,8 @@ class FoundJob(Frozen):
         """Return the job with its cluster, its time and its cost."""
         launch = self.past and self.past.launched
         name, key = self.past and self.past.name, launch and launch.id
-        return widened(ListedJob, self, self.job, cluster=name, cluster_id=key)
+        how_far = reached(self.folder, self.job)
+        return widened(ListedJob, self, self.job, how_far, cluster=name, cluster_id=key)
 
 
 def all_jobs(cluster: "Cluster", reported: Collection[JobRecord] = ()) -> list[FoundJob]:
@@ -242,10 +275,12 @@ def _has_run(past: Past, job: JobRecord, *, seen: JobRecord | None = None) -> bo
 
 
 def find_job(cluster: "Cluster", name: str | None) -> FoundJob | None:
-    """Return the job of this name that this machine knows: one in the project's folder before others.
+    """Return a job (`full_name`) that this machine knows: one in the project's folder before others.
 
-    Without a name the one that was launched last, on a cluster of this name if there is one.
+    Without a name the one that was launched last, on a cluster of this name if there is one. Raises
+    UsageError.
     """
+    name = full_name(cluster, name)
     found = [one for one in all_jobs(cluster) if name in (None, one.job.job)]
 
     def rank(one: FoundJob) -> tuple[bool, bool]:
@@ -256,7 +291,7 @@ def find_job(cluster: "Cluster", name: str | None) -> FoundJob | None:
 
 
 def cancel(cluster: "Cluster", *, job: str | None = None) -> JobDocument:
-    """End a job (the last that runs by default) and return it as the `train` document.
+    """End a job (`full_name`; the last that runs by default) and return it as the `train` document.
 
     A job that has ended is returned as it is. Results stay on the nodes until they are fetched. Unreachable
     nodes are named; the others end the job. Raises NotFoundError for an unknown job, or if none runs; NoNodes
@@ -265,10 +300,11 @@ def cancel(cluster: "Cluster", *, job: str | None = None) -> JobDocument:
     with cluster.partly_ready() as cluster, connect_reachable(cluster):
         jobs = told_jobs(cluster, partial=True)
         say_missing(cluster)
+        job = full_name(cluster, job, (one.job for one in jobs))
         running = [one for one in jobs if one.state == "running"]
         if job is None and not running:
             raise NotFoundError("no job is running on this cluster", "", "awsddp jobs   # ended jobs")
-        ended = end_job(cluster, choose_job(jobs if job else running, job))
+        ended = end_job(cluster, choose_job(running if job is None else jobs, job))
         cluster.folder.remember(ended)
         return job_result(cluster, ended)
 

@@ -353,8 +353,9 @@ def widened(kind: type[_Kind], *records: object, **more: Any) -> _Kind:
 
 
 def unfetched_jobs(nodes: Iterable[Node]) -> list[str]:
-    """Return the jobs whose results are not fetched, by the tags of these nodes; `MORE` comes last."""
-    return sorted({job for node in nodes for job in node.unfetched}, key=lambda job: (job == MORE, job))
+    """Return the jobs whose results are not fetched, by the nodes' tags: the oldest first, `MORE` last."""
+    jobs = dict.fromkeys(job for node in nodes for job in node.unfetched)
+    return sorted(jobs, key=MORE.__eq__)
 
 
 def write_numbers(numbers: Iterable[int]) -> str:

@@ -145,6 +145,22 @@ def duration(seconds: float) -> str:
     return f"{hours} h {minutes} min"
 
 
+def elapsed(since: str | None, until: str | None = None) -> float | None:
+    """Return the seconds between two moments that `utc` wrote (None: now); None where it did not begin."""
+    if since is None:
+        return None
+    end = datetime.fromisoformat(until) if until else datetime.now(UTC)
+    return max(0.0, (end - datetime.fromisoformat(since)).total_seconds())
+
+
+def age(moment: str | None) -> str:
+    """Return how long ago a moment was, in one unit: 48 s, 2 h, 3 days; "" for none."""
+    if (seconds := elapsed(moment)) is None:
+        return ""
+    units = (("days", 172800, 86400), ("h", 3600, 3600), ("min", 60, 60), ("s", 0, 1))
+    return next(f"{seconds // size:.0f} {unit}" for unit, least, size in units if seconds >= least)
+
+
 def money(usd: float | None) -> str:
     """Return an amount for display; "unknown" without a price."""
     return "unknown" if usd is None else f"${usd:,.2f}"

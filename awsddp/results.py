@@ -2,16 +2,20 @@
 
 import contextlib
 import os
+import shlex
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from msgspec import convert
 
 from awsddp import report
 from awsddp.errors import AwsddpError, ConfigError
 from awsddp.jobs import results
 from awsddp.jobs.files import newest_checkpoint
 from awsddp.jobs.supervisor.manifest import EVENTS
-from awsddp.records import ACTIVE, ENDED, MORE, JobRecord, widened
+from awsddp.records import ACTIVE, ENDED, MORE, JobRecord, RankProgress, widened
 from awsddp.report import node_name
 from awsddp.returns import JobDocument
 
@@ -108,23 +112,58 @@ def loss_rows(target: Path, node: int) -> list[dict[str, Any]]:
     return rows
 
 
+def ranks_of(job: JobRecord) -> dict[int, list[int]]:
+    """Return the ranks of a job by node."""
+    nodes = sorted({rank.node for rank in job.ranks})
+    return {node: [rank.rank for rank in job.ranks if rank.node == node] for node in nodes}
+
+
+def written_progress(folder: Path, job: JobRecord) -> tuple[RankProgress, ...]:
+    """Return how far each rank is by the metrics that are in a folder of results."""
+    from awsddp.jobs.supervisor import metrics
+
+    return tuple(
+        convert(one.to_json(), RankProgress)
+        for node, ranks in ranks_of(job).items()
+        for one in metrics.progress(folder / f"node{node}" / "run" / "metrics.jsonl", ranks)
+    )
+
+
+def reached(folder: Path, job: JobRecord) -> RankProgress:
+    """Return how far a job is, or came: by its first rank of which its nodes tell, or else its results.
+
+    Where that names no loss, the last one of its TensorBoard event files, and its step.
+    """
+    from awsddp import page
+
+    told = job.progress or written_progress(folder, job) or (RankProgress(rank=0),)
+    first = next((one for one in told if one.loss is not None), told[0])
+    for node in ranks_of(job) if first.loss is None else ():
+        for file in sorted((folder / f"node{node}").rglob(f"{EVENTS}*"), reverse=True):
+            with contextlib.suppress(OSError), file.open("rb") as stream:
+                if rows := page.event_rows(page.both_ends(stream.read(EVENTS_BYTES))):
+                    return replace(first, loss=rows[-1]["loss"], step=int(rows[-1]["step"]))
+    return first
+
+
 def _data(rows: list[dict[str, Any]]) -> str | None:
     """Return what the program says it was tested on: the real set, or data made for a rehearsal."""
     return next((row["data"] for row in reversed(rows) if isinstance(row.get("data"), str)), None)
 
 
 def job_result(cluster: "Cluster", job: JobRecord, *, folder: Path | None = None) -> JobDocument:
-    """Return a job as the document of `train`, with the accuracy that its program wrote down.
+    """Return a job as the document of `train`, with the loss and the accuracy that its program wrote down.
 
     `folder` holds its results (None: the one that receives them). `missing` names the nodes whose results are
-    missing. `checkpoint` is that of a job that did not succeed.
+    missing.
     """
     folder = folder or cluster.results / job.job
     kept, rows = ended_job(folder), metrics_of(folder)
-    saved = newest_checkpoint(folder) if job.state in ("failed", "cancelled") else ()
+    saved = newest_checkpoint(folder) if job.state not in ACTIVE else ()
     return widened(
         JobDocument,
         job,
+        reached(folder, job),
         accuracy=report.last_value(rows, "accuracy"),
         data=_data(rows),
         fetched=is_fetched(folder, job),
@@ -153,6 +192,17 @@ def is_fetched(folder: Path, job: JobRecord) -> bool:
     """
     kept = ended_job(folder)
     return kept is not None and not kept.missing and kept.nodes == job.nodes
+
+
+def refuse_another(cluster: "Cluster", job: JobRecord) -> None:
+    """Raise ConfigError where the folder of a job's results holds those of another one, of other machines."""
+    folder = cluster.results / job.job
+    kept = saved_job(folder)
+    machines = {one.instance_id for one in job.nodes}
+    if kept is not None and machines and machines.isdisjoint(one.instance_id for one in kept.nodes):
+        why = f"{folder} holds the results of an older job of that name, of another cluster"
+        again = shlex.join(["mv", str(folder), f"{folder}-older"])
+        raise ConfigError(f"job {job.job} has no folder for its results", why, f"{again}   # then again")
 
 
 def is_owed(cluster: "Cluster", unfetched: Collection[str], job: JobRecord) -> bool:

@@ -29,10 +29,14 @@ class NodeState(Document):
 
 
 class SeenJob(JobRecord):
-    """A job as last seen. `fetched`: all its results are on this machine, since its end."""
+    """A job as last seen; `reported`: its nodes have just told it.
+
+    `fetched`: all its results are on this machine, since its end.
+    """
 
     last_seen: str | None
     fetched: bool
+    reported: bool = False
 
 
 class _AnyCluster(Document):
@@ -71,8 +75,10 @@ class FoundCluster(_AnyCluster):
 
 
 class JobDocument(JobRecord):
-    """`train`, `cancel`, `logs`."""
+    """`train`, `cancel`, `logs`. `step` and `loss` are the last of its first rank that tells them."""
 
+    step: int | None = None
+    loss: float | None = None
     accuracy: float | None = None
     data: str | None = None
     fetched: bool = False
@@ -82,9 +88,13 @@ class JobDocument(JobRecord):
 class ListedJob(JobRecord):
     """A job of any cluster of this machine, its time, and what its nodes cost meanwhile, by list price.
 
-    `reported`: its nodes have just told it; else it is as last seen.
+    `reported`: its nodes have just told it; else it is as last seen. `step`, `loss` and `fraction` are the
+    last of its first rank that tells them.
     """
 
+    step: int | None = None
+    loss: float | None = None
+    fraction: float | None = None
     cluster: str | None
     cluster_id: str | None
     seconds: float | None

@@ -3,7 +3,7 @@
 import contextlib
 import re
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -14,15 +14,16 @@ import msgspec
 
 from awsddp import report
 from awsddp.advice import command_words, job_options, script_words
+from awsddp.answers import OURS
 from awsddp.config import NOT_SHOWN
 from awsddp.errors import AwsddpError, LeftoverError, NotFoundError
 from awsddp.jobs import results
 from awsddp.known import FoundJob, bill_of, find_job, jobs_of
 from awsddp.local import client as local
 from awsddp.reach import reachable, told_jobs
-from awsddp.records import ACTIVE, JobRecord, Listed, RankProgress, RankUsage, widened
+from awsddp.records import ACTIVE, JobRecord, Listed, RankUsage, widened
 from awsddp.report import money
-from awsddp.results import is_fetched, job_result, loss_rows
+from awsddp.results import is_fetched, job_result, loss_rows, ranks_of, written_progress
 from awsddp.returns import (
     ClusterDocument,
     FoundCluster,
@@ -66,8 +67,7 @@ def status(cluster: "Cluster", *, ask_nodes: bool = False) -> ClusterDocument:
     the caller's role has a cluster of this name.
     """
     with cluster.find(newer=True, everywhere=False) as cluster:
-        _refresh(cluster)
-        found = cluster_document(cluster)
+        found = cluster_document(cluster, _refresh(cluster))
         if found.state == "absent":
             refuse_sessions(cluster)
         if ask_nodes and cluster.own is not None:
@@ -97,18 +97,21 @@ def _connected(cluster: "Cluster") -> "AbstractContextManager[Fleet]":
     return cluster.connect(nodes, deadline_s=ASK_S, partial=True)
 
 
-def _refresh(cluster: "Cluster") -> None:
-    """Remember the progress of jobs that ran when last seen, if their nodes answer."""
+def _refresh(cluster: "Cluster") -> tuple[JobRecord, ...]:
+    """Remember the progress of jobs that ran when last seen, and return them, if their nodes answer."""
     record = cluster.known
+    told: tuple[JobRecord, ...] = ()
     if record is None or cluster.own is None or all(job.state not in ACTIVE for job in record.jobs):
-        return
+        return ()
     with contextlib.suppress(AwsddpError), _connected(cluster):
-        cluster.folder.remember(*told_jobs(cluster, partial=True))
+        told = told_jobs(cluster, partial=True)
+        cluster.folder.remember(*told)
         cluster.known = cluster.folder.read()
+    return told
 
 
-def cluster_document(cluster: "Cluster") -> ClusterDocument:
-    """Return the document of `up` and `status` from what AWS and the folder know."""
+def cluster_document(cluster: "Cluster", told: Collection[JobRecord] = ()) -> ClusterDocument:
+    """Return the document of `up` and `status` from what AWS, the folder and nodes that were asked know."""
     record, listed = cluster.known, cluster.listed
     nodes = listed.live if listed else ()
     prepared = {found.instance_id: found for found in record.prepared} if record else {}
@@ -134,7 +137,7 @@ def cluster_document(cluster: "Cluster") -> ClusterDocument:
             )
             for node in nodes
         ),
-        jobs=_jobs_of(cluster, record.seen) if record else (),
+        jobs=_jobs_of(cluster, record, told) if record else (),
         price_usd_per_hour=bill.price_usd_per_hour if bill else None,
         cost_usd=bill.cost_usd if bill else None,
         budget_usd=record.asked.get("cluster.budget_usd") if record else None,
@@ -144,15 +147,16 @@ def cluster_document(cluster: "Cluster") -> ClusterDocument:
     )
 
 
-def _jobs_of(cluster: "Cluster", seen: Mapping[str, datetime]) -> tuple[SeenJob, ...]:
+def _jobs_of(cluster: "Cluster", record: Record, told: Collection[JobRecord]) -> tuple[SeenJob, ...]:
     return tuple(
         widened(
             SeenJob,
             one.job,
-            last_seen=report.iso(seen.get(one.job.job)),
+            last_seen=report.iso(record.seen.get(one.job.job)),
             fetched=is_fetched(one.folder, one.job),
+            reported=one.reported,
         )
-        for one in jobs_of(cluster, living(cluster.folder))
+        for one in jobs_of(cluster, living(cluster.folder), told)
     )
 
 
@@ -349,14 +353,9 @@ def write_report(cluster: "Cluster", *, job: str | None = None) -> JobReport:
 def _page_of(cluster: "Cluster", found: FoundJob, rows: Sequence[Mapping[str, Any]], file: Path) -> JobReport:
     """Return a job as the `report` document; `file` is its page."""
     from awsddp import page
-    from awsddp.jobs.supervisor import metrics
 
     job, launched = found.job, found.past and found.past.launched
-    progress = tuple(
-        msgspec.convert(one.to_json(), RankProgress)
-        for node, ranks in _ranks(job).items()
-        for one in metrics.progress(found.folder / f"node{node}" / "run" / "metrics.jsonl", ranks)
-    )
+    progress = written_progress(found.folder, job)
     slowest = results.slowest_rank(progress)
     job = replace(job, progress=progress, slowest_rank=slowest, usage=_usage(found) or job.usage)
     return widened(
@@ -371,15 +370,9 @@ def _page_of(cluster: "Cluster", found: FoundJob, rows: Sequence[Mapping[str, An
     )
 
 
-def _ranks(job: JobRecord) -> dict[int, list[int]]:
-    """Return the ranks of a job by node."""
-    nodes = sorted({rank.node for rank in job.ranks})
-    return {node: [rank.rank for rank in job.ranks if rank.node == node] for node in nodes}
-
-
 def _rows(found: FoundJob) -> Iterator[dict[str, Any]]:
     """Yield what the ranks wrote down; a row that names no rank is of the first one of its node."""
-    for node, ranks in _ranks(found.job).items():
+    for node, ranks in ranks_of(found.job).items():
         for row in loss_rows(found.folder, node):
             yield {"rank": ranks[0]} | row
 
@@ -387,11 +380,13 @@ def _rows(found: FoundJob) -> Iterator[dict[str, Any]]:
 def _usage(found: FoundJob) -> tuple[RankUsage, ...]:
     """Return what the ranks used when their nodes last sampled it."""
     used: list[RankUsage] = []
-    for node, ranks in _ranks(found.job).items():
-        with contextlib.suppress(OSError, msgspec.DecodeError, UnicodeDecodeError):
-            data = (found.folder / "logs" / f"samples{node}.json").read_bytes()
-            sampled = msgspec.json.decode(data, type=dict[str, tuple[RankUsage, ...]])
-            used += [one for one in sampled.get("ranks", ()) if one.rank in ranks]
+    for node, ranks in ranks_of(found.job).items():
+        for place in (OURS, "logs/"):  # there an older awsddp fetched it
+            with contextlib.suppress(OSError, msgspec.DecodeError, UnicodeDecodeError):
+                data = (found.folder / f"{place}samples{node}.json").read_bytes()
+                sampled = msgspec.json.decode(data, type=dict[str, tuple[RankUsage, ...]])
+                used += [one for one in sampled.get("ranks", ()) if one.rank in ranks]
+                break
     return tuple(used)
 
 

@@ -6,13 +6,13 @@ From a job to its ranks: the right to start it, its name and slot, its files, en
 import contextlib
 import os
 import re
-import secrets
 import socket
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
+from itertools import count
 from os.path import normpath
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,13 +24,13 @@ from awsddp.follow import attend
 from awsddp.jobs import protocol
 from awsddp.jobs.files import Checkpoint, commit_of, newest_checkpoint
 from awsddp.jobs.health import preflight
-from awsddp.jobs.protocol import ANSWER_S, answers_in_turn, ask
+from awsddp.jobs.protocol import ANSWER_S, NameTaken, answers_in_turn, answers_of, ask
 from awsddp.jobs.ranks import Host, Rank, ordered, ranks_on
 from awsddp.jobs.supervisor import requests
 from awsddp.jobs.supervisor.requests import Launch
-from awsddp.known import all_jobs, end_ranks
+from awsddp.known import all_jobs, end_ranks, full_name
 from awsddp.local.client import check_memory
-from awsddp.parallel import both, soon
+from awsddp.parallel import both, soon, split
 from awsddp.plan.environment import make_environment_plan, source_folders
 from awsddp.reach import listed_files
 from awsddp.records import JobNode, JobRecord, Node, RankResult
@@ -53,6 +53,8 @@ CLAIM_S = 60.0
 """How long another client, here or elsewhere, may be at it, starting a job."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _WORDS = ("all", "last")
+_NAMES = 5
+"""How many automatic names may be taken by others in the moment of the launch."""
 _PLACEHOLDER = re.compile(r"\{[^{}]*\}")
 
 
@@ -146,28 +148,22 @@ def start(
     """Send the files and start the job; one client at a time does so, on all machines.
 
     Nothing is sent while a job runs on the nodes, and nothing starts unless the nodes are fit (`preflight`)
-    and AWS agreed that a poweroff keeps their disks. What fails is undone. Raises InUse, UsageError for a
-    name that is taken, CloudError, NodeError.
+    and AWS agreed that a poweroff keeps their disks. What fails is undone. Where another client, whose claim
+    was not known, has taken the automatic name meanwhile, the next one is used. Raises InUse, UsageError for
+    a name that is taken, CloudError, NodeError.
     """
     folder = cluster.folder
+    refused: list[str] = []
     with folder.lock("train", wait_s=CLAIM_S):
-        launches, sending = _requests(cluster, ranks, listing, checkpoint)
-        nodes = [node for node in cluster.nodes if node.node in launches]
+        while True:
+            try:
+                nodes, launches = _launched(cluster, ranks, listing, checkpoint, refused)
+                break
+            except NameTaken:
+                if cluster.job_spec.job.name is not None or len(refused) == _NAMES:
+                    raise
         launch = next(iter(launches.values()))
         name = launch.job
-        with _undone(cluster, nodes, launch):
-            checked = soon(preflight, cluster.fleet, nodes, cluster.record.found, launches)
-            both(
-                partial(sending, bundled=cluster.job_spec.job.script is None),
-                lambda: _keep(cluster, nodes, name),
-            )
-            checked.result()
-            if checkpoint is not None:
-                from awsddp.nodes.sync import files_to_send, push
-
-                with checkpoint.staged() as staged:
-                    push(files_to_send(staged), cluster.fleet, folder=checkpoint.folder, nodes=set(launches))
-            ask(cluster.fleet, launches)
         if (first := min(cluster.fleet.nodes)) not in launches:  # a launch there would have ended the claim
             with contextlib.suppress(AwsddpError):
                 ask(cluster.fleet, {first: requests.Unclaim()})
@@ -199,11 +195,48 @@ def start(
     return job
 
 
+def _launched(
+    cluster: "Cluster",
+    ranks: tuple[Rank, ...],
+    listing: "Listing",
+    checkpoint: "Checkpoint | None",
+    refused: list[str],
+) -> tuple[list[Node], dict[int, Launch]]:
+    """Start the job under a name that is not `refused`, and return its nodes and what they were sent.
+
+    Raises NameTaken, once the name is among those `refused`, where a node has a job of that name by now.
+    """
+    launches, sending = _requests(cluster, ranks, listing, checkpoint, refused)
+    nodes = [node for node in cluster.nodes if node.node in launches]
+    launch = next(iter(launches.values()))
+    with _undone(cluster, nodes, launch) as others:
+        checked = soon(preflight, cluster.fleet, nodes, cluster.record.found, launches)
+        both(
+            partial(sending, bundled=cluster.job_spec.job.script is None),
+            lambda: _keep(cluster, nodes, launch.job),
+        )
+        checked.result()
+        if checkpoint is not None:
+            from awsddp.nodes.sync import files_to_send, push
+
+            with checkpoint.staged() as staged:
+                push(files_to_send(staged), cluster.fleet, folder=checkpoint.folder, nodes=set(launches))
+        told = answers_of(cluster.fleet, launches)
+        others.update(node for node, one in told.items() if isinstance(one, NameTaken))
+        refused += [launch.job] if others else []
+        split(told)
+    return nodes, launches
+
+
 def _requests(
-    cluster: "Cluster", ranks: tuple[Rank, ...], listing: "Listing", checkpoint: "Checkpoint | None" = None
+    cluster: "Cluster",
+    ranks: tuple[Rank, ...],
+    listing: "Listing",
+    checkpoint: "Checkpoint | None" = None,
+    refused: Collection[str] = (),
 ) -> tuple[dict[int, Launch], Callable[..., object]]:
     """Return the launch requests by node, once the nodes have said that nothing is in the way, and what sends
-    the job's files.
+    the job's files. All nodes are asked which names of jobs are taken.
 
     The claim, on the cluster's first node, holds until that node launches, or is told that another one did.
     """
@@ -214,9 +247,11 @@ def _requests(
     used = sorted({rank.node for rank in ranks})
     gpus = gpus_of(cluster.job_spec.job.on) if cluster.job_spec.job.on else {}
     ports = {used[0]: protocol.job_ports()}
-    questions = {node: requests.Slots(ports=ports.get(node, ()), gpus=gpus.get(node, ())) for node in used}
-    answers = _claimed(fleet, questions)
-    after, job = _after(cluster.job_spec.job.after, answers), _free_name(cluster, answers)
+    everyone = sorted({*used, *fleet.nodes})
+    questions = {one: requests.Slots(ports=ports.get(one, ()), gpus=gpus.get(one, ())) for one in everyone}
+    told = _claimed(fleet, questions)
+    answers = {node: told[node] for node in used}
+    after, job = _after(cluster, answers), _free_name(cluster, told, refused)
     # A job that waits has a copy, as others use theirs.
     folder = cluster.job_spec.job.work_folder if cluster.job_spec.job.after is None else f"work-{job}"
     sending = partial(push, listing, fleet, folder=folder, nodes=set(used), on_event=cluster.on_event)
@@ -263,12 +298,13 @@ def _claimed(fleet: "Fleet", questions: Mapping[int, requests.Slots]) -> dict[in
     return ask(fleet, questions)
 
 
-def _after(asked: str | None, answers: Mapping[int, Slots]) -> tuple[str, ...]:
+def _after(cluster: "Cluster", answers: Mapping[int, Slots]) -> tuple[str, ...]:
     """Return the jobs that a job waits for: the one that it names, and all that are in its way now.
 
     `answers` are those to `requests.Slots`. Without a name, and "all" is one, nothing may be in the way.
-    Raises InUse, NotFoundError.
+    Raises InUse, UsageError, NotFoundError.
     """
+    asked = cluster.job_spec.job.after
     in_the_way = {job: nodes for told in answers.values() for job, nodes in told.jobs.items() if nodes}
     if asked is None:
         for job, nodes in in_the_way.items():
@@ -279,7 +315,9 @@ def _after(asked: str | None, answers: Mapping[int, Slots]) -> tuple[str, ...]:
                 f"awsddp cancel {job}   # or end it\nawsddp train --after {job} ...   # or let this one wait",
             )
         return ()
-    known = sorted({job for told in answers.values() for job in told.jobs})
+    known = list(dict.fromkeys(job for told in answers.values() for job in told.jobs))
+    if asked != "all":
+        asked = full_name(cluster, asked, known) or (known[-1] if known else "last")
     if asked not in (*known, "all"):
         raise NotFoundError(
             f"no job {asked} on the nodes of this one",
@@ -289,28 +327,27 @@ def _after(asked: str | None, answers: Mapping[int, Slots]) -> tuple[str, ...]:
     return tuple(job for job in known if job == asked or job in in_the_way)
 
 
-def _free_name(cluster: "Cluster", answers: Mapping[int, Slots]) -> str:
-    """Return the job's name, unknown to the nodes, their tags and the results folder. Raises UsageError."""
-    known = {job for answer in answers.values() for job in answer.jobs}
-    for name in _names(cluster.job_spec):
-        if name not in known.union(cluster.unfetched) and not (cluster.results / name).exists():
-            return name
-    raise UsageError(
-        f"job {cluster.job_spec.job.name} already exists",
-        "its nodes hold a job of that name",
-        "choose another --name",
-    )
+def _free_name(cluster: "Cluster", answers: Mapping[int, Slots], refused: Collection[str]) -> str:
+    """Return the job's name: the given one, else that of its script with the number that follows the highest.
 
-
-def _names(spec: JobSpec) -> Iterator[str]:
-    """Yield the name that was given, else one name after the other, each with random digits."""
-    if spec.job.name is not None:
-        yield spec.job.name
-        return
-    stem = Path(spec.job.script or BUNDLED_SCRIPT).name.removesuffix(".py")
+    The nodes, their tags, the cluster's record and the results folder know no such job, nor is it `refused`.
+    Raises UsageError for a given name that is taken.
+    """
+    known = {job for answer in answers.values() for job in answer.jobs}.union(cluster.unfetched, refused)
+    given, results = cluster.job_spec.job.name, cluster.results
+    if given is not None:
+        if given in known or (results / given).exists():
+            raise UsageError(
+                f"job {given} already exists", "its nodes hold a job of that name", "choose another --name"
+            )
+        return given
+    stem = Path(cluster.job_spec.job.script or BUNDLED_SCRIPT).name.removesuffix(".py")
     stem = re.sub(r"[^A-Za-z0-9_-]+", "-", stem).strip("-_")[:40] or "job"
-    while True:
-        yield f"{stem}-{datetime.now():%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
+    known.update((job.job for job in cluster.record.jobs), (path.name for path in results.glob(f"{stem}-*")))
+    numbered = (re.fullmatch(rf"{re.escape(stem)}-(\d{{1,6}})", name, re.ASCII) for name in known)
+    highest = max((int(found[1]) for found in numbered if found), default=0)
+    names = (f"{stem}-{number}" for number in count(highest + 1))
+    return next(name for name in names if name not in known and not (results / name).exists())
 
 
 def _keep(cluster: "Cluster", nodes: Sequence[Node], job: str) -> None:
@@ -322,21 +359,23 @@ def _keep(cluster: "Cluster", nodes: Sequence[Node], job: str) -> None:
 
 
 @contextlib.contextmanager
-def _undone(cluster: "Cluster", nodes: list[Node], launch: Launch) -> Iterator[None]:
+def _undone(cluster: "Cluster", nodes: list[Node], launch: Launch) -> Iterator[set[int]]:
     """Undo what was begun where it fails: this launch's job, and the tags that only it has written.
 
-    They stay, which is safe, where the nodes cannot be asked to end what may have started.
+    They stay, which is safe, where the nodes cannot be asked to end what may have started, and on the nodes
+    that are yielded, to be filled: where another launch has a job of that name.
     """
     from awsddp.aws.power import release
 
+    others: set[int] = set()
     try:
-        yield
+        yield others
     except BaseException:
         with contextlib.suppress(AwsddpError):
             end_ranks(cluster, launch.job, grace_s=0, launch=launch.launch)
             if {node.node for node in nodes} <= set(cluster.fleet.answering):
                 with cluster.folder.lock("train", part="tags", wait_s=TAGS_S):
-                    release(cluster.aws, nodes, launch.job)
+                    release(cluster.aws, [one for one in nodes if one.node not in others], launch.job)
         raise
 
 
@@ -416,10 +455,12 @@ def ensure_environment(cluster: "Cluster", *, send_files: Callable[[], object]) 
 
 
 def checkpoint_of(cluster: "Cluster") -> Checkpoint | None:
-    """Return the checkpoint that `job.resume` names (None: it names none). Raises ConfigError."""
+    """Return the checkpoint that `job.resume` names (None: it names none). Raises ConfigError, UsageError."""
     if cluster.job_spec.job.resume is None:
         return None
-    job = _last_job(cluster) if cluster.job_spec.job.resume == "last" else cluster.job_spec.job.resume
+    job = full_name(cluster, cluster.job_spec.job.resume)
+    if job is None:
+        job = _last_job(cluster)
     parts = newest_checkpoint(cluster.results / job)
     if not parts:
         raise ConfigError(

@@ -104,6 +104,7 @@ def _of_metrics(rows: list[dict[str, Any]], path: str) -> float:
 
 def _of_samples(folder: Path, path: str) -> float:
     rank, _, key = path.removeprefix("rank ").partition(".")
-    samples = [json.loads(file.read_text())["ranks"] for file in folder.glob("logs/samples*.json")]
+    files = [*folder.glob("logs/samples*.json"), *folder.glob(".awsddp/samples*.json")]
+    samples = [json.loads(file.read_text())["ranks"] for file in files]
     (value,) = (one[key] for some in samples for one in some if one["rank"] == int(rank))
     return float(value)

@@ -230,7 +230,9 @@ def listed(told: dict[str, Any]) -> answers.Manifest:
         "node11/x",
         "job.json",
         "logs/rank1.log",
-        "logs/samples0.json",
+        ".awsddp/samples0.json",
+        ".awsddp/x",
+        "logs/samples1.json",
         "logs/../node1/x",
         "",
         "node1/" + "x" * 256,
@@ -280,10 +282,10 @@ def test_a_link_that_leads_out_of_the_nodes_folder_is_refused(target: str) -> No
 
 
 def test_a_nodes_own_places_and_the_logs_of_its_ranks_are_taken() -> None:
-    homes = ["node1/x", "node1/odd \udcff\n", "logs/rank0.log", "logs/supervisor1.log"]
+    homes = ["node1/x", "node1/odd \udcff\n", "logs/rank0.log", ".awsddp/supervisor1.log"]
     told = {**LIST, "files": [{**FILE, "home": home} for home in homes]}
     assert [file.home for file in listed(told).files] == homes
-    targets = ["node1", "node1/odd \udcff\n/x", "logs/rank0.log", "logs/samples1.json"]
+    targets = ["node1", "node1/odd \udcff\n/x", "logs/rank0.log", ".awsddp/samples1.json"]
     told = {**LIST, "files": [{**LINK, "target": target} for target in targets]}
     assert [file.target for file in listed(told).files] == targets
     with pytest.raises(NodeError, match="node1"):

@@ -5,7 +5,7 @@ import re
 import struct
 from xml.etree import ElementTree
 
-from awsddp.page import event_rows, loss_plot, measures
+from awsddp.page import both_ends, event_rows, loss_plot, measures
 from awsddp.report import json_lines, last_value, number
 from tests.seed import SEED
 
@@ -88,4 +88,14 @@ def test_a_file_that_is_no_event_file_has_no_loss() -> None:
         rows = event_rows(bytes(torn))
         assert len(rows) <= 3
         loss_plot(rows, title="x")
-    assert event_rows(b"\xff" * 1000) == event_rows(b"") == []
+        assert len(event_rows(both_ends(bytes(torn), 1))) <= 3
+    for data in (b"\xff" * 1000, b"", bytes(1 << 20), drawn.randbytes(1 << 20)):
+        assert event_rows(data) == event_rows(both_ends(data)) == []
+
+
+def test_both_ends_of_an_event_file_hold_its_first_and_its_last_loss() -> None:
+    data = b"".join(record(step, (b"loss", 9.0 - step), (b"lr", 0.5)) for step in range(9))
+    whole = event_rows(data)
+    assert event_rows(both_ends(data, 2)) == [*whole[:2], *whole[-2:]]
+    assert both_ends(data, 5) == data
+    assert event_rows(both_ends(data[:-3], 2))[-1]["step"] in (7, 8)

@@ -84,7 +84,7 @@ def train(ctx: click.Context, /, options: Globals, *, detach: bool, **given: Any
         with show.partial(job_page):
             told = cluster.train(on_lines=None if detach else show.lines).told
         assert told is not None, "a job that was started"
-        show.result(told, job_page)
+        show.result(told, functools.partial(job_page, next="awsddp down   # terminate the nodes"))
     ctx.exit(0 if detach or told.state == "succeeded" else 1)
 
 
@@ -125,15 +125,16 @@ def run(ctx: click.Context, /, options: Globals, *, detach: bool, **given: Any) 
 
 
 @click.command("jobs", cls=Verb)
-def jobs(options: Globals) -> None:
+@click.argument("names", nargs=-1, metavar="[JOB]...", shell_complete=complete_jobs)
+def jobs(options: Globals, *, names: tuple[str, ...]) -> None:
     """List the jobs of this machine's clusters, also of ended ones, and what they cost; those of the cluster
-    as its nodes report them. -v: with what they run and each rank's progress.
+    as its nodes report them. With JOB these alone. -v: with what they run and each rank's progress.
     """
     from awsddp.known import jobs_of_all
 
-    page = functools.partial(jobs_page, verbose=options.verbose > 0)
+    page = functools.partial(jobs_page, verbose=options.verbose > 0, chosen=bool(names))
     with session.opened(options) as (cluster, show), show.partial(page):
-        show.result(jobs_of_all(cluster), page)
+        show.result(jobs_of_all(cluster, names), page)
 
 
 @click.command("logs", cls=Verb)

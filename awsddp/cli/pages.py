@@ -10,15 +10,13 @@ from msgspec import UNSET, UnsetType
 from awsddp.cli.command_line import named
 from awsddp.cli.render import line, place_name, table
 from awsddp.records import ACTIVE, Cause, JobRecord
-from awsddp.report import counted, duration, money, node_name, rank_columns, size_text
+from awsddp.report import age, counted, duration, elapsed, money, node_name, rank_columns, size_text
 
 if TYPE_CHECKING:
     from awsddp import returns
 
 
 _BUDGET_WARNING = 0.8
-_FRESH_S = 15.0
-"""How old what a node said of a job may be, if the command that shows it has asked the node."""
 _MOST_KEPT = 10
 _MEASURES = (
     ("step", "step {}"),
@@ -75,17 +73,15 @@ def _progress(job: JobRecord) -> str:
     return ", ".join(parts + [f"slowest: rank {job.slowest_rank}"] * (job.slowest_rank is not None))
 
 
+def _state(job: "returns.SeenJob | returns.ListedJob") -> str:
+    """Return a job's state: as last seen, unless its nodes have just told it or it has ended."""
+    return job.state if job.reported or job.state not in ACTIVE else f"seen {job.state}"
+
+
 def _seen(job: "returns.SeenJob") -> str:
-    """Return a job's state; "running" is as of the last contact with a node, which may be this command's."""
-    if job.state != "running":
-        return job.state
-    seen = datetime.fromisoformat(job.last_seen).astimezone() if job.last_seen else None
-    if seen is None:
-        return "last seen running"
-    if (datetime.now(UTC) - seen).total_seconds() < _FRESH_S:
-        return "running"
-    today = seen.date() == datetime.now().date()
-    return f"last seen running at {seen:%H:%M}" if today else f"last seen running on {seen:%Y-%m-%d at %H:%M}"
+    """Return a job's state, and for one that runs how long ago it was seen to."""
+    is_seen = _state(job) == "seen running" and job.last_seen
+    return f"seen running {age(job.last_seen)} ago" if is_seen else _state(job)
 
 
 def _job_place(job: "returns.SeenJob") -> str:
@@ -145,9 +141,10 @@ def orphans_page(ended: "returns.Orphans") -> None:
     line(f"{counted(len(ended.clusters), 'orphan')} terminated. Searched: {', '.join(ended.looked)}.")
 
 
-def job_page(job: "returns.JobDocument") -> None:
-    """Show a job's end, its cause and its results directory."""
-    line(*job_lines(job), stderr=True)
+def job_page(job: "returns.JobDocument", *, next: str = "") -> None:
+    """Show a job's end, and for one that succeeded what to type `next`."""
+    ends = [named(f"  next: {next}")] if next and job.state == "succeeded" and job.fetched else []
+    line(*job_lines(job), *ends, stderr=True)
 
 
 def _cause(cause: Cause | None) -> str:
@@ -160,21 +157,27 @@ def _cause(cause: Cause | None) -> str:
 
 
 def job_lines(job: "returns.JobDocument") -> list[str]:
-    """Return the lines on a job's end, its cause and its results directory."""
+    """Return the lines on a job's end: what it reached, its cause, its results, and what to type next."""
     name, lines = job.job, [f"Job {job.job}: {job.state}"]
     if job.state in ACTIVE:
         follow, end = f"  follow it: awsddp logs -f {name}", f"  end it: awsddp cancel {name}"
         return [*lines, named(follow), named(end)]
-    if cause := job.cause:
+    took = elapsed(job.started, job.ended) if job.ended else None
+    facts = [] if took is None else [f"in {duration(took)}"]
+    facts += [counted(len(job.ranks), "rank")] if job.ranks else []
+    facts += [] if job.loss is None else [f"loss {job.loss:.4g}"]
+    lines = [" ".join([*lines, ", ".join(facts)]).strip()]
+    if (cause := job.cause) and cause.kind != "cancelled":
         lines += [f"  cause: {_cause(cause)}", *(f"  | {text}" for text in cause.tail)]
         lines += [named(f"  next: {cause.next}")] if cause.next else []
     if job.accuracy is not None:
         lines.append(f"  accuracy on held-out data: {job.accuracy:.2%}{f', {job.data}' if job.data else ''}")
     lines.append(f"  results: {_results(job)}")
     if job.checkpoint:
-        again = named(f"awsddp train --resume {name}", job=job)
-        lines.append(f"  checkpoint: {job.checkpoint}; continue from it: {again}")
-    return lines
+        again = f"; continue from it: {named(f'awsddp train --resume {name}', job=job)}"
+        lines.append(f"  checkpoint: {job.checkpoint}{again * (job.state != 'succeeded')}")
+    shown = hasattr(job, "page") or not (job.fetched or job.missing)
+    return lines if shown else [*lines, named(f"  page: awsddp report {name}")]
 
 
 def _results(job: "returns.JobDocument") -> str:
@@ -186,31 +189,40 @@ def _results(job: "returns.JobDocument") -> str:
     return f"on the nodes; fetch them: {fetch}"
 
 
-def jobs_page(found: "returns.JobsDocument", *, verbose: bool = False) -> None:
-    """Show each cluster with its jobs, the newest last, and the costs; `verbose`: also what each job ran."""
-    for cluster in (*found.clusters, None):
-        own = cluster and cluster.id
-        jobs = [job for job in found.jobs if job.cluster_id == own]
-        if cluster or jobs:
-            line(_bill(cluster) if cluster else "Jobs of clusters that this machine has no ledger of:")
-        if jobs:
-            table(("job", "state", "ranks", "time", "cost", "cause"), map(_job_row, jobs))
-        for job in jobs if verbose else ():
-            _job_details(job)
-    if not found.jobs:
+def jobs_page(found: "returns.JobsDocument", *, verbose: bool = False, chosen: bool = False) -> None:
+    """Show the jobs, the newest last, a line each, then the clusters that live and all costs.
+
+    `verbose`: also what each job ran, its cause, and clusters that have ended. Jobs that were `chosen` are
+    shown alone, with their arguments.
+    """
+    if found.jobs:
+        second, last = ("arguments", "progress") if chosen else ("age", "progress, or cause")
+        rows = [_job_row(job, chosen) for job in found.jobs]
+        table(("job", "state", second, "time", "loss", "cost", last), rows, cut=not chosen)
+    else:
         line(named("No jobs yet. Start one: awsddp train"))
+    for job in found.jobs if verbose else ():
+        _job_details(job)
+    if chosen:
+        return
+    line(*(_bill(cluster) for cluster in found.clusters if verbose or not cluster.ended))
     if found.clusters:
         line(
-            f"On AWS: {money(found.total_usd)}, by list price and this machine's ledger. "
-            f"Rehearsals (free), would have cost: {money(found.would_have_cost_usd)}."
+            f"On AWS: {money(found.total_usd)} (list price). "
+            f"Rehearsals (free) would have cost: {money(found.would_have_cost_usd)}."
         )
 
 
-def _job_row(job: "returns.ListedJob") -> tuple[object, ...]:
-    seen = "" if job.reported or job.state not in ACTIVE else "last seen "
+def _job_row(job: "returns.ListedJob", chosen: bool) -> tuple[object, ...]:
     took = "" if job.seconds is None else duration(job.seconds)
     cost = "" if job.job_usd is None else money(job.job_usd)
-    return job.job, seen + job.state, len(job.ranks), took, cost, _cause(job.cause)
+    loss = "" if job.loss is None else f"{job.loss:.4g}"
+    at = "" if job.step is None else f"step {job.step}"
+    last = at if job.fraction is None else f"{job.fraction:.0%}"
+    if job.cause is not None and job.cause.kind != "cancelled" and not chosen:
+        last = job.cause.explanation
+    second = shlex.join(job.args) if chosen else age(job.started)
+    return job.job, _state(job), second, took, loss, cost, last
 
 
 def _bill(cluster: "returns.CostedCluster") -> str:
@@ -230,7 +242,9 @@ def _job_details(job: "returns.ListedJob") -> None:
         f"{job.job}: {shlex.join([job.script or '?', *job.args])}; "
         f"{commit}{' with changes' * bool(job.dirty)}; {job.launcher}, {job.world_size} ranks on "
         f"{len(job.nodes)} x {job.instance_type}{price}; {job.started} to {job.ended or 'now'}"
+        f"{f'; cluster {job.cluster}' * bool(job.cluster)}"
     )
+    line(*[f"  cause: {_cause(job.cause)}"] * bool(job.cause))
     ranks_table(job)
 
 

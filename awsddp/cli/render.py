@@ -17,6 +17,8 @@ from awsddp.report import Event, duration, size_text
 
 Rows = Iterable[Sequence[Any]]
 _GAP = 2
+_LEAST = 8
+"""How many columns are worth a text that is cut."""
 _COMMAND = re.compile(r"(?:^ *|: )(awsddp [^;,#]*?)(?: +# (.*))?$")
 """A command to copy at the end of a line, and its comment."""
 _JOIN = "\0"
@@ -77,9 +79,9 @@ def _filled(text: str, columns: int, first: str, rest: str, *, whole: bool = Tru
     )
 
 
-def table(headings: Sequence[str], rows: Rows, *, stderr: bool = False) -> None:
-    """Print a table that fits the terminal."""
-    for text in table_lines(headings, rows, columns=width(stderr=stderr)):
+def table(headings: Sequence[str], rows: Rows, *, stderr: bool = False, cut: bool = False) -> None:
+    """Print a table that fits the terminal; `cut` as for `table_lines`."""
+    for text in table_lines(headings, rows, columns=width(stderr=stderr), cut=cut):
         print(text, file=sys.stderr if stderr else sys.stdout)
 
 
@@ -88,17 +90,25 @@ def place_name(target: str, region: str | None) -> str:
     return "the local cloud" if target == "local" else str(region)
 
 
-def table_lines(headings: Sequence[str], rows: Rows, *, columns: int | None) -> list[str]:
+def table_lines(headings: Sequence[str], rows: Rows, *, columns: int | None, cut: bool = False) -> list[str]:
     """Return a table as lines of at most `columns` (None: unlimited). Words are never broken.
 
     The widest columns are wrapped first. Where the longest words do not fit side by side, each cell gets its
-    own line.
+    own line. With `cut` the last column has the room that the others leave: what is longer is cut, and the
+    column left out where that is next to nothing.
     """
     cells = [["" if cell is None else harmless.line(str(cell)) for cell in row] for row in rows]
     by_column = list(zip(headings, *cells, strict=True))
     least = [max(map(len, " ".join(column).split()), default=0) for column in by_column]
     widths = [max(map(len, column)) for column in by_column]
     room = sys.maxsize if columns is None else columns - _GAP * (len(widths) - 1)
+    if cut and sum(widths) > room:
+        left = room - sum(widths[:-1])
+        if left < _LEAST:
+            return table_lines(headings[:-1], [row[:-1] for row in cells], columns=columns)
+        ends = [end if len(end) <= left else f"{end[: left - 1]}…" for *_, end in (headings, *cells)]
+        first, *rest = [[*row[:-1], end] for row, end in zip((headings, *cells), ends, strict=True)]
+        return table_lines(first, rest, columns=columns)
     if sum(least) > room:
         return _stacked(cells, headings, columns or 0)
     while sum(widths) > room:

@@ -66,8 +66,15 @@ for name, source in json.loads(bz2.decompress(stdin.read(int(stdin.readline())))
     exec(compile(source, name, "exec"), module.__dict__)
 sys.exit(module.main(stdin))
 """
+
+
+class NameTaken(UsageError):
+    """A node has a job of this name."""
+
+
 _ERRORS = {
     "usage": UsageError,
+    "taken": NameTaken,
     "busy": InUse,
     "notfound": NotFoundError,
     "node": NodeError,

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
-from awsddp.answers import ResultFile
+from awsddp.answers import OURS, ResultFile
 from awsddp.errors import ConfigError
 from awsddp.nodes import rsync
 from awsddp.parallel import ignore, run_on_nodes, split
@@ -204,7 +204,7 @@ class _Results:
     def _has(self, one: ResultFile) -> bool:
         """Whether exactly this file is here already, below no link; of a log that grows at least that."""
         folders = [self.top / parent for parent in PurePosixPath(one.home).parents[:-1]]
-        longer = self._grows and one.home.startswith("logs/")
+        longer = self._grows and one.home.startswith(("logs/", OURS))
         linked = any(folder.is_symlink() for folder in folders)
         return not linked and _is(self.top / one.home, one, longer=longer)
 

@@ -82,6 +82,7 @@ def test_the_home_and_what_awsddp_writes_about_a_job_are_the_owners_alone(cluste
     job = cluster.project / "runs/private"
     own = [cluster.home, *(path for path in cluster.home.rglob("*") if "local" not in path.parts)]
     own += [job / "job.json", job / "logs", *(job / "logs").iterdir(), cluster.home / "local"]
+    own += [job / ".awsddp", *(job / ".awsddp").iterdir()]
     assert {"rank0.log", "supervisor0.log", "known_hosts", "default"} <= {one.name for one in own}
     assert {path: oct(path.stat().st_mode) for path in own if path.stat().st_mode & 0o077} == {}
 
@@ -360,6 +361,5 @@ def test_the_cost_of_every_cluster_is_kept_after_its_end(lab: Lab) -> None:
     assert (result["total_usd"], result["clusters"][0]["cost_usd"]) == (3.0, 3.0)
     (cluster,) = result["clusters"]
     assert (cluster["idle_usd"], cluster["ended"]) == (3.0, "2026-11-21T12:30:00Z")
-    shown = lab.run("jobs").stdout
-    assert "$3.00, $3.00 of it without a job" in shown
-    assert "On AWS: $3.00," in shown.splitlines()[-1]
+    assert "$3.00, $3.00 of it without a job" in lab.run("jobs", "-v").stdout
+    assert lab.run("jobs").stdout.splitlines()[-1].startswith("On AWS: $3.00 (list price).")

@@ -41,6 +41,26 @@ def test_node_with_a_running_job_takes_no_other_and_names_it(fleet: "Fleet") -> 
     assert fleet.wait("two").state == "succeeded"
 
 
+def test_of_two_clients_that_launch_a_job_of_one_name_at_once_one_is_told_that_it_is_taken(
+    fleet: "Fleet",
+) -> None:
+    launches = [fleet.requests(SLEEP)[0] for _ in range(2)]
+    running = [fleet.start(0, one) for one in launches]
+    outputs = [process.communicate(timeout=60)[0] for process in running]
+    won: list[str] = []
+    refused: list[Exception] = []
+    for one, output in zip(launches, outputs, strict=True):
+        try:
+            won.append(protocol.answer(output, request=one, node=0).job and one.launch)
+        except protocol.NameTaken as taken:
+            refused.append(taken)
+    assert (len(won), [str(one).splitlines()[0] for one in refused]) == (
+        1,
+        ["node0: job job already exists on this node"],
+    )
+    assert [json.loads((fleet.folder(0) / "job.json").read_text())["launch"]] == won
+
+
 def test_cancel_of_a_refused_launch_leaves_another_launchs_job_of_the_name_alone(fleet: "Fleet") -> None:
     fleet.launch(SLEEP)
     mine = json.loads((fleet.folder(0) / "job.json").read_text())["launch"]

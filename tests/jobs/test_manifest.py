@@ -138,7 +138,7 @@ def test_everything_new_or_changed_comes_home(make_fleet: "Callable[[int], Fleet
     assert (latest.target, latest.limited) == ("node0/saved_models/x.pth", False)
     assert set(files) == {
         "logs/rank0.log",
-        "logs/supervisor0.log",
+        ".awsddp/supervisor0.log",
         "node0/saved_models/x.pth",
         "node0/run/deep/metrics.json",
         "node0/grown.txt",
@@ -172,7 +172,7 @@ def test_small_results_come_with_the_list_and_logs_do_not(node: Node) -> None:
     came = {file.home: file.data for file in node.manifest(at_once=125).files}
     assert came == {
         "logs/rank5.log": None,
-        "logs/samples2.json": b"said",
+        ".awsddp/samples2.json": b"said",
         "node2/f10": b"x" * 10,
         "node2/f50": b"x" * 50,
         "node2/f60": b"x" * 60,

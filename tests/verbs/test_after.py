@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from awsddp.errors import InUse, NotFoundError
+from awsddp.errors import InUse, NotFoundError, UsageError
 from awsddp.known import end_ranks
 from awsddp.reach import told_jobs
 from awsddp.records import JobRecord
@@ -50,8 +50,10 @@ def test_chain_of_three_runs_one_after_the_other_each_with_the_code_of_its_launc
 
 def test_job_that_waits_can_be_cancelled_and_fails_without_one_of_its_nodes(world: World) -> None:
     start(world, script(1, 600), name="one")
-    start(world, script(2), name="two", after="one")
+    start(world, script(2), name="two", after="on")
     start(world, script(3), name="three", after="one")
+    with pytest.raises(UsageError, match="several jobs have o in their name"):
+        start(world, script(4), after="o")
     end_ranks(world.handle(), "two")
     os.kill(world.homes.document(1, "three")["pid"], signal.SIGKILL)
     until(lambda: states(world) == {"one": "running", "two": "cancelled", "three": "failed"}, seconds=60)

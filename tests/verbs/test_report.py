@@ -1,6 +1,7 @@
 """The page of a job: every number on it is found again in the files that it was made from."""
 
 import json
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ from awsddp.cluster import Cluster
 from awsddp.config import load
 from awsddp.errors import NotFoundError
 from awsddp.known import jobs_document
+from awsddp.records import RankProgress
+from awsddp.results import job_result
 from awsddp.state import Folder
 from awsddp.status import write_report as report
 from tests.numbers_of_a_page import Page, check
@@ -65,7 +68,9 @@ class Home:
                 {"rank": rank, "cpu_percent": 400.0 if rank == 3 else 98.5, "network_bytes_per_second": 2e6}
                 for rank in (2 * node, 2 * node + 1)
             ]
-            (folder / "logs" / f"samples{node}.json").write_text(json.dumps({"ranks": sampled}))
+            place = folder / ("logs" if node else ".awsddp")  # there an older awsddp fetched it
+            place.mkdir(exist_ok=True)
+            (place / f"samples{node}.json").write_text(json.dumps({"ranks": sampled}))
         document = {
             "job": name,
             "state": state,
@@ -225,3 +230,31 @@ def test_unknown_job_is_named_with_the_command_that_lists_all(home: Home) -> Non
     with pytest.raises(NotFoundError, match="no job none") as caught:
         report(home.ctx(), job="none")
     assert caught.value.next.startswith("awsddp jobs ")
+
+
+def test_jobs_tell_step_and_loss_of_the_metrics_or_else_of_the_last_event_file(home: Home) -> None:
+    folders = [
+        home.job(name, 100 + began) for began, name in enumerate(("written", "events", "both", "none"))
+    ]
+    for folder in folders[1::2]:
+        for path in folder.rglob("metrics.jsonl"):
+            path.unlink()
+    folders[1].joinpath("node0/tb").mkdir()
+    data = b"".join(record(step, (b"train/loss", 8.0 - step)) for step in range(4))
+    folders[1].joinpath("node0/tb/events.out.tfevents.1").write_bytes(data + record(4, (b"train/loss", 0.5)))
+    folders[1].joinpath("node0/tb/events.out.tfevents.2").write_bytes(b"\xff" * 99)
+    for rank, path in enumerate(sorted(folders[2].rglob("metrics.jsonl"))):
+        path.write_text(f'{{"rank": {2 * rank}, "epoch": 1, "epochs": 4, "step": 7}}\n')
+    folders[2].joinpath("node1/events.out.tfevents.1").write_bytes(data)
+    jobs = {job.job: (job.step, job.loss, job.fraction) for job in jobs_document(home.ctx(), ()).jobs}
+    assert jobs == {
+        "written": (30, 2.5 / 30, None),
+        "events": (4, 0.5, None),
+        "both": (3, 5.0, 0.25),
+        "none": (None, None, None),
+    }
+    [_, ran, *_] = jobs_document(home.ctx(), ()).jobs
+    assert (job_result(home.ctx(), ran).step, job_result(home.ctx(), ran).loss) == (4, 0.5)
+    assert report(home.ctx(), job="events").loss == 0.5
+    running = replace(ran, progress=(RankProgress(rank=0, step=9, loss=0.25),))
+    assert job_result(home.ctx(), running).loss == 0.25, "what nodes tell comes first"

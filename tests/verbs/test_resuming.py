@@ -61,13 +61,12 @@ def test_job_without_a_script_of_its_own_is_not_the_bundled_one(tmp_path: Path) 
         checkpoint_of(context(tmp_path, None))
 
 
-@pytest.mark.parametrize(("state", "found"), [("failed", True), ("cancelled", True), ("succeeded", False)])
-def test_job_that_did_not_succeed_names_its_checkpoint(
+@pytest.mark.parametrize("state", ["failed", "cancelled", "interrupted", "succeeded"])
+def test_job_names_its_checkpoint_and_what_continues_one_that_did_not_succeed(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     state: JobState,
-    found: bool,
 ) -> None:
     ctx = context(tmp_path, "train.py")
     monkeypatch.setattr(WATCH, "cluster", ctx)
@@ -76,8 +75,8 @@ def test_job_that_did_not_succeed_names_its_checkpoint(
     (run / "step3.pt").touch()
     job = JobRecord(job="unlucky", state=state, cause=None, ranks=(), home="runs/unlucky", script="train.py")
     result = job_result(ctx, job)
-    checkpoint = "runs/unlucky/node1/run/step3.pt" if found else None
+    checkpoint = "runs/unlucky/node1/run/step3.pt"
     assert result["checkpoint"] == checkpoint
     job_page(result)
-    text = f"  checkpoint: {checkpoint}; continue from it: awsddp train --resume unlucky train.py\n"
-    assert (text in capsys.readouterr().err) == found
+    ends = "" if state == "succeeded" else "; continue from it: awsddp train --resume unlucky train.py"
+    assert f"  checkpoint: {checkpoint}{ends}" in capsys.readouterr().err

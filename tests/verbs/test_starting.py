@@ -1,7 +1,6 @@
 """Starting a job: one a node, one client at a time, and a refused launch undoes only what it did itself."""
 
 import os
-import re
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -11,10 +10,12 @@ import pytest
 
 from awsddp import train as starting
 from awsddp.errors import InUse, NodeError, UsageError
+from awsddp.jobs.ranks import layout
 from awsddp.jobs.supervisor import requests
 from awsddp.known import end_ranks
 from awsddp.reach import told_jobs
-from tests.verbs.conftest import World, start
+from awsddp.state import read_rows
+from tests.verbs.conftest import Line, World, start
 
 SLEEPS = "import time; time.sleep(600)\n"
 
@@ -25,7 +26,7 @@ def states(world: World) -> dict[str, str]:
 
 def test_second_job_is_refused_by_name_before_anything_is_sent_or_tagged(world: World) -> None:
     first = start(world, SLEEPS)
-    assert re.fullmatch(r"w-\d{8}-\d{6}-[0-9a-f]{4}", first.job)
+    assert first.job == "w-1"
     before = (list(world.said), dict(world.tags))
     for settings in ({}, {"name": "other"}, {"name": first.job}):
         with pytest.raises(InUse, match=rf"job {first.job} runs on node0, node1") as refused:
@@ -36,7 +37,7 @@ def test_second_job_is_refused_by_name_before_anything_is_sent_or_tagged(world: 
     assert (world.said, world.tags) == before
     assert states(world) == {first.job: "running"}
     end_ranks(world.handle(), first.job, grace_s=0)
-    assert start(world, "").job != first.job
+    assert start(world, "").job == "w-2"
 
 
 def test_start_asks_the_nodes_four_times_one_after_the_other(
@@ -102,11 +103,111 @@ def test_name_of_a_job_that_is_not_fetched_yet_is_refused_and_its_tag_stays(worl
     assert world.tags == {"i-0": ["nm"], "i-1": ["nm", "gone"]}
 
 
-def test_automatic_name_that_is_taken_is_drawn_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(starting, "_names", lambda spec: iter(("tagged", "at-home", "free")))
-    world.tags["i-0"] = ["tagged"]
-    (world.project / "runs" / "at-home").mkdir(parents=True)
-    assert start(world, "").job == "free"
+def test_automatic_name_is_the_number_after_those_of_the_nodes_their_tags_the_record_and_runs(
+    world: World,
+) -> None:
+    runs = Path(world.handle().results)
+    runs.mkdir()
+
+    def name(*nodes: int) -> str:
+        (world.project / "w.py").write_text("")
+        ranks = layout(nodes or (0, 1), gpus=0, world_size=len(nodes) or 2)
+        started = starting.start(world.handle(world.ctx(script="w.py")), ranks, None)  # type: ignore[arg-type]
+        world.homes.wait(started.job, nodes=[rank.node for rank in started.ranks])
+        return started.job
+
+    assert name(1) == "w-1"
+    assert name(0) == "w-2", "node1, on which it does not run, has a w-1"
+    world.tags["i-1"] = ["w-4", "x-9", "w-7x", "w-07-8"]
+    assert name() == "w-5"
+    world.folder.remember(replace(world.record.jobs[-1], job="w-8"))
+    assert name() == "w-9"
+    for taken in ("w-19", "w-" + "9" * 40, "w-\u0663", "other-99"):
+        (runs / taken).mkdir()
+    assert name() == "w-20"
+    (runs / "w-999999").mkdir()
+    assert [name(), name()] == ["w-1000000", "w-1000001"]
+
+
+def launched_by_another_client(
+    world: World, line: Line, *jobs: str, script: str = "print('another')"
+) -> None:
+    """Have jobs of another client start on the nodes, and end, right before ours is launched there."""
+    request, left = line.request, list(jobs)
+
+    def overtaken(program: object, messages: Any, on_data: Any, **more: Any) -> Any:
+        if left and b'"do": "launch"' in messages[0]:
+            for host in world.homes.hosts:
+                Path(host.workdir, "other.py").write_text(script)
+            world.homes.launch("other.py", job=left[0])
+            if script != SLEEPS:
+                world.homes.wait(left[0])
+            del left[0]
+        return request(program, messages, on_data, **more)
+
+    line.request = overtaken  # type: ignore[method-assign]
+
+
+def test_client_whose_number_another_one_takes_meanwhile_takes_the_next_and_starts_once(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = world.line()
+    monkeypatch.setattr(world, "line", lambda: line)
+    launched_by_another_client(world, line, "w-1", "w-2")
+    job = start(world, "print('ours')")
+    assert job.job == "w-3"
+    world.homes.wait("w-3")
+    logs = {path.parent.parent.name: path.read_text() for path in world.homes.homes[0].rglob("rank0.log")}
+    assert logs == {"w-1": "another\n", "w-2": "another\n", "w-3": "ours\n"}
+    assert states(world) == {"w-1": "succeeded", "w-2": "succeeded", "w-3": "succeeded"}
+    assert world.tags == {"i-0": ["w-1", "w-2", "w-3"], "i-1": ["w-1", "w-2", "w-3"]}, "theirs stay"
+    assert [row.job for row in read_rows(world.folder.ledger) if row.event == "train"] == ["w-3"]
+
+
+def test_client_whose_number_is_taken_by_a_job_that_runs_is_told_so(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = world.line()
+    monkeypatch.setattr(world, "line", lambda: line)
+    launched_by_another_client(world, line, "w-1", script=SLEEPS)
+    with pytest.raises(InUse, match="job w-1 runs on node0, node1"):
+        start(world, "print('ours')")
+    assert states(world) == {"w-1": "running"}
+    assert world.tags == {"i-0": ["w-1"], "i-1": ["w-1"]}
+
+
+def test_given_name_that_another_client_takes_meanwhile_is_refused_and_its_tag_stays(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = world.line()
+    monkeypatch.setattr(world, "line", lambda: line)
+    launched_by_another_client(world, line, "mine")
+    with pytest.raises(UsageError, match="job mine already exists on this node"):
+        start(world, SLEEPS, name="mine")
+    assert states(world) == {"mine": "succeeded"}
+    assert world.tags == {"i-0": ["mine"], "i-1": ["mine"]}
+
+
+@pytest.mark.prove
+def test_node_that_calls_every_name_taken_is_not_asked_for_ever(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = world.line()
+    monkeypatch.setattr(world, "line", lambda: line)
+    launched_by_another_client(world, line, *(f"w-{number}" for number in range(1, 9)))
+    with pytest.raises(UsageError, match="job w-5 already exists"):
+        start(world, "")
+
+
+def test_launch_whose_reply_is_lost_is_not_started_again_under_the_next_name(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = world.line()
+    line.mute = {0}
+    monkeypatch.setattr(world, "line", lambda: line)
+    with pytest.raises(NodeError, match="the reply was lost"):
+        start(world, SLEEPS)
+    assert {path.name for path in world.homes.homes[0].glob(".awsddp/jobs/*")} == {"w-1"}
 
 
 def test_launch_that_one_node_refuses_leaves_neither_a_rank_nor_a_tag(world: World) -> None:

@@ -12,12 +12,12 @@ import pytest
 from awsddp.cluster import Cluster
 from awsddp.config import load
 from awsddp.down import fetch_all
-from awsddp.errors import AwsddpError, NotFoundError
-from awsddp.fetch import fetch
-from awsddp.follow import logs
+from awsddp.errors import AwsddpError, ConfigError, NodeError, NotFoundError, UsageError
+from awsddp.fetch import bring, fetch
+from awsddp.follow import logs, merger_of
 from awsddp.job import Job as ApiJob
 from awsddp.jobs import results
-from awsddp.known import jobs_document, launched
+from awsddp.known import full_name, jobs_document, launched
 from awsddp.known import jobs_of_all as jobs
 from awsddp.records import JobNode, JobRecord, JobState, Listed, Node, Prepared, RankResult, Target
 from awsddp.report import iso
@@ -305,3 +305,67 @@ def test_the_error_of_down_names_the_price_of_what_runs(desk: Desk) -> None:
     price = desk.status()["price_usd_per_hour"]
     assert price == 1.2
     assert refused.value.why.endswith(f"until then the nodes cost ${price:.2f} per hour")
+
+
+def test_every_verb_finds_a_job_by_a_part_of_its_name_and_a_name_before_a_part(desk: Desk) -> None:
+    for minutes, name in enumerate(("train-1", "train-10", "lr-0.1"), start=1):
+        desk.train(name, "succeeded", minutes=minutes, saved="succeeded")
+    desk.listed = tuple(replace(node, state="stopped") for node in desk.listed)
+    ctx = desk.ctx()
+
+    def listed(*texts: str) -> list[str]:
+        with pytest.raises(NodeError) as stopped:  # it shows what this machine knows all the same
+            jobs(ctx, texts)
+        return [job["job"] for job in stopped.value.result["jobs"]]
+
+    def resumed(text: str) -> str:
+        checkpoint = checkpoint_of(desk.ctx(**{"job.script": "train.py", "job.resume": text}))
+        assert checkpoint is not None
+        return checkpoint.job
+
+    verbs: dict[str, Callable[[str], str]] = {
+        "jobs": lambda text: listed(text)[0],
+        "report": lambda text: report(ctx, job=text)["job"],
+        "logs": lambda text: logs(ctx, job=text, follow=False, on_lines=lambda data: None)["job"],
+        "fetch": lambda text: fetch(ctx, job=text, start=print)["job"],
+        "train --resume": resumed,
+        "Python API": lambda text: ctx.job(text).name,
+    }
+    for text, name in {"train-1": "train-1", "10": "train-10", "lr": "lr-0.1"}.items():
+        assert {verb: find(text) for verb, find in verbs.items()} == dict.fromkeys(verbs, name)
+    assert listed("last", "10") == ["lr-0.1", "train-10"]
+    for find in verbs.values():
+        with pytest.raises(UsageError, match="several jobs have tra in their name") as refused:
+            find("tra")
+        assert (refused.value.why, refused.value.exit_code) == ("train-1, train-10", 2)
+    for text in ("nope", "", "*", ".*"):
+        with pytest.raises(NotFoundError) as unknown:
+            report(ctx, job=text)
+        assert unknown.value.exit_code == 7
+
+
+def test_job_of_this_project_comes_before_those_of_others_but_not_before_a_name(
+    desk: Desk, tmp_path: Path
+) -> None:
+    desk.train("theirs-7", "succeeded")
+    desk.folder.note("train", job="theirs-7", home=str(tmp_path / "other" / "theirs-7"))
+    desk.train("train-7", "succeeded", saved="succeeded")
+    ctx = desk.ctx()
+    assert full_name(ctx, "7") == "train-7"
+    assert full_name(ctx, "theirs-7") == "theirs-7"
+    assert full_name(ctx, "theirs") == "theirs-7"
+    with pytest.raises(UsageError, match="several jobs have 7"):
+        full_name(ctx, "7", ["new-77"])
+    assert full_name(ctx, "new", ["new-77"]) == "new-77"
+    assert [full_name(ctx, text) for text in (None, "last")] == [None, None]
+
+
+def test_results_of_another_job_of_that_name_are_neither_mixed_nor_lost(desk: Desk) -> None:
+    theirs = desk.train("train-1", "succeeded")
+    desk.save(replace(theirs, nodes=(JobNode(node=0, instance_id="i-older"),)))
+    before = {path: path.stat().st_mtime_ns for path in desk.ctx().results.rglob("*")}
+    for write in (bring, merger_of):
+        with pytest.raises(ConfigError, match="job train-1 has no folder for its results") as refused:
+            write(desk.handle(), theirs)
+        assert refused.value.next.startswith("mv ")
+    assert {path: path.stat().st_mtime_ns for path in desk.ctx().results.rglob("*")} == before

@@ -38,7 +38,7 @@ FINAL = ("succeeded", "failed", "cancelled", "interrupted")
 
 
 class CommandError(Exception):
-    """A request that cannot be done; `kind` is usage, notfound, node or job."""
+    """A request that cannot be done; `kind` is usage, taken, busy, notfound, node or job."""
 
     def __init__(self, message: str, why: str = "", *, kind: str = "job") -> None:
         super().__init__(message)

@@ -122,8 +122,10 @@ def _launch(request: Launch) -> dict[str, str]:
     folder = JobFolder(request.job)
     if request.folder != str(folder.path):
         raise CommandError(f"the home of this node is {Path.home()}, not as it was probed", kind="node")
+    if folder.path.exists():  # nobody else makes it meanwhile: the lock is held
+        raise CommandError(f"job {folder.job} already exists on this node", kind="taken")
     for other, nodes in jobs(request.gpus).items():
-        if nodes and other != folder.job and other not in request.after:
+        if nodes and other not in request.after:
             raise CommandError(f"job {other} runs on this node", "a node runs one job at a time", kind="busy")
     _check(request)
     listener = _listen(request) if request.node == request.first.node else None
@@ -140,8 +142,6 @@ def _launch(request: Launch) -> dict[str, str]:
             shutil.rmtree(str(part.path), ignore_errors=True)
             raise
     except OSError as error:
-        if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
-            raise CommandError(f"job {folder.job} already exists on this node", kind="usage") from error
         raise CommandError(f"cannot write {jobs_folder()}", str(error), kind="node") from error
     _detach(request, folder, listener, lock)
     return {"job": request.job}

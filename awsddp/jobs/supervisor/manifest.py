@@ -26,6 +26,8 @@ from awsddp.jobs.supervisor.requests import Fields, Hashes, Manifest, Sparse
 from awsddp.jobs.supervisor.walk import file_kind, readlink, real, stamp, walk
 
 EVENTS = "events.out.tfevents."
+OURS = ".awsddp/"
+"""Where a job's results hold what only awsddp reads."""
 LIST_BYTES = 48 << 20
 """How long the list of results may be; the client reads no answer of more than 64 MB."""
 HASH_BYTES = 64 << 20
@@ -44,12 +46,12 @@ def manifest(request: Manifest, folder: JobFolder | None = None) -> Listed:
     launched = folder.request()
     node, excluded = launched.node, _Excluded(request.exclude)
     found = _Found(f"node{node}", Path(launched.workdir), folder.run, excluded, request.events)
-    logs = [f"rank{rank}.log" for rank in launched.own_ranks]
-    for log in (*logs, f"launcher{node}.log"):
-        found.add(folder.logs / log, f"logs/{log}")
+    for rank in launched.own_ranks:
+        found.add(folder.logs / f"rank{rank}.log", f"logs/rank{rank}.log")
+    found.add(folder.logs / f"launcher{node}.log", f"{OURS}launcher{node}.log")
     found.data_left = request.at_once
-    found.add(folder.path / "supervisor.log", f"logs/supervisor{node}.log")
-    found.add(folder.samples, f"logs/samples{node}.json")
+    found.add(folder.path / "supervisor.log", f"{OURS}supervisor{node}.log")
+    found.add(folder.samples, f"{OURS}samples{node}.json")
     found.add_tree(folder.run, f"{found.node}/run")
     for output in dict.fromkeys([*launched.outputs, *request.outputs]):
         found.add_output(output)
@@ -257,7 +259,7 @@ class _Found:
         line = Line(path=str(path), home=home, size=info.st_size, limited=limited, modified=info.st_mtime)
         if info.st_size - info.st_blocks * 512 >= HOLES_BYTES:
             line.sparse = True
-        if not home.startswith("logs/"):  # they are only appended to
+        if not home.startswith(("logs/", OURS)):  # they are only appended to
             self._read.append(_Read(str(path), info, line))
         if is_ephemeral(info.st_dev):
             line.ephemeral = True
