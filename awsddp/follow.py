@@ -321,7 +321,7 @@ class Watch:
         if self.to_the_end and now - self._heard_at >= HINT_S:
             self._heard_at = math.inf
             after = duration(HINT_S).removesuffix(" 0 s")
-            command = advised(self.cluster, f"awsddp doctor --why {self.job.job}   # where its ranks are")
+            command = advised(self.cluster, f"awsddp why {self.job.job}   # where its ranks are")
             self.cluster.say(f"no output for {after}: {command}")
 
     def _lost(self, nodes: Collection[int]) -> set[int]:

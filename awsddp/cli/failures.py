@@ -24,6 +24,10 @@ def run(command: click.Command) -> int:
     except click.exceptions.NoArgsIsHelpError as error:  # a verb that has verbs of its own, alone
         click.echo(error.format_message())
         return 0
+    except click.UsageError as error:
+        from awsddp.cli.slips import meant
+
+        return show(meant(error, sys.argv[1:]))
     except click.ClickException as error:
         return show(UsageError(error.format_message(), "", _help_line(error)))
     except AwsddpError as error:
