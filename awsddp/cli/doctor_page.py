@@ -2,7 +2,7 @@
 
 import itertools
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from awsddp import harmless
@@ -20,7 +20,7 @@ _COLUMNS, _MARK = 80, 8
 _STACKS, _FRAMES = 4, 12
 _PLACES = re.compile(r": |\. Ranks? ")
 """What follows the first sentence of an explanation: places, which the table shows."""
-_FUNCTION = re.compile(r" in [^ ]*")
+_FUNCTION = re.compile(r" in [^ \n]*")
 _OUTCOMES = {True: "ok", False: "FAILED", None: "-"}
 
 
@@ -92,7 +92,7 @@ def why_page(found: "WhyDocument", *, verbose: bool = False) -> None:
         silent = "" if found.silent_s is None else f"no output for {duration(found.silent_s)}. "
         summary = found.explanation if found.moving else _PLACES.split(found.explanation)[0].rstrip(".") + "."
         line(f"Job {found.job}: {silent}{summary}")
-    rows = _rows(found)
+    rows = list(_rows(found))
     names, places = (max((len(row[at]) for row in rows), default=0) for at in (0, 1))
     for who, where, source, waits in rows:
         line(f"  {who:{names}}  {where:{places}}  {source}"[: width()].rstrip())
@@ -106,18 +106,15 @@ def why_page(found: "WhyDocument", *, verbose: bool = False) -> None:
         line(named(f"  end it: awsddp cancel {found.job}"))
 
 
-def _rows(found: "WhyDocument") -> list[list[str]]:
-    """Return who is where, that line of the program, and what they wait for."""
-    rows = []
-    for (where, source, state, call, *workers), ranks in _folded(found, _place):
+def _rows(found: "WhyDocument") -> Iterator[list[str]]:
+    """Yield who is where, that line of the program, and what they wait in."""
+    for (state, call, place, *workers), ranks in _folded(found, _place):
         nodes = sorted({one.node for one in ranks})
         names = ", ".join(map(node_name, nodes)) if len(nodes) <= 3 else f"nodes {ranges(nodes)}"
-        is_waiting = found.behind and ranks[0].rank not in found.behind
-        waits = f"waits for {_numbers(found.behind)} in " if is_waiting else "waits in "
-        who = f"{_numbers([one.rank for one in ranks])} ({names}){state}"
-        rows.append([who, where, source, call and waits + call])
-        rows += [["  worker processes", *worker.split("\n"), ""] for worker in workers]
-    return rows
+        is_behind = not found.behind or ranks[0].rank in found.behind
+        waits = f"waits {'' if is_behind else f'for {_numbers(found.behind)} '}in {call}" if call else ""
+        yield [f"{_numbers([one.rank for one in ranks])} ({names}){state}", *place.split("\n"), waits]
+        yield from (["  worker processes", *worker.split("\n"), ""] for worker in workers)
 
 
 def _folded(
@@ -131,18 +128,14 @@ def _folded(
 
 
 def _place(one: RankStack) -> tuple[str, ...]:
-    """Return where a rank is, that line, its state, what it waits in, and the places of its children."""
+    """Return a rank's state, what it waits in, and where it and its children are, each with its line."""
     call = f"{one.collective.operation} {one.collective.number}" if one.collective else ""
     if not call and any(frame.endswith(" in init_process_group") for frame in one.stack):
         call = "init_process_group"
-    workers = sorted({f"{_at(child)}\n{child.source or ''}" for child in one.workers if child.where})
+    seen: tuple[RankStack | ProcessStack, ...] = (one, *(child for child in one.workers if child.where))
+    places = [f"{at.where or ''}\n{at.source or ''}" for at in seen]
     state = "" if one.state == "running" else f": {one.state}"
-    return _at(one), one.source or "", state, call, *workers
-
-
-def _at(one: RankStack | ProcessStack) -> str:
-    """Return "train.py:12" of "train.py:12 in step", where its line is known, too."""
-    return _FUNCTION.sub("", one.where or "") if one.source else one.where or ""
+    return state, call, *dict.fromkeys(_FUNCTION.sub("", place, count=1) for place in places)
 
 
 def _numbers(ranks: Sequence[int]) -> str:

@@ -20,7 +20,7 @@ from awsddp.spec import KEYS
 WORDS = "awsddp.words"
 """Where a context keeps the words from the verb on."""
 _NEAR = 0.8
-_DROPPED = "set by awsddp"
+_DROPPED = "="
 
 
 def meant(error: click.UsageError, typed: Sequence[str]) -> UsageError:
@@ -76,24 +76,18 @@ def _of_option(ctx: click.Context, verb: str, args: list[str], at: int, option: 
     table = tomllib.loads(template("slips.toml"))["options"]
     known = [text for text, words in table.items() if {verb, option} <= {*words.split()}]
     known += difflib.get_close_matches(option, _takes_value(ctx.command), n=1, cutoff=_NEAR)
-    heeded = [key for key in KEYS if key.startswith(TAKES.get(verb, ()))]
-    known += [
-        f"-o {key}=" for key in heeded if dashed(f"--{key.partition('.')[2]}") in (option, f"{option}-usd")
-    ]
-    if not known:
-        is_script = verb in ("train", "run")
-        why = "arguments of your script go after --" * is_script
-        return why, _filled(ctx, f"{verb} SCRIPT", args) if is_script else ""
-    text = known[0]
-    if text == _DROPPED:
-        return f"it is {text}", shlex.join([verb, *rest])
-    if text.endswith("="):
-        rest[at:at] = f"{text}{value or 'VALUE'}".split(" ", 1)
-    elif text[:1] in ("", "-"):
-        rest[at:at] = filter(None, (text, value))
-    else:
-        return "", _filled(ctx, text, [value, *rest] if value else rest)
-    return "", shlex.join([verb, *rest])
+    keys = {dashed(f"--{key.partition('.')[2]}"): key for key in KEYS if key.startswith(TAKES.get(verb, ()))}
+    known += [f"-o {keys[one]}=" for one in (option, f"{option}-usd") if one in keys]
+    text = next(iter(known), f"{verb} SCRIPT" if verb in ("train", "run") else None)
+    if text is None or text == f"{verb} SCRIPT":
+        return ("arguments of your script go after --", _filled(ctx, text, args)) if text else ("", "")
+    if text[:1] not in ("", "-", "="):
+        return "", _filled(ctx, text, list(filter(None, (value, *rest))))
+    if text != _DROPPED:
+        rest[at:at] = (
+            f"{text}{value or 'VALUE'}".split(" ") if text[-1:] == "=" else filter(None, (text, value))
+        )
+    return "awsddp sets it" * (text == _DROPPED), shlex.join([verb, *rest])
 
 
 def _takes_value(command: click.Command) -> dict[str, bool]:

@@ -123,10 +123,8 @@ def _seen(process: Process, answer: Answer, *, own: bool = False) -> Seen:
         frames, thread = _last_thread(process.stacks, workdir) or frames, _ENDING
     state = "stopped" if process.is_stopped else "running" if frames else "silent"
     stack, at = [_place(frame, workdir) for frame in frames], _innermost(frames, workdir, own=own)
-    if at is None:
-        return Seen(process.pid, state, None, stack, None)
-    source = answer.sources.get(f"{at[0]}:{at[1]}")
-    return Seen(process.pid, state, _place(at, workdir) + thread, stack, source)
+    where, source = at and _place(at, workdir) + thread, at and answer.sources.get(f"{at[0]}:{at[1]}")
+    return Seen(process.pid, state, where, stack, source)
 
 
 _ENDING = " (a thread; the main program has ended and waits for it)"
