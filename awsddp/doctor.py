@@ -323,8 +323,10 @@ def _ended(cluster: "Cluster", job: JobRecord, folder: Path) -> WhyDocument:
         with contextlib.suppress(OSError):
             answers[node.node] = read_answer(path.read_bytes(), Stacks, node=node.node)
     found = _where(job if answers else replace(job, ranks=()), answers, ended=False)
-    text = found.explanation if answers else job.cause.explanation if job.cause else f"It is {job.state}."
-    return replace(found, explanation=text, result=job_result(cluster, job, folder=folder))
+    if not answers:
+        found.explanation = job.cause.explanation if job.cause else f"It is {job.state}."
+    found.result = job_result(cluster, job, folder=folder)
+    return found
 
 
 def _where(job: JobRecord, answers: Mapping[int, Stacks], *, ended: bool = True) -> WhyDocument:
