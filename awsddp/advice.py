@@ -38,7 +38,7 @@ _HOME = (*_REACH, "job.results", "job.exclude", "job.outputs", "sync.workdir")
 TAKES = {
     **dict.fromkeys(("plan", "doctor"), _NODES),
     **dict.fromkeys(("status", "cancel", "exec", "ssh"), _REACH),
-    **dict.fromkeys(("jobs", "logs", "fetch", "report", "stop", "down"), _HOME),
+    **dict.fromkeys(("jobs", "logs", "why", "fetch", "report", "stop", "down"), _HOME),
     "up": (*_NODES, *_HOME),
     "sync": (*_REACH, "sync."),
     "train": (*_REACH, *_JOB),

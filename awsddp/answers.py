@@ -209,6 +209,7 @@ class Stacks(msgspec.Struct, frozen=True, kw_only=True):
     workdir: Text
     silent_s: Seconds
     processes: Annotated[tuple[_Process, ...], Meta(max_length=10_000)]
+    sources: Annotated[dict[Text, Word], Meta(max_length=1000)] = {}
 
 
 class Gpu(msgspec.Struct, frozen=True, kw_only=True):

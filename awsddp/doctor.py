@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from msgspec import convert, to_builtins
@@ -23,14 +24,14 @@ from awsddp.jobs.supervisor import requests
 from awsddp.jobs.supervisor.hang import diagnose
 from awsddp.jobs.supervisor.requests import plain
 from awsddp.jobs.supervisor.stacks import DUMP, read_stacks
-from awsddp.known import told_job
+from awsddp.known import find_job, told_job
 from awsddp.nodes import rsync
 from awsddp.plan.records import names
 from awsddp.plan.requests import Values
 from awsddp.reach import connect_reachable, jump_of, told_jobs
-from awsddp.records import Check, JobRecord
+from awsddp.records import ACTIVE, Check, JobRecord
 from awsddp.resources import shipped_folder, template
-from awsddp.results import ended_job
+from awsddp.results import job_result
 from awsddp.returns import DoctorDocument, QuotaDocument, WhyDocument
 from awsddp.search import aws_of, facts_of, target_for
 from awsddp.spec import JobSection
@@ -291,19 +292,20 @@ def _hear(
     cluster.fleet.stream(commands, on_data, timeout_s=timeout_s)
 
 
-def why(cluster: "Cluster", job: str) -> WhyDocument:
-    """Return where each rank of a job is, and which are behind. The job runs on.
+def why(cluster: "Cluster", job: str | None = None) -> WhyDocument:
+    """Return where each rank of a job (the last one by default) is, and which are behind. The job runs on.
 
-    Of a job that has ended: what was written before its end, if anything. Raises NotFoundError.
+    Of a job that does not run: its end as `result`, and where its ranks were, if that was written. Raises
+    NotFoundError, NodeError.
     """
-    ended = ended_job(cluster.results / job)
-    if ended is not None:
-        return _written(cluster, ended)
+    known = find_job(cluster, job)
+    if known is not None and known.job.state not in ACTIVE:
+        return _ended(cluster, known.job, known.folder)
     with cluster.partly_ready() as cluster, connect_reachable(cluster) as fleet:
-        found = told_job(cluster, job)
+        found = told_job(cluster, known.job.job if known else job)
         if found.state != "running":
-            raise _nothing(found, f"awsddp fetch {job}   # then again: it may hold what was written")
-        request = requests.Stacks(job=job)
+            return _ended(cluster, found, cluster.results / found.job)
+        request = requests.Stacks(job=found.job)
         answers = answers_of(fleet, dict.fromkeys(fleet.holders(found), request), timeout_s=STACKS_S)
         for answer in answers.values():
             if isinstance(answer, AwsddpError):
@@ -313,21 +315,18 @@ def why(cluster: "Cluster", job: str) -> WhyDocument:
     return _where(found, {node: one for node, one in asked.items() if isinstance(one, Stacks)})
 
 
-def _written(cluster: "Cluster", job: JobRecord) -> WhyDocument:
-    """Return what the nodes wrote before a job ended, from its folder of results. Raises NotFoundError."""
+def _ended(cluster: "Cluster", job: JobRecord, folder: Path) -> WhyDocument:
+    """Return why a job ended; `folder` has its results, and what its nodes wrote before its end."""
     answers = {}
     for node in job.nodes:
-        path = cluster.results / job.job / f"node{node.node}" / "run" / DUMP
+        path = folder / f"node{node.node}" / "run" / DUMP
         with contextlib.suppress(OSError):
             answers[node.node] = read_answer(path.read_bytes(), Stacks, node=node.node)
+    found = _where(job if answers else replace(job, ranks=()), answers, ended=False)
     if not answers:
-        raise _nothing(job, "")
-    return _where(job, answers, ended=False)
-
-
-def _nothing(job: JobRecord, advice: str) -> NotFoundError:
-    cause = job.cause.explanation if job.cause else ""
-    return NotFoundError(f"job {job.job} {job.state}: it is no longer running", cause, advice)
+        found.explanation = job.cause.explanation if job.cause else f"It is {job.state}."
+    found.result = job_result(cluster, job, folder=folder)
+    return found
 
 
 def _where(job: JobRecord, answers: Mapping[int, Stacks], *, ended: bool = True) -> WhyDocument:

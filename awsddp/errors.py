@@ -99,7 +99,7 @@ class LeftoverError(AwsddpError, exit_code=8, kind="leftover", retryable=True):
 
 
 class Interrupted(AwsddpError, exit_code=130, kind="interrupted"):
-    """The user stopped the command."""
+    """The user stopped the command. Without `why` and `next` nothing is wrong: the message says all."""
 
 
 class LetGo(KeyboardInterrupt):

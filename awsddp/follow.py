@@ -72,15 +72,25 @@ def logs(
         with cluster.partly_ready() as cluster, connect_reachable(cluster):
             chosen = told_job(cluster, job)
             cluster.folder.remember(chosen)
-            merger = merger_of(cluster, chosen, _known(chosen, ranks))
-            if last is not None:
-                unseen, drop = merger_of(cluster, chosen, ()), lambda data: None
-                chosen = Watch(cluster, chosen, merger=unseen, on_lines=drop, to_the_end=False).run()
-                on_lines(last_lines(merger.replay() if follow else _pieces(merger), last))
-            if follow or last is None:
-                chosen = Watch(cluster, chosen, merger=merger, on_lines=on_lines, to_the_end=follow).run()
-            if follow:
-                return finish(cluster, chosen)
+            merger = merger_of(cluster, chosen, _known(chosen, ranks), last)
+            try:
+                if last is not None:
+                    said: list[bytes] = []
+                    watch = Watch(cluster, chosen, merger=merger, on_lines=said.append, to_the_end=False)
+                    chosen = watch.run()
+                    merger.again()
+                    on_lines(last_lines(said, last))
+                if follow or last is None:
+                    chosen = Watch(cluster, chosen, merger=merger, on_lines=on_lines, to_the_end=follow).run()
+                if follow:
+                    return finish(cluster, chosen)
+            except KeyboardInterrupt as stop:
+                if isinstance(stop, LetGo) or not follow:
+                    raise
+                runs = f"keeps running. Again: awsddp logs -f {job or ''}".rstrip()
+                ended = f"has ended ({chosen.state}). Its results: awsddp fetch {chosen.job}"
+                text = f"{chosen.job} {runs if chosen.state in ACTIVE else ended}"
+                raise Interrupted(advised(cluster, text)) from None
             for text in still_missing(cluster, chosen).values():
                 cluster.say(text)
             cluster.folder.remember(chosen)
@@ -112,7 +122,7 @@ def _replay(
     on_lines: Callable[[bytes], None],
 ) -> JobDocument:
     """Show the lines of a job that were fetched."""
-    pieces = _pieces(merger_of(cluster, job, _known(job, ranks)))
+    pieces = _pieces(merger_of(cluster, job, _known(job, ranks), last))
     for lines in pieces if last is None else [last_lines(pieces, last)]:
         on_lines(lines)
     return job_result(cluster, job)
@@ -123,13 +133,16 @@ def _pieces(merger: Merger) -> Iterator[bytes]:
     yield merger.finish()
 
 
-def merger_of(cluster: "Cluster", job: JobRecord, shown: Collection[int] | None = None) -> Merger:
+def merger_of(
+    cluster: "Cluster", job: JobRecord, shown: Collection[int] | None = None, tail: int | None = None
+) -> Merger:
     """Return what merges a job's logs: all ranks are written to files, those in `shown` are shown.
 
-    Raises ConfigError where the files are another job's.
+    With `tail` only the last lines, and none is written. Raises ConfigError where the files are another job's.
     """
     refuse_another(cluster, job)
-    return Merger(_nodes(job), folder=cluster.results / job.job / "logs", job=job.job, shown=shown)
+    folder = cluster.results / job.job / "logs"
+    return Merger(_nodes(job), folder=folder, job=job.job, shown=shown, tail=tail)
 
 
 def _nodes(job: JobRecord) -> dict[int, int]:
@@ -283,6 +296,7 @@ class Watch:
         for node in nodes:
             offsets = self.merger.attach(node)
             request = requests.Follow(job=self.job.job, offsets=offsets, to_the_end=self.to_the_end)
+            request.tail = self.merger.tail
             messages[node] = protocol.message(request)
         now = time.monotonic()
         until, check_at = now + _RETRY_S, now + _CHECK_S
@@ -326,7 +340,7 @@ class Watch:
         if self.to_the_end and now - self._heard_at >= HINT_S:
             self._heard_at = math.inf
             after = duration(HINT_S).removesuffix(" 0 s")
-            command = advised(self.cluster, f"awsddp doctor --why {self.job.job}   # where its ranks are")
+            command = advised(self.cluster, f"awsddp why {self.job.job}   # where its ranks are")
             self.cluster.say(f"no output for {after}: {command}")
 
     def _lost(self, nodes: Collection[int]) -> set[int]:

@@ -125,7 +125,10 @@ class Job:
         return self.cluster.fetch(self.name)
 
     def why(self) -> "returns.WhyDocument":
-        """Return where each rank is, and which are behind; the job runs on. Raises NotFoundError."""
+        """Return where each rank is, and which are behind; the job runs on. Of an ended job: its cause.
+
+        Raises NotFoundError, NodeError.
+        """
         from awsddp.doctor import why
 
         with self.cluster.asking() as cluster:

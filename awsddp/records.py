@@ -324,12 +324,16 @@ class Collective(Frozen, Keyed):
 
 
 class ProcessStack(Frozen, Keyed):
-    """A process: `where` is its innermost line of the synced folder, `stack` its frames, oldest first."""
+    """A process: `where` is its innermost line of the synced folder, `source` what that line says.
+
+    `stack` has its frames, oldest first.
+    """
 
     pid: int
     state: Literal["running", "stopped", "silent"]
     where: str | None
     stack: tuple[str, ...]
+    source: str | None = None
 
 
 class RankStack(Frozen, Keyed):
@@ -343,6 +347,7 @@ class RankStack(Frozen, Keyed):
     stack: tuple[str, ...]
     collective: Collective | None
     workers: tuple[ProcessStack, ...]
+    source: str | None = None
 
 
 def widened(kind: type[_Kind], *records: object, **more: Any) -> _Kind:

@@ -382,9 +382,10 @@ class EventLine(Document):
 
 
 class WhyDocument(Document):
-    """`doctor --why`: the ranks that are `behind` those that wait, and what each rank does.
+    """`why`: the ranks that are `behind` those that wait, and what each rank does.
 
-    `silent_s`: for how long no rank has written to its log; `moving`: a collective began just now.
+    `silent_s`: for how long no rank has written to its log; `moving`: a collective began just now; `result`:
+    the end of a job that does not run.
     """
 
     job: str
@@ -394,3 +395,4 @@ class WhyDocument(Document):
     behind: tuple[int, ...]
     explanation: str
     ranks: tuple[RankStack, ...]
+    result: JobDocument | None = None

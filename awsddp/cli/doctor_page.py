@@ -1,13 +1,16 @@
-"""The pages of `doctor`: checks of nodes and before a launch, and where a job hangs, alike stacks folded."""
+"""The pages of `doctor` and `why`: checks of nodes and before a launch, and where a job hangs."""
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from awsddp import harmless
-from awsddp.cli.render import line, table, table_lines, width, wrapped
+from awsddp.cli.command_line import named
+from awsddp.cli.pages import job_lines
+from awsddp.cli.render import line, table_lines, width, wrapped
 from awsddp.jobs.supervisor.hang import ranges
-from awsddp.records import Check, RankStack, write_numbers
+from awsddp.records import Check, ProcessStack, RankStack, write_numbers
 from awsddp.report import duration, node_name
 
 if TYPE_CHECKING:
@@ -15,6 +18,9 @@ if TYPE_CHECKING:
 
 _COLUMNS, _MARK = 80, 8
 _STACKS, _FRAMES = 4, 12
+_PLACES = re.compile(r": |\. Ranks? ")
+"""What follows the first sentence of an explanation: places, which the table shows."""
+_FUNCTION = re.compile(r" in [^ \n]*")
 _OUTCOMES = {True: "ok", False: "FAILED", None: "-"}
 
 
@@ -75,40 +81,62 @@ def _columns() -> int:
     return min(width() or _COLUMNS, _COLUMNS)
 
 
-def why_page(found: "WhyDocument") -> None:
-    """Show where each rank is, ranks that are in the same place in one line, then their stacks."""
-    output = "" if found.silent_s is None else f", no output for {duration(found.silent_s)}"
-    line(f"Job {found.job}: {found.state}{output}")
-    line(found.explanation)
-    headings = ("ranks", "nodes", "state", "at", "in", "worker processes at")
-    table(headings, [(*_who(ranks), *place) for place, ranks in _folded(found.ranks, _place)])
-    stacks = _folded((one for one in found.ranks if one.stack), lambda one: tuple(one.stack))
-    behind = set(found.behind)
-    stacks.sort(key=lambda item: not behind & {one.rank for one in item[1]})
-    for stack, ranks in stacks[:_STACKS]:
-        line(f"ranks {_who(ranks)[0]}" if len(ranks) > 1 else f"rank {ranks[0].rank}")
-        line(*(f"  | {frame}" for frame in stack[-_FRAMES:]))
-    if len(stacks) > _STACKS:
-        line(f"{len(stacks) - _STACKS} more stacks: awsddp doctor --why {found.job} --json")
+def why_page(found: "WhyDocument", *, verbose: bool = False) -> None:
+    """Show where each rank is, ranks that are in the same place in one line, those behind first.
+
+    `verbose`: also their stacks. Of a job that has ended: its cause and what to type next.
+    """
+    if found.result is not None:
+        line(*job_lines(found.result))
+    else:
+        silent = "" if found.silent_s is None else f"no output for {duration(found.silent_s)}. "
+        summary = found.explanation if found.moving else _PLACES.split(found.explanation)[0].rstrip(".") + "."
+        line(f"Job {found.job}: {silent}{summary}")
+    rows = list(_rows(found))
+    names, places = (max((len(row[at]) for row in rows), default=0) for at in (0, 1))
+    for who, where, source, waits in rows:
+        line(f"  {who:{names}}  {where:{places}}  {source}"[: width()].rstrip())
+        line(*[f"  {'':{names}}  {waits}"] * bool(waits))
+    stacks = _folded(found, lambda one: tuple(one.stack))
+    for stack, ranks in stacks[:_STACKS] if verbose else ():
+        line(_numbers([one.rank for one in ranks]), *(f"  | {frame}" for frame in stack[-_FRAMES:]))
+    if found.ranks and (len(stacks) > _STACKS or not verbose):
+        line(named(f"  stacks: awsddp why {found.job} {'--json' if verbose else '-v'}"))
+    if found.result is None:
+        line(named(f"  end it: awsddp cancel {found.job}"))
+
+
+def _rows(found: "WhyDocument") -> Iterator[list[str]]:
+    """Yield who is where, that line of the program, and what they wait in."""
+    for (state, call, place, *workers), ranks in _folded(found, _place):
+        nodes = sorted({one.node for one in ranks})
+        names = ", ".join(map(node_name, nodes)) if len(nodes) <= 3 else f"nodes {ranges(nodes)}"
+        is_behind = not found.behind or ranks[0].rank in found.behind
+        waits = f"waits {'' if is_behind else f'for {_numbers(found.behind)} '}in {call}" if call else ""
+        yield [f"{_numbers([one.rank for one in ranks])} ({names}){state}", *place.split("\n"), waits]
+        yield from (["  worker processes", *worker.split("\n"), ""] for worker in workers)
 
 
 def _folded(
-    ranks: Iterable[RankStack], key: Callable[[RankStack], tuple[str, ...]]
+    found: "WhyDocument", key: Callable[[RankStack], tuple[str, ...]]
 ) -> list[tuple[tuple[str, ...], list[RankStack]]]:
-    """Return the ranks by `key`, in the order of the first rank of each."""
+    """Return the ranks by `key`, those behind first, else in the order of the first rank of each."""
     groups: dict[tuple[str, ...], list[RankStack]] = {}
-    for one in ranks:
+    for one in sorted(found.ranks, key=lambda one: one.rank not in found.behind):
         groups.setdefault(key(one), []).append(one)
     return list(groups.items())
 
 
 def _place(one: RankStack) -> tuple[str, ...]:
-    waits = f"{one.collective.operation} {one.collective.number}" if one.collective else ""
-    workers = sorted({worker.where for worker in one.workers if worker.where})
-    return one.state, one.where or "", waits, ", ".join(workers)
+    """Return a rank's state, what it waits in, and where it and its children are, each with its line."""
+    call = f"{one.collective.operation} {one.collective.number}" if one.collective else ""
+    if not call and any(frame.endswith(" in init_process_group") for frame in one.stack):
+        call = "init_process_group"
+    seen: tuple[RankStack | ProcessStack, ...] = (one, *(child for child in one.workers if child.where))
+    places = [f"{at.where or ''}\n{at.source or ''}" for at in seen]
+    state = "" if one.state == "running" else f": {one.state}"
+    return state, call, *dict.fromkeys(_FUNCTION.sub("", place, count=1) for place in places)
 
 
-def _who(ranks: Sequence[RankStack]) -> tuple[str, str]:
-    nodes = sorted({one.node for one in ranks})
-    names = ", ".join(map(node_name, nodes)) if len(nodes) <= 3 else f"nodes {ranges(nodes)}"
-    return ranges([one.rank for one in ranks]), names
+def _numbers(ranks: Sequence[int]) -> str:
+    return f"rank{'s' * (len(ranks) > 1)} {ranges(list(ranks))}"

@@ -8,7 +8,7 @@ import sys
 import click
 
 from awsddp.cli.command_line import WATCH, Globals, named
-from awsddp.errors import AwsddpError, CloudError, ConfigError, UsageError
+from awsddp.errors import AwsddpError, CloudError, ConfigError, Interrupted, UsageError
 
 READER_GONE = 141
 
@@ -24,8 +24,12 @@ def run(command: click.Command) -> int:
     except click.exceptions.NoArgsIsHelpError as error:  # a verb that has verbs of its own, alone
         click.echo(error.format_message())
         return 0
+    except click.UsageError as error:
+        from awsddp.cli.slips import meant
+
+        return show(meant(error, sys.argv[1:]))
     except click.ClickException as error:
-        return show(UsageError(error.format_message(), "", _help_line(error)))
+        return show(UsageError(error.format_message(), "", "awsddp --help"))
     except AwsddpError as error:
         return show(error)
     except BrokenPipeError:
@@ -67,8 +71,9 @@ def _show(error: AwsddpError) -> None:
         sys.stdout.flush()
         return
     columns = render.width(stderr=True)
+    is_calm = isinstance(error, Interrupted) and not (error.why or error.next)
     for label, text in (
-        ("error: ", harmless.line(error.message)),
+        ("" if is_calm else "error: ", harmless.line(error.message)),
         ("  why: ", harmless.lines(error.why)),
         (" next: ", harmless.lines(error.next)),
     ):
@@ -78,11 +83,6 @@ def _show(error: AwsddpError) -> None:
                 first = click.style(label, fg="red", bold=True) + first.removeprefix(label)
             click.echo("\n".join([first, *more]), err=True)
             label = " " * len(label)
-
-
-def _help_line(error: click.ClickException) -> str:
-    context = getattr(error, "ctx", None)
-    return f"{context.command_path if context else 'awsddp'} --help"
 
 
 def _reader_gone() -> int:

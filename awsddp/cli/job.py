@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import shlex
 from typing import Any
 
 import click
@@ -10,11 +9,11 @@ import click
 from awsddp.cli import session
 from awsddp.cli.cluster import TERMINATION
 from awsddp.cli.command_line import Globals
-from awsddp.cli.options import Verb, dashed, files
+from awsddp.cli.options import Verb, files
 from awsddp.cli.options import jobs as complete_jobs
 from awsddp.cli.pages import down_page, fetch_page, job_page, jobs_page, report_page, run_page
 from awsddp.cli.plan_page import launch_question
-from awsddp.errors import Interrupted, UsageError
+from awsddp.errors import Interrupted
 from awsddp.spec import Given
 
 _SHOWN_BY_RUN = (
@@ -32,10 +31,7 @@ class Launch(Verb):
         """Take the script's arguments away before click reads the rest."""
         at = args.index("--") if "--" in args else len(args)
         ctx.meta["awsddp.script_args"] = tuple(args[at + 1 :])
-        try:
-            rest = super().parse_args(ctx, args[:at])
-        except click.NoSuchOption as error:
-            raise _for_the_script(ctx, args, error) from None
+        rest = super().parse_args(ctx, args[:at])
         if rest and not ctx.resilient_parsing:
             ctx.fail(f"Unexpected arguments: {' '.join(rest)}. The script's own arguments follow --")
         return rest
@@ -43,20 +39,6 @@ class Launch(Verb):
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
         """Show where the script's arguments go."""
         return [*super().collect_usage_pieces(ctx), "[-- ARGS]"]
-
-
-def _for_the_script(ctx: click.Context, args: list[str], error: click.NoSuchOption) -> Exception:
-    """Return the error, with the right line where the unknown option stands behind a script."""
-    names = [dashed(word.partition("=")[0]) for word in args]
-    at = names.index(error.option_name) if error.option_name in names else 0
-    if not any(word.endswith((".py", ".sh")) or word in ("-m", "--module") for word in args[:at]):
-        return error
-    tail = [word for word in args[at:] if word != "--"]
-    return UsageError(
-        error.format_message().partition(" (")[0].partition(" Did you")[0],
-        "the script's own options follow --",
-        shlex.join(["awsddp", str(ctx.info_name), *args[:at], "--", *tail]),
-    )
 
 
 def job_overrides(given: dict[str, Given]) -> dict[str, Given]:
@@ -142,6 +124,7 @@ def jobs(options: Globals, *, names: tuple[str, ...]) -> None:
 @click.option("-f", "--follow", is_flag=True, help="Follow to the job's end, then fetch its results.")
 @click.option(
     "-n",
+    "--tail",
     "last",
     type=click.IntRange(min=1),
     metavar="N",

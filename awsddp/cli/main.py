@@ -24,11 +24,12 @@ VERBS = {
     "train": ("job", "Sync, launch the ranks, stream their logs, fetch the results."),
     "jobs": ("job", "List all jobs and what they and their clusters cost."),
     "logs": ("job", "Show a job's logs; -f follows the job to its end and fetches its results."),
+    "why": ("node", "Show where a running job hangs, or why one ended."),
     "cancel": ("job", "End a job; it gets time to save a checkpoint."),
     "fetch": ("job", "Fetch a job's results."),
     "exec": ("node", "Run a command on all nodes."),
     "ssh": ("node", "Open a shell on a node."),
-    "doctor": ("node", "Check what a launch needs; --why JOB shows where a running job hangs."),
+    "doctor": ("node", "Check what a launch needs, or the nodes of a cluster."),
     "report": ("job", "Write a page about a job: its state, loss, ranks, cost."),
     "stop": ("cluster", "Stop the instances, keep their disks; `up` starts them again."),
     "down": ("cluster", "Terminate everything, wait until it is gone, and show the cost."),
@@ -36,15 +37,8 @@ VERBS = {
     "local": ("local", "The local cloud: a rehearsal without an AWS account."),
 }
 """Each verb's file in cli/, where it is a function, and its line on `awsddp --help`."""
-_PEERS = {
-    "launch": "up",
-    "list": "status --all",
-    "ps": "jobs",
-    "queue": "jobs",
-    "destroy": "down",
-    "why": "doctor --why JOB",
-}
-"""Verbs of other tools for the same things."""
+_NO_SCRIPTS = (["list"], ["watch"], ["view"])
+"""What follows the `run` of gh."""
 
 
 class _Verbs(click.Group):
@@ -67,22 +61,15 @@ class _Verbs(click.Group):
         if args[0] == "--help":
             click.echo(ctx.get_help())
             ctx.exit()
-        if not ctx.resilient_parsing and args[0] not in VERBS and not args[0].startswith("-"):
-            ctx.fail(_no_such_verb(args[0]))
+        ctx.meta["awsddp.words"] = tuple(args)
+        is_known = args[0] in VERBS and not (args[0] == "run" and args[1:2] in _NO_SCRIPTS)
+        if not ctx.resilient_parsing and not is_known and not args[0].startswith("-"):
+            ctx.fail(f"Unknown command '{args[0]}'.")
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Verbs"):
             formatter.write_dl([(name, help) for name, (_, help) in VERBS.items()])
-
-
-def _no_such_verb(word: str) -> str:
-    import difflib
-
-    if word in _PEERS:
-        return f"Unknown command '{word}'. In awsddp it is: awsddp {_PEERS[word]}"
-    near = difflib.get_close_matches(word, VERBS, n=1)
-    return f"Unknown command '{word}'." + (f" Did you mean '{near[0]}'?" if near else "")
 
 
 @click.group(

@@ -1,4 +1,4 @@
-"""`awsddp sync`, `exec`, `ssh`, `doctor`: what is done on the nodes of a cluster."""
+"""`awsddp sync`, `exec`, `ssh`, `doctor`, `why`: what is done on the nodes of a cluster."""
 
 import json
 import os
@@ -6,6 +6,7 @@ import re
 import shlex
 import shutil
 import sys
+from collections.abc import Sequence
 from functools import partial
 
 import click
@@ -52,6 +53,7 @@ def exec(
     """
     if not words:
         raise click.UsageError("Missing command.", ctx)
+    _refuse_node("exec", words)
     sent = sys.stdin.buffer.read() if stdin else b""
     with session.opened(options) as (cluster, show):
         result = cluster.exec(words, node=node, stdin=sent, on_output=show.output)
@@ -62,6 +64,16 @@ def exec(
             how = "a signal ended the command" if code == -1 else f"exited with code {code}"
             show.say(f"node{one.node}: {how}")
     ctx.exit(1 if failed else 0)
+
+
+def _refuse_node(verb: str, words: Sequence[str]) -> None:
+    """Raise UsageError where the first word of a command is the name of a node."""
+    if words and (named := _NODE.fullmatch(words[0])):
+        raise UsageError(
+            f"{words[0]}: the words are a command for a node",
+            "--node names the node",
+            shlex.join(["awsddp", verb, "--node", named[1], *words[1:]]),
+        )
 
 
 @click.command("ssh", cls=Verb, context_settings={"allow_interspersed_args": False})
@@ -75,12 +87,7 @@ def ssh(options: Globals, *, words: tuple[str, ...], node: int, ports: tuple[str
     """
     from awsddp.reach import ssh
 
-    if words and (named := _NODE.fullmatch(words[0])):
-        raise UsageError(
-            f"{words[0]}: the words are a command for node{node}",
-            "--node names the node",
-            shlex.join(["awsddp", "ssh", "--node", named[1], *words[1:]]),
-        )
+    _refuse_node("ssh", words)
     with session.opened(options) as (cluster, show):
         tty = sys.stdin.isatty() and sys.stdout.isatty()
         argv = ssh(cluster, node=node, words=words, ports=ports, tty=tty)
@@ -96,27 +103,18 @@ def ssh(options: Globals, *, words: tuple[str, ...], node: int, ports: tuple[str
 @click.command("doctor", cls=Verb)
 @click.option("--iam-policy", is_flag=True, help="Print the least IAM policy for this configuration.")
 @click.option("--request-quota", is_flag=True, help="Request the missing quota from AWS.")
-@click.option(
-    "--why",
-    "job",
-    shell_complete=jobs,
-    metavar="JOB",
-    help="Show where each rank of a running job is, and who lags.",
-)
-def doctor(options: Globals, *, iam_policy: bool, request_quota: bool, job: str | None) -> int:
+def doctor(options: Globals, *, iam_policy: bool, request_quota: bool) -> int:
     """Check the nodes of a cluster: GPUs, disks, clocks, ports between all pairs, a process group, bandwidth.
 
-    Without a cluster: credentials, permissions, quota, offers and compatibility, before a launch. With --why
-    it asks the nodes of a job where its ranks are; the job runs on. Changes nothing.
+    Without a cluster: credentials, permissions, quota, offers and compatibility, before a launch. Changes
+    nothing.
     """
     from awsddp import doctor as checks
-    from awsddp.cli.doctor_page import checks_page, health_page, why_page
+    from awsddp.cli.doctor_page import checks_page, health_page
     from awsddp.cli.plan_page import quota_page
 
     with session.opened(options) as (cluster, show):
-        if job is not None:
-            show.result(checks.why(cluster, job), why_page)
-        elif iam_policy:
+        if iam_policy:
             from awsddp.plan.policy import least_policy
 
             print(json.dumps(least_policy(cluster.spec), indent=2))  # AWS's format: no schema of ours
@@ -130,3 +128,17 @@ def doctor(options: Globals, *, iam_policy: bool, request_quota: bool, job: str 
             show.result(report, page)
             return code if any(check.ok is False for check in report.checks) else 0
     return 0
+
+
+@click.command("why", cls=Verb)
+@click.argument("job", required=False, shell_complete=jobs)
+def why(options: Globals, *, job: str | None) -> None:
+    """Show where each rank of JOB (default: the last one) is, and which ranks the others wait for.
+
+    The job runs on. Of an ended one: its cause. -v: with the stacks.
+    """
+    from awsddp.cli.doctor_page import why_page
+    from awsddp.doctor import why
+
+    with session.opened(options) as (cluster, show):
+        show.result(why(cluster, job), partial(why_page, verbose=options.verbose > 0))

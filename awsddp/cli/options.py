@@ -90,16 +90,6 @@ class Verb(click.Command):
         super().__init__(*args, **settings)
         self.params += global_options(hidden=True)
 
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Name the key of awsddp.toml where an unknown option has the name of one."""
-        try:
-            return super().parse_args(ctx, args)
-        except click.NoSuchOption as error:
-            if key := _key_of(error.option_name):
-                message = f"{error.message} Use -o {key}=VALUE."
-                raise click.NoSuchOption(error.option_name, message, ctx=ctx) from None
-            raise
-
     def invoke(self, ctx: click.Context) -> Any:
         """Run the verb with the global options given before and after it."""
         options = ctx.params["options"] = ctx.ensure_object(Globals)
@@ -108,10 +98,3 @@ class Verb(click.Command):
             return super().invoke(ctx)
         except KeyboardInterrupt as stop:  # click would forget which one it was
             raise WATCH.interrupted(stop) from None
-
-
-def _key_of(option: str) -> str | None:
-    """Return the key of awsddp.toml that an option's name is the name of."""
-    from awsddp.spec import KEYS
-
-    return next((key for key in KEYS if dashed(f"--{key.partition('.')[2]}") == dashed(option)), None)

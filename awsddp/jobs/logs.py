@@ -17,7 +17,7 @@ import msgspec
 
 from awsddp.answers import Failed, NodeJob, node_job
 from awsddp.errors import ConfigError, NodeError
-from awsddp.jobs.supervisor.follow import HEADER, MAGIC
+from awsddp.jobs.supervisor.follow import HEADER, MAGIC, tail_start
 
 _PROGRESS_SECONDS = 1.0
 """How often a line that overwrites itself is shown."""
@@ -189,7 +189,8 @@ class Merger:
 
     Feed it what each node's follow sends, over as many connections as it takes: each byte of a rank is
     written and shown once. `nodes` has the node of each rank; `folder` receives rank3.log; `shown` are the
-    ranks to show (None: all); `documents` holds the last document of each node.
+    ranks to show (None: all); `documents` holds the last document of each node. With `tail` each rank begins
+    so many lines before its end, and nothing is written.
     """
 
     nodes: Mapping[int, int]
@@ -197,6 +198,7 @@ class Merger:
     folder: Path
     job: str | None = None
     shown: Collection[int] | None = None
+    tail: int | None = None
     clock: Callable[[], float] = time.monotonic
     documents: dict[int, NodeJob] = field(default_factory=dict, init=False)
     _streams: dict[int, Stream] = field(default_factory=dict, init=False)
@@ -213,6 +215,10 @@ class Merger:
         """Return whether `node` has sent everything: its part of the job has ended."""
         return node in self._ended
 
+    def again(self) -> None:
+        """Let every node be followed once more, from where it is."""
+        self._ended.clear()
+
     def replay(self) -> Iterator[bytes]:
         """Yield the lines that were fetched before; `attach` then returns the offsets of the rest."""
         for rank, labeller in self._labellers.items():
@@ -220,6 +226,8 @@ class Merger:
             if not path.exists():
                 continue
             with path.open("rb") as file:
+                if self.tail:
+                    file.seek(tail_start(file.fileno(), self.tail))
                 while data := file.read(1 << 20):
                     self._offsets[rank] += len(data)
                     yield self._show(rank, labeller, data)
@@ -267,11 +275,14 @@ class Merger:
 
     def _log(self, node: int, frame: Frame) -> bytes:
         """Write and show what is new in a piece of a rank's log."""
+        if self.tail and not self._offsets[frame.rank]:
+            self._offsets[frame.rank] = frame.offset
         known = self._offsets[frame.rank] - frame.offset
         if known < 0:
             raise NodeError(f"node{node} left {-known} bytes of rank {frame.rank} out")
         data = frame.payload[known:]
-        os.pwrite(self._file(frame.rank), data, self._offsets[frame.rank])
+        if not self.tail:
+            os.pwrite(self._file(frame.rank), data, self._offsets[frame.rank])
         self._offsets[frame.rank] += len(data)
         return self._show(frame.rank, self._labellers[frame.rank], data)
 

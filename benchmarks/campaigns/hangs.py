@@ -1,4 +1,4 @@
-"""A job hangs in one of the usual ways: `doctor --why` must name rank and line, and the job must live on.
+"""A job hangs in one of the usual ways: `why` must name rank and line, and the job must live on.
 
     python -m benchmarks.campaigns.hangs [--seed N] [--runs N] [--ranks N] [--launcher NAME] [--state FILE]
 
@@ -122,7 +122,7 @@ def line_of(script: str, mark: str = "# here") -> int:
 
 
 def is_named(found: dict[str, Any], name: str, culprit: int) -> bool:
-    """Tell whether `doctor --why` named the rank, its line and the way in which it hangs."""
+    """Tell whether `why` named the rank, its line and the way in which it hangs."""
     script, words = HANGS[name]
     place = f"{name}.py:{line_of(script)} in" if "# here" in script else ""
     said = found["explanation"]
@@ -172,7 +172,7 @@ def _ask(lab: Rehearsal, job: str) -> tuple[dict[str, Any], float]:
     before: dict[str, Any] = {}
     while found.get("moving", True) or found["ranks"] != before.get("ranks"):
         before, start = found, time.monotonic()
-        found = json.loads(lab.run("doctor", "--why", job, "--json"))
+        found = json.loads(lab.run("why", job, "--json"))
         took = time.monotonic() - start
     return found, took
 

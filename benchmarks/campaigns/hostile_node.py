@@ -3,7 +3,7 @@
     python benchmarks/campaigns/hostile_node.py [--runs N] [--seed S] [--state FILE]
 
 Each run draws what one of two nodes answers to a command (jobs, status, a log followed, results fetched and
-reported, doctor --why, a node prepared): honest answers with values replaced by wrong types, other jobs' and
+reported, why, a node prepared): honest answers with values replaced by wrong types, other jobs' and
 ranks' numbers, traversal, links, escapes, surrogates, floods, words that look like awsddp's own, and files
 that are not as they were described. After each the user's home is as it was except for the job's own folder,
 no link there leads out of it, the exit code is a documented one, no control character reached the terminal's

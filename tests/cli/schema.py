@@ -33,7 +33,7 @@ DOCUMENTS: dict[str, type | GenericAlias] = {
     "ssh": returns.SshDocument,
     "doctor": returns.DoctorDocument,
     "doctor --request-quota": returns.QuotaDocument,
-    "doctor --why": returns.WhyDocument,
+    "why": returns.WhyDocument,
     "report": returns.JobReport,
     "stop": returns.ClusterDocument,
     "down": returns.DownDocument,

@@ -36,7 +36,7 @@ def known() -> None:
         ("awsddp logs -c other e", ["eval-1"]),
         ("awsddp fetch train-1", ["train-1"]),
         ("awsddp train train.py --resume train", ["train-2", "train-1"]),
-        ("awsddp doctor --why ", ["train-2", "train-1"]),
+        ("awsddp why ", ["train-2", "train-1"]),
         ("awsddp up --instance-type p5.", ["p5.4xlarge", "p5.48xlarge"]),
         ("awsddp lo", ["logs", "local"]),
         ("awsddp train --world", ["--world-size"]),

@@ -84,7 +84,6 @@ def test_env_with_a_value_says_what_it_does(typed) -> None:  # type: ignore[no-u
         (["ps"], "awsddp jobs"),
         (["queue"], "awsddp jobs"),
         (["destroy"], "awsddp down"),
-        (["why", "job"], "awsddp doctor --why JOB"),
         (["help", "nope"], "Unknown command 'nope'"),
     ],
 )

@@ -1,7 +1,17 @@
-"""`doctor --why` on local nodes: a stopped rank is named, while the job runs and after it was ended."""
+"""`why` on local nodes: who is behind, with its line, while the job runs and after it was ended."""
 
+import fcntl
+import os
+import pty
+import re
+import signal
+import struct
+import subprocess
+import sys
+import termios
 import time
 
+import pyte
 import pytest
 
 from tests.cli.conftest import Lab
@@ -15,21 +25,96 @@ if os.environ["RANK"] == "2":
     os.kill(os.getpid(), signal.SIGSTOP)
 signal.pause()  # here
 """
+HANGS = """\
+import time, torch
+import torch.distributed as dist
+dist.init_process_group("gloo")
+for step in range(4):
+    if step == 3 and dist.get_rank() == 1:
+        time.sleep(3600)
+    dist.all_reduce(torch.ones(4))
+    print("step", step, flush=True)
+"""
+SCREEN = """\
+Job hangs: no output for N s. Rank 1 (node1) is behind.
+  rank 1 (node1)  hangs.py:6  time.sleep(3600)
+  rank 0 (node0)  hangs.py:7  dist.all_reduce(torch.ones(4))
+                  waits for rank 1 in all_reduce 4
+  stacks: awsddp why hangs -v
+  end it: awsddp cancel hangs
+"""
 
 
-def test_rank_that_is_stopped_is_named_and_the_job_lives_until_hang_after_ends_it(lab: Lab) -> None:
-    lab.script("stops.py", STOPS)
-    assert lab.run("up", "--local", "--nodes", "2", "-y").returncode == 0
-    words = ("--world-size", "4", "--name", "stops", "-o", "job.hang_after=20s", "-o", "job.grace=1s")
-    assert lab.run("train", "stops.py", *words, "--detach").returncode == 0
-    end = time.monotonic() + 20
-    while (found := lab.json("doctor", "--why", "stops"))["behind"] != [2]:
+class Terminal:
+    """A terminal of 80x24 in which one command runs."""
+
+    def __init__(self, lab: Lab, *words: str) -> None:
+        self.screen = pyte.Screen(80, 24)
+        self._ours, theirs = pty.openpty()
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+        argv = [sys.executable, "-m", "awsddp", *words]
+        files = {"stdin": theirs, "stdout": theirs, "stderr": theirs}
+        environ = {**lab.environ, "TERM": "xterm"}
+        self.process = subprocess.Popen(argv, cwd=lab.project, env=environ, start_new_session=True, **files)
+        os.close(theirs)
+        self._stream = pyte.ByteStream(self.screen)
+
+    def shown(self, until: str = "\0") -> str:
+        """Return the screen once it shows `until`, or at the command's end."""
+        try:
+            while until not in "\n".join(self.screen.display):
+                self._stream.feed(os.read(self._ours, 100_000))
+        except OSError:  # the end
+            self.process.wait(30)
+        return "\n".join(line.rstrip() for line in self.screen.display).rstrip() + "\n"
+
+
+def test_whole_screen_of_a_job_that_hangs(cluster: Lab) -> None:
+    cluster.script("hangs.py", HANGS)
+    words = ("--world-size", "2", "--name", "hangs", "--detach")
+    assert cluster.run("train", "hangs.py", *words).returncode == 0
+    end = time.monotonic() + 60
+    while (found := cluster.json("why", "hangs"))["behind"] != [1] or found["moving"]:
         assert time.monotonic() < end, found
-    check(found, "doctor", "--why")
+    assert [one["source"] for one in found["ranks"]] == ["dist.all_reduce(torch.ones(4))", "time.sleep(3600)"]
+    shown = Terminal(cluster, "why").shown()
+    assert re.sub(r"for [0-9.]+ s\.", "for N s.", shown) == SCREEN
+    stacks = cluster.run("why", "hangs", "-v").stdout
+    assert "rank 1\n  | hangs.py:6 in <module>\n" in stacks
+
+    tail = cluster.run("logs", "hangs", "--rank", "0", "-n", "2").stdout
+    assert tail == "[rank 0 @ node0] step 1\n[rank 0 @ node0] step 2\n"
+    assert not (cluster.project / "runs" / "hangs" / "logs").exists()
+    follower = Terminal(cluster, "logs", "-f", "-n", "1", "--rank", "1")
+    assert follower.shown(until="step") == "[rank 1 @ node1] step 2\n"
+    os.killpg(follower.process.pid, signal.SIGINT)
+    left = "hangs keeps running. Again: awsddp logs -f"
+    assert follower.shown().splitlines()[-1] == left
+    assert follower.process.returncode == 130
+
+    assert cluster.run("cancel").returncode == 0
+    ended = cluster.run("why", "hangs")
+    assert (ended.returncode, ended.stdout.splitlines()[0]) == (0, "Job hangs: cancelled"), ended
+    assert "results: on the nodes; fetch them: awsddp fetch hangs" in ended.stdout
+    assert cluster.json("why")["result"]["state"] == "cancelled"
+
+
+def test_rank_that_is_stopped_is_named_and_the_job_lives_until_hang_after_ends_it(cluster: Lab) -> None:
+    cluster.script("stops.py", STOPS)
+    words = ("--world-size", "4", "--name", "stops", "-o", "job.hang_after=20s", "-o", "job.grace=1s")
+    assert cluster.run("train", "stops.py", *words, "--detach").returncode == 0
+    end = time.monotonic() + 20
+    while (found := cluster.json("why", "stops"))["behind"] != [2]:
+        assert time.monotonic() < end, found
+    check(found, "why")
     assert found["state"] == "running"
     assert found["ranks"][3]["where"] == "stops.py:5 in <module>"
-    shown = lab.run("doctor", "--why", "stops")
-    assert "Rank 2 (node1) does not run: a signal (SIGSTOP)" in shown.stdout
-    followed = lab.json("logs", "-f", "stops", code=1)
+    assert found["ranks"][3]["source"] == "signal.pause()  # here"
+    shown = cluster.run("why", "stops")
+    assert "Rank 2 (node1) was stopped by a signal (SIGSTOP) or a debugger.\n" in shown.stdout
+    assert "  rank 2 (node1): stopped\n" in shown.stdout
+    followed = cluster.json("logs", "-f", "stops", code=1)
     assert (followed["cause"]["kind"], followed["cause"]["rank"]) == ("hang", 2)
-    assert lab.json("doctor", "--why", "stops")["behind"] == [2]
+    ended = cluster.json("why", "stops")
+    assert (ended["behind"], ended["result"]["cause"]["kind"]) == ([2], "hang")
+    assert "  rank 2 (node1): stopped\n" in cluster.run("why", "stops").stdout

@@ -27,7 +27,7 @@ def refused(lab: Lab, *words: str, code: int) -> str:
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (["upp"], 2, "Did you mean 'up'?"),
+        (["upp"], 2, "next: awsddp up"),
         (["up", "--nodse", "2"], 2, "--nodes"),
         (["up", "--nodes", "two"], 2, "two"),
         (["up", "--nodes", "0"], 3, "--nodes: 0 is out of range"),
@@ -50,9 +50,9 @@ def refused(lab: Lab, *words: str, code: int) -> str:
         (["run", "nowhere.py", "--local", "-y"], 2, "script not found: nowhere.py"),
         (["run", "--local", "-y", "--", "{rnak}"], 2, "invalid placeholder {rnak} in '{rnak}'"),
         (["train", "-o", "sync.workdir=nowhere"], 3, "nowhere"),
-        (["train", "--workdir", "nowhere"], 2, "'--workdir'. Use -o sync.workdir=VALUE"),
-        (["run", "--hang_after", "5m", "x.py"], 2, "Use -o job.hang_after=VALUE"),
-        (["train", "--master-port", "29500"], 2, "No such option"),
+        (["train", "--workdir", "nowhere"], 2, "awsddp train -o sync.workdir=nowhere"),
+        (["run", "--hang_after", "5m", "x.py"], 2, "awsddp run -o job.hang_after=5m x.py"),
+        (["train", "--master-port", "29500"], 2, "--master-port is not an option of awsddp train"),
         (["logs", "-n", "0"], 2, "0 is not in the range x>=1"),
         (["local", "status"], 7, "awsddp local start"),
         (["local", "-y", "fault", "-q", "list"], 7, "awsddp local start"),

@@ -190,7 +190,7 @@ class Fleet:
 
     def follow(self, merger: Merger, node: int, job: str = "job") -> bytes:
         """Follow a job on a node to its end and return what is shown."""
-        request = requests.Follow(job=job, offsets=merger.attach(node))
+        request = requests.Follow(job=job, offsets=merger.attach(node), tail=merger.tail)
         process = self.start(node, request)
         assert process.stdout is not None
         shown = b""

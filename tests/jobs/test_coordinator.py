@@ -184,8 +184,8 @@ def test_job_that_is_silent_is_ended_and_the_rank_that_stands_elsewhere_named() 
     gone(coordinator)
     cause = coordinator.document().cause
     assert (cause.kind, cause.rank, cause.node, cause.instance_id) == ("hang", 3, 1, "i-1")
-    assert cause.explanation.startswith("No rank wrote to its log for 10 s. Rank 3 (node1) does not run: ")
-    assert cause.next.startswith("awsddp doctor --why job")
+    assert cause.explanation.startswith("No rank wrote to its log for 10 s. Rank 3 (node1) was stopped by ")
+    assert cause.next.startswith("awsddp why job")
 
 
 def timed_out(coordinator: Coordinator, *ranks: int) -> None:

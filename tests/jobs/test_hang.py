@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def look(fleet: "Fleet", job: str = "job") -> dict[str, Any]:
-    """Ask all nodes and read their answers, as `doctor --why` does."""
+    """Ask all nodes and read their answers, as `why` does."""
     answers = {
         node: read_stacks(msgspec.to_builtins(fleet.ask(node, requests.Stacks(job=job))))
         for node in range(len(fleet.hosts))
@@ -82,7 +82,9 @@ def test_job_that_hangs_is_ended_by_hang_after_with_the_rank_as_its_cause(fleet:
     assert job.state == "failed"
     assert job.cause is not None
     assert (job.cause.kind, job.cause.rank, job.cause.instance_id) == ("hang", 2, "i-1")
-    assert job.cause.explanation.startswith("No rank wrote to its log for 2 s. Rank 2 (node1) does not run: ")
+    assert job.cause.explanation.startswith(
+        "No rank wrote to its log for 2 s. Rank 2 (node1) was stopped by "
+    )
     dumps = [json.loads((fleet.folder(node) / "run" / DUMP).read_text()) for node in (0, 1)]
     assert [one["state"] for dump in dumps for one in dump["processes"]].count("T") == 1
 
@@ -175,7 +177,7 @@ def test_records_of_nccl_name_the_rank_that_called_fewer_collectives() -> None:
     found = seen(nccl(0, *waits), nccl(1, *waits), nccl(2, waits[0]))
     assert found["behind"] == [2]
     assert found["explanation"] == (
-        "Rank 2 (node0) is not where the others wait: train.py:3 in step. Rank 0 (node0) waits in all_reduce "
+        "Rank 2 (node0) is behind: train.py:3 in step. Rank 0 (node0) waits in all_reduce "
         "(collective 2) at train.py:1 in step, rank 1 (node0) waits in all_reduce (collective 2) at "
         "train.py:2 in step."
     )

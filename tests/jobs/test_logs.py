@@ -12,7 +12,7 @@ import pytest
 from awsddp.errors import ConfigError, NodeError
 from awsddp.jobs.logs import Labeller, Merger, Stream, last_lines
 from awsddp.jobs.supervisor import requests
-from awsddp.jobs.supervisor.follow import HEADER, MAGIC
+from awsddp.jobs.supervisor.follow import HEADER, MAGIC, tail_start
 
 if TYPE_CHECKING:
     from tests.jobs.conftest import Fleet
@@ -344,3 +344,50 @@ def test_the_last_lines_are_about_equally_many_of_each_rank() -> None:
     assert last_lines(shown, 2) == b"".join((ranks[1][-1], ranks[2][-1]))
     assert last_lines(shown, 1000) == b"".join(shown)
     assert last_lines([], 5) == b""
+
+
+@pytest.mark.parametrize(
+    ("text", "count", "tail"),
+    [
+        (b"", 3, b""),
+        (b"one\n", 3, b"one\n"),
+        (b"one\ntwo\nthree\n", 2, b"two\nthree\n"),
+        (b"one\ntwo\nthree", 2, b"two\nthree"),
+        (b"\n\n\n", 2, b"\n\n"),
+        (b"one\ntwo\n", 2, b"one\ntwo\n"),
+        (b"a" * (5 << 20), 1, b"a" * (4 << 20)),
+    ],
+)
+def test_the_tail_of_a_log_is_found_from_its_end(
+    tmp_path: Path, text: bytes, count: int, tail: bytes
+) -> None:
+    path = tmp_path / "rank0.log"
+    path.write_bytes(text)
+    with path.open("rb") as log:
+        assert text[tail_start(log.fileno(), count) :] == tail
+
+
+def test_a_tail_is_shown_from_where_it_begins_and_never_written(tmp_path: Path) -> None:
+    merger = Merger({3: 1}, folder=tmp_path / "logs", tail=2)
+    assert merger.attach(1) == {3: 0}
+    assert merger.feed(1, MAGIC + frame(b"L", 3, 10_000_000_000, b"two\nthr")) == LABEL + b"two\n"
+    assert merger.attach(1) == {3: 10_000_000_007}  # a connection that breaks goes on there
+    assert merger.feed(1, MAGIC + frame(b"L", 3, 10_000_000_007, b"ee\n")) == LABEL + b"three\n"
+    with pytest.raises(NodeError, match="left 1 bytes of rank 3 out"):
+        merger.feed(1, frame(b"L", 3, 10_000_000_011, b"four\n"))
+    assert not (tmp_path / "logs").exists()
+
+
+def test_a_node_sends_the_tail_alone(fleet: "Fleet", tmp_path: Path) -> None:
+    fleet.run("for number in range(100_000): print('line', number)\n")
+    process = fleet.start(1, requests.Follow(job="job", offsets={2: 0, 3: 0}, to_the_end=False, tail=3))
+    sent = [found for found in Stream().feed(process.communicate()[0]) if found.kind == b"L"]
+    assert [(found.rank, found.offset) for found in sent] == [
+        (2, len(fleet.log(2)) - 33),
+        (3, len(fleet.log(3)) - 33),
+    ]
+    assert {found.payload for found in sent} == {b"line 99997\nline 99998\nline 99999\n"}
+    merger = Merger({rank.rank: rank.node for rank in fleet.ranks}, folder=tmp_path, tail=2)
+    assert fleet.follow(merger, 0) == b"".join(
+        b"[rank %d @ node0] line 9999%d\n" % (rank, n) for rank in (0, 1) for n in (8, 9)
+    )

@@ -244,4 +244,4 @@ def test_job_without_output_is_said_to_be_silent_once_with_the_command(
             return super()._frames(node, offsets)
 
     _, _, events = follow(Silent({}, back_at=0), tmp_path, monkeypatch)
-    assert events == ["no output for 5 min: awsddp doctor --why job   # where its ranks are"]
+    assert events == ["no output for 5 min: awsddp why job   # where its ranks are"]

@@ -25,7 +25,7 @@ def forged(kind: str) -> Cause:
     ("kind", "next"),
     [
         ("cuda_oom", "use a smaller batch"),
-        ("hang", "awsddp doctor --why job1   # where each rank was"),
+        ("hang", "awsddp why job1 -v   # where each rank was"),
         ("exit", ""),
         ("of_a_later_awsddp", ""),
     ],

@@ -72,13 +72,13 @@ versions_differ: The nodes have different versions of NCCL: {versions}.
   next awsddp train --env requirements.txt   # versions that belong together, on every node
 nccl_timeout (retryable): {operation} did not end within NCCL's timeout: another rank did not take part.
   said Watchdog caught collective operation timeout: .*OpType=(?P<operation>\w+)
-  next awsddp logs   # what the others did; while a job hangs: awsddp doctor --why
+  next awsddp logs   # what the others did; while a job hangs: awsddp why
 gloo_timeout (retryable): Another rank did not take part in the collective within the timeout.
   said Timed out waiting \d+ms for (?:send|recv) operation|monitoredBarrier
-  next awsddp logs   # what the others did; while a job hangs: awsddp doctor --why
+  next awsddp logs   # what the others did; while a job hangs: awsddp why
 rendezvous_timeout (retryable): Only {joined} of {all} ranks joined the process group in time.
   said (?P<joined>\d+)/(?P<all>\d+) clients joined
-  next awsddp logs   # what the others did; while a job hangs: awsddp doctor --why
+  next awsddp logs   # what the others did; while a job hangs: awsddp why
 master_unreachable: Nothing answers at {place}, where rank 0 was expected.
   said client socket has (?:timed out|failed).*? connect to [^(]*\((?P<place>[^)]+)\)
   next use MASTER_ADDR and MASTER_PORT, or {{master_addr}} and {{master_port}} in the script's arguments

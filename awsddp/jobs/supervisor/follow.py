@@ -10,13 +10,10 @@ import math
 import os
 import struct
 import time
-from typing import TYPE_CHECKING, BinaryIO
+from typing import BinaryIO
 
 from awsddp.jobs.supervisor.folder import Document, JobFolder
 from awsddp.jobs.supervisor.requests import Follow
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 MAGIC = b"\0awsddp\n"
 """Comes before every answer: a login script of the node's user may have said something first."""
@@ -32,6 +29,7 @@ _CHUNK = 1 << 18
 _POLL_SECONDS = 0.03
 _BEAT_SECONDS = 2.0
 _PAUSE_SECONDS = 1.0
+_TAIL_BYTES = 4 << 20
 
 
 def follow(request: Follow, out: BinaryIO) -> None:
@@ -39,7 +37,7 @@ def follow(request: Follow, out: BinaryIO) -> None:
 
     Raises BrokenPipeError when the reader has gone.
     """
-    stream = _Stream(JobFolder(request.job), request.offsets, out)
+    stream = _Stream(JobFolder(request.job), request, out)
     while True:
         document = stream.document()  # read before the logs: after a final one nothing is written any more
         sent = stream.logs()
@@ -51,10 +49,22 @@ def follow(request: Follow, out: BinaryIO) -> None:
             time.sleep(_POLL_SECONDS)
 
 
+def tail_start(log: int, count: int) -> int:
+    """Return where the last `count` lines of the open file `log` begin, at most 4 MB before its end."""
+    size = os.fstat(log).st_size
+    begin = max(0, size - _TAIL_BYTES)
+    data = os.pread(log, size - begin, begin)
+    at = len(data) - 1  # a newline at the end begins no line
+    for _ in range(count):
+        at = data.rfind(b"\n", 0, max(0, at))
+    return begin + at + 1
+
+
 class _Stream:
-    def __init__(self, folder: JobFolder, offsets: Mapping[int, int], out: BinaryIO) -> None:
+    def __init__(self, folder: JobFolder, request: Follow, out: BinaryIO) -> None:
         self._folder = folder
         self._out = out
+        self._tail, offsets = request.tail, request.offsets
         self._offsets = dict.fromkeys(folder.request().own_ranks, 0)
         self._offsets.update({int(rank): offset for rank, offset in offsets.items()})  # JSON's keys are text
         self._files: dict[int, int] = {}
@@ -87,6 +97,8 @@ class _Stream:
                 self._files[rank] = os.open(str(self._folder.log(rank)), os.O_RDONLY)
             except FileNotFoundError:
                 return False
+            if self._tail and not self._offsets[rank]:
+                self._offsets[rank] = tail_start(self._files[rank], self._tail)
         offset = self._offsets[rank]
         data = os.pread(self._files[rank], _CHUNK, offset)
         if data:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 LIVELY_SECONDS = 5.0
 """A collective that began within these tells that the job may be making progress."""
-_FRAME = re.compile(r'^ +File "(.+)", line (\d+) in (.+)$')
+_FRAME = re.compile(r'^ +File "(.+)", line (\d{1,9}) in (.+)$')
 _THREAD = re.compile(r"^(?:Current thread|Thread) .*:$", re.MULTILINE)
 _INITS = (" in init_process_group", " in _new_group_with_tag")
 _BOOTSTRAP = "/multiprocessing/process.py"
@@ -25,12 +25,13 @@ _COLLECTIVE = "torch/distributed/distributed_c10d.py"
 
 
 class Seen(NamedTuple):
-    """What a process does: its `state`, its `stack`, oldest frame first, and `where` in that it is."""
+    """What a process does: its `state`, its `stack`, oldest frame first, `where` in that it is, that line."""
 
     pid: int
     state: str
     where: str | None
     stack: list[str]
+    source: str | None
 
 
 class InFlight(NamedTuple):
@@ -55,6 +56,7 @@ class Rank(NamedTuple):
     stack: Sequence[str] = ()
     workers: Sequence[Seen] = ()
     collective: InFlight | None = None
+    source: str | None = None
     joined: bool = False
     records: Mapping[str, Group] = {}
 
@@ -62,7 +64,8 @@ class Rank(NamedTuple):
 class Diagnosis(NamedTuple):
     """Which ranks of a job are `behind` the others, an `explanation`, and what each of `ranks` does.
 
-    `moving`: a collective began so recently that the job may not hang at all.
+    The explanation up to its first colon is a sentence without the places. `moving`: a collective began so
+    recently that the job may not hang at all.
     """
 
     silent_s: float | None
@@ -84,7 +87,7 @@ def diagnose(
     ages = [group.age for rank in ranks for group in rank.records.values()]
     moving = bool(ages) and min(ages) < LIVELY_SECONDS and all(rank.state == "running" for rank in ranks)
     if moving:
-        ago = f"The job may be making progress: a collective began {max(0.0, min(ages)):.1f} s ago. "
+        ago = f"The job may be making progress (a collective began {max(0.0, min(ages)):.1f} s ago). "
         explanation = ago + explanation
     silent = min((answer.silent_s for answer in answers.values()), default=None)
     return Diagnosis(silent, moving, behind, _sentence(explanation), ranks)
@@ -98,29 +101,30 @@ def _rank(rank: int, node: int, answer: Answer | None, exit_code: object) -> Ran
     processes = [one for one in answer.processes if one.rank == rank]
     if not processes:
         return Rank(rank, node, "missing")
-    pids, workdir = {one.pid for one in processes}, answer.workdir
+    pids = {one.pid for one in processes}
     main = min(processes, key=lambda one: (not one.joined, one.parent in pids, one.pid))
-    seen = _seen(main, workdir)
+    seen = _seen(main, answer)
     children = [one for one in processes if one is not main and one.parent in pids]
     return Rank(
         rank,
         node,
         **seen._asdict(),
-        workers=[_seen(one, workdir, own=True) for one in children],
+        workers=[_seen(one, answer, own=True) for one in children],
         collective=_in_flight(main.records),
         joined=main.joined,
         records=main.records,
     )
 
 
-def _seen(process: Process, workdir: str, *, own: bool = False) -> Seen:
+def _seen(process: Process, answer: Answer, *, own: bool = False) -> Seen:
     """Return what a process does; with `own` it is somewhere only where it runs code of the synced folder."""
-    frames, thread = _main_thread(process.stacks), ""
+    frames, thread, workdir = _main_thread(process.stacks), "", answer.workdir
     if frames and frames[-1][0].endswith("/threading.py") and frames[-1][2] == "_shutdown":
         frames, thread = _last_thread(process.stacks, workdir) or frames, _ENDING
     state = "stopped" if process.is_stopped else "running" if frames else "silent"
-    where = _where(frames, workdir, own=own)
-    return Seen(process.pid, state, where and where + thread, [_place(frame, workdir) for frame in frames])
+    stack, at = [_place(frame, workdir) for frame in frames], _innermost(frames, workdir, own=own)
+    where, source = at and _place(at, workdir) + thread, at and answer.sources.get(f"{at[0]}:{at[1]}")
+    return Seen(process.pid, state, where, stack, source)
 
 
 _ENDING = " (a thread; the main program has ended and waits for it)"
@@ -157,12 +161,12 @@ def _place(frame: Frame, workdir: str) -> str:
     return f"{os.path.normpath(path)}:{line} in {function}"
 
 
-def _where(frames: list[Frame], workdir: str, *, own: bool) -> str | None:
+def _innermost(frames: list[Frame], workdir: str, *, own: bool) -> Frame | None:
     """Return the innermost frame of the user's folder; failing that, the innermost outside of libraries."""
     chosen = [frame for frame in frames if _is_own(frame[0], workdir)]
     if not (chosen or own):
         chosen = [frame for frame in frames if not any(folder in frame[0] for folder in _LIBRARY)] or frames
-    return _place(chosen[-1], workdir) if chosen else None
+    return chosen[-1] if chosen else None
 
 
 def _is_own(path: str, workdir: str) -> bool:
@@ -207,8 +211,8 @@ def _behind(ranks: list[Rank]) -> tuple[list[int], str]:
 
 _STATES = {
     "stopped": (
-        "does not run: a signal (SIGSTOP) or a debugger has stopped it",
-        "do not run: a signal (SIGSTOP) or a debugger has stopped them",
+        "was stopped by a signal (SIGSTOP) or a debugger",
+        "were stopped by a signal (SIGSTOP) or a debugger",
     ),
     "unreachable": ("is on a node that does not answer", "are on a node that does not answer"),
 }
@@ -239,8 +243,10 @@ def _by_start(ranks: list[Rank]) -> tuple[list[int], str] | None:
         missed = f"{_names(absent)} did not join the process group: {_places(absent)}"
         return _named(absent), f"{missed}. {waiting}"
     if len(joining) == len(ranks):
-        why = "all wait in init_process_group: their addresses, ports, world sizes or ranks differ"
-        return [], f"No rank is behind: {why}, or the network between the nodes is closed."
+        why = (
+            "their addresses, ports, world sizes or ranks differ, or the network between the nodes is closed"
+        )
+        return [], f"No rank is behind, all wait in init_process_group; {why}."
     return None
 
 
@@ -293,8 +299,7 @@ def _by_stacks(ranks: list[Rank]) -> tuple[list[int], str] | None:
 
 
 def _elsewhere(behind: list[Rank], ranks: list[Rank]) -> str:
-    elsewhere = f"{_say(behind, 'is', 'are')} not where the others wait: {_places(behind)}"
-    return f"{elsewhere}. {_others(ranks, behind)}"
+    return f"{_say(behind, 'is', 'are')} behind: {_places(behind)}. {_others(ranks, behind)}"
 
 
 def _others(ranks: list[Rank], behind: list[Rank]) -> str:

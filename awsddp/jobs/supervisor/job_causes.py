@@ -74,7 +74,7 @@ instance_retired (retryable): {why}.
 timeout: The job ran for longer than its timeout of {seconds:g} s.
   next awsddp train --timeout TIME   # longer, if it was not hanging
 hang: No rank wrote to its log for {seconds:g} s.
-  next awsddp doctor --why {job}   # where each rank was
+  next awsddp why {job} -v   # where each rank was
 cancelled: It was cancelled.
 interrupted (retryable): {why}.
   next awsddp up && awsddp train   # starts what is stopped

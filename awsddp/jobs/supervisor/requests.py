@@ -165,12 +165,14 @@ class State(Request["answers.Jobs"]):
 class Follow(Request["None"]):
     """What the node's ranks say, from `offsets` (bytes, by rank) on; the answer is frames (follow.py).
 
-    Without `to_the_end` only what they have said so far.
+    Without `to_the_end` only what they have said so far. With `tail`, for a rank at offset 0, only so many of
+    its lines so far.
     """
 
     job: str
     offsets: Mapping[int, int]
     to_the_end: bool = True
+    tail: int | None = None
 
 
 class Cancel(Request["answers.NodeJob"]):

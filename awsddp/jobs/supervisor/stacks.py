@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import linecache
 import os
+import re
 import signal
 import time
 from pathlib import Path
@@ -18,7 +20,7 @@ from awsddp.jobs.supervisor.folder import JobFolder
 from awsddp.jobs.supervisor.requests import each, reader, row
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
     from awsddp.jobs.supervisor.requests import Launch, Stacks
 
@@ -30,6 +32,10 @@ _MOST_PROCESSES = 256
 _MOST_TEXT = 24_000  # characters of the stacks of one process
 _MOST_ANSWER = 1_000_000  # characters of the stacks of all
 _MOST_RECORDS = 60  # of one process group, the last ones
+_MOST_SOURCES = 200  # lines of programs
+_MOST_LINE = 200  # characters of one
+_MOST_FILE = 1 << 20  # bytes of a program
+_FRAME = re.compile(r'^ +File "(.+)", line (\d{1,9}) in ', re.MULTILINE)
 
 
 @row
@@ -73,12 +79,14 @@ class Process(NamedTuple):
 class Answer(NamedTuple):
     """What a job does on a node.
 
-    `workdir` is the synced folder without links, `silent_s` how long no rank there has written to its log.
+    `workdir` is the synced folder without links, `silent_s` how long no rank there has written to its log,
+    `sources` the lines of the stacks that are of no library, by "file:line".
     """
 
     workdir: str
     silent_s: float
     processes: list[Process]
+    sources: Mapping[str, str] = {}
 
 
 _read_group = reader(Group, records=lambda records: [Collective(*record) for record in records])
@@ -100,7 +108,19 @@ def stacks(request: Stacks | Launch) -> Answer:
         one.signal()
     _wait(silent, _Asked.take_dump, _SIGNAL_SECONDS)
     workdir = os.path.realpath(folder.request().workdir)
-    return Answer(workdir, silence(folder), _shortened([one.process for one in asked]))
+    shown = _shortened([one.process for one in asked])
+    return Answer(workdir, silence(folder), shown, sources(workdir, "\n".join(one.stacks for one in shown)))
+
+
+def sources(workdir: str, stacks: str) -> dict[str, str]:
+    """Return the lines of programs that `stacks` name, not of libraries, by "file:line", without indent."""
+    found: dict[str, str] = {}
+    for file, line in dict.fromkeys(_FRAME.findall(stacks)):
+        path = Path(workdir, file)
+        is_own = "/lib/python" not in file and path.is_file() and path.stat().st_size <= _MOST_FILE
+        if is_own and len(found) < _MOST_SOURCES:
+            found[f"{file}:{line}"] = linecache.getline(str(path), int(line)).strip()[:_MOST_LINE]
+    return found
 
 
 def silence(folder: JobFolder) -> float:

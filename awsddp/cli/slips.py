@@ -1,0 +1,117 @@
+"""What a wrong command line meant: by the habits of other tools first (slips.toml), by edit distance last.
+
+Imported only where a command line is wrong.
+"""
+
+import difflib
+import shlex
+import tomllib
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from awsddp.advice import TAKES
+from awsddp.cli.options import dashed
+from awsddp.errors import UsageError
+from awsddp.resources import template
+from awsddp.spec import KEYS
+
+WORDS = "awsddp.words"
+"""Where a context keeps the words from the verb on."""
+_NEAR = 0.8
+_DROPPED = "="
+
+
+def meant(error: click.UsageError, typed: Sequence[str]) -> UsageError:
+    """Return the error that says what is wrong with the words `typed`, and what to type."""
+    ctx = error.ctx or click.Context(click.Command("awsddp"))
+    verb, *args = ctx.meta.get(WORDS, ("",))
+    message, why, command = error.format_message(), "", ""
+    if isinstance(error, click.NoSuchOption):
+        option = error.option_name
+        at = [*(_name(word) for word in args), option].index(option)
+        shown = args[at].partition("=")[0] if at < len(args) else option
+        message = f"{shown} is not an option of {ctx.command_path}"
+        why, command = _of_option(ctx, verb, args, at, option)
+    elif type(error) is click.UsageError:
+        command = _of_words(ctx, verb, args)
+    if not command:
+        return UsageError(message, why, f"{ctx.command_path} --help")
+    before = shlex.join(["awsddp", *typed[: len(typed) - len(args) - 1]])
+    return UsageError(message, why, command if command.startswith("aws ") else f"{before} {command}")
+
+
+def _name(word: str) -> str:
+    return dashed(word.partition("=")[0])
+
+
+def _of_words(ctx: click.Context, verb: str, args: list[str]) -> str:
+    """Return the command for a verb of another tool, or for an argument that a verb of ours does not take."""
+    table = tomllib.loads(template("slips.toml"))["commands"]
+    commands = {word: text for text, words in table.items() for word in words.split()}
+    for word in ("/".join([verb, *args[:1]]), verb):
+        if word in commands:
+            return _filled(ctx, commands[word], args)
+    if verb.endswith((".py", ".sh")):
+        return _filled(ctx, "train SCRIPT", [verb, *args])
+    near = difflib.get_close_matches(verb, TAKES, n=1, cutoff=_NEAR)
+    return shlex.join([*near, *args]) if near else ""
+
+
+def _filled(ctx: click.Context, text: str, args: list[str]) -> str:
+    """Return a command with what was typed in place of JOB, or of SCRIPT and all that belongs to it."""
+    if text.endswith("SCRIPT"):
+        return text.replace("SCRIPT", shlex.join(_for_script(ctx.find_root(), text.split()[0], args)))
+    job = next((word for word in args if not word.startswith("-")), "last" * ("--resume" in text))
+    return text.replace("JOB", shlex.quote(job)) if job else text.replace(" JOB", "")
+
+
+def _of_option(ctx: click.Context, verb: str, args: list[str], at: int, option: str) -> tuple[str, str]:
+    """Return why a verb does not take the option at `args[at]`, and the command that was meant."""
+    rest = list(args)
+    _, equals, value = rest.pop(at).partition("=") if at < len(args) else ("", "", "")
+    if not equals and rest[at : at + 1] and not rest[at].startswith("-"):
+        value = rest.pop(at)
+    table = tomllib.loads(template("slips.toml"))["options"]
+    known = [text for text, words in table.items() if {verb, option} <= {*words.split()}]
+    known += difflib.get_close_matches(option, _takes_value(ctx.command), n=1, cutoff=_NEAR)
+    keys = {dashed(f"--{key.partition('.')[2]}"): key for key in KEYS if key.startswith(TAKES.get(verb, ()))}
+    known += [f"-o {keys[one]}=" for one in (option, f"{option}-usd") if one in keys]
+    text = next(iter(known), f"{verb} SCRIPT" if verb in ("train", "run") else None)
+    if text is None or text == f"{verb} SCRIPT":
+        return ("arguments of your script go after --", _filled(ctx, text, args)) if text else ("", "")
+    if text[:1] not in ("", "-", "="):
+        return "", _filled(ctx, text, list(filter(None, (value, *rest))))
+    if text != _DROPPED:
+        rest[at:at] = (
+            f"{text}{value or 'VALUE'}".split(" ") if text[-1:] == "=" else filter(None, (text, value))
+        )
+    return "awsddp sets it" * (text == _DROPPED), shlex.join([verb, *rest])
+
+
+def _takes_value(command: click.Command) -> dict[str, bool]:
+    """Return the options of a command, and whether each has a value."""
+    options = [one for one in command.params if isinstance(one, click.Option)]
+    return {name: not (one.is_flag or one.count) for one in options for name in one.opts}
+
+
+def _for_script(root: Any, verb: str, args: list[str]) -> list[str]:
+    """Return the arguments of `train` or `run` with those of the script behind --, ours before it."""
+    takes = _takes_value(root.command.get_command(root, verb))
+    own: list[str] = []
+    rest: list[str] = []
+    words, has_script = iter(args), False
+    for word in words:
+        name = _name(word) if _name(word) in takes else word[:2]
+        is_value = bool(rest) and rest[-1].startswith("-") and "=" not in rest[-1]
+        if word == "--":
+            rest += words
+        elif name in takes:
+            own += [word, next(words, "")] if takes[name] and dashed(word) == name else [word]
+        elif word.startswith("-") or has_script or (is_value and not word.endswith((".py", ".sh"))):
+            rest.append(word)
+        else:
+            own.append(word)
+            has_script = True
+    return [*own, "--", *rest] if rest else own
