@@ -1,0 +1,180 @@
+"""Data that stays here although a program names it: what an ignore file keeps from the nodes."""
+
+import ast
+import contextlib
+import itertools
+import json
+import os
+import shlex
+import warnings
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from awsddp.advice import advised
+from awsddp.config import key_words
+from awsddp.errors import NodeError
+from awsddp.nodes.sync import Listing, project_files
+from awsddp.report import size_text
+from awsddp.spec import FILE, OPTION, JobSpec
+
+if TYPE_CHECKING:
+    from awsddp.cluster import Cluster
+    from awsddp.nodes.transport import Fleet, Result
+
+
+_NO_DATA = frozenset(
+    ["build", "dist", "env", "lightning_logs", "logs", "mlruns", "node_modules", "runs", "venv", "wandb"]
+)
+"""Folders that programs write, by their usual names."""
+_MOST_FILES = 20_000
+"""How many files of a folder are counted, so that a question comes at once."""
+_MISSING = 'cd ~/awsddp/work 2>/dev/null; for name; do [ -e "$name" ] || printf "%s\\0" "$name"; done'
+_LOOK_S = 20.0
+
+
+def with_named_data(cluster: "Cluster") -> "Cluster":
+    """Ask for each path that .gitignore keeps here and the script names whether to send it, once.
+
+    Returns the cluster, for a yes with a `sync.ignore` that sends the path. Where nobody can be asked, it is
+    reported and stays here: a script may download what it names. Raises ConfigError for a folder that cannot
+    be sent.
+    """
+    listing, script = project_files(cluster.job_spec, home=cluster.home), cluster.job_spec.job.script
+    if script is None:
+        return cluster
+    record = cluster.folder.read(newer=True)
+    nodes = record.nodes if record else cluster.spec.cluster.nodes
+    data = kept_data(listing, cluster.job_spec)
+    for path in _named(data, _words(script, cluster.job_spec)):
+        size, shown = size_at(path, data, listing.root)
+        if not size:
+            continue
+        shown += f" x {nodes} nodes" if nodes > 1 else ""
+        by = next(by for one, by in data.items() if one.startswith(path))
+        patterns = [*cluster.job_spec.sync.ignore, f"!/{path}"]
+        send = shlex.join(key_words("sync.ignore", patterns))
+        about = f"{path} ({shown}) is in {by} and {script} mentions it"
+        agreed = cluster.ask(f"{about}: send it?")
+        if agreed is None:
+            cluster.say(f"{about}: not sent; {send} sends it")
+        elif agreed:
+            cluster = cluster.but(job_spec=_with_patterns(cluster.job_spec, patterns))
+            cluster.say(f"{path} is sent for this job; for later ones: {_line(patterns)}")
+        else:
+            patterns[-1] = f"/{path}"
+            cluster.say(f"{path} is not sent; to be asked no more: {_line(patterns)}")
+    return cluster
+
+
+def _line(patterns: Sequence[str]) -> str:
+    return f"ignore = {json.dumps(patterns)} in [sync] of {FILE}"
+
+
+def kept_data(listing: Listing, job: JobSpec) -> dict[str, str]:
+    """Return what .gitignore files keep here and may be data, each with the file; a folder ends with "/".
+
+    Left out: hidden files, results, virtual environments, folders that programs write. What .awsddpignore and
+    sync.ignore name was decided for the nodes.
+    """
+    written = {os.path.normpath(one) for one in (job.job.results, *job.job.outputs)}
+    return {
+        path: by
+        for path, by in listing.kept
+        if Path(by).name == ".gitignore"
+        and _NO_DATA.isdisjoint(parts := Path(path).parts)
+        and not any(part.startswith(".") for part in parts)
+        and os.path.normpath(path) not in written
+        and not (listing.root / path / "pyvenv.cfg").exists()
+    }
+
+
+def size_at(path: str, data: Iterable[str], root: Path) -> tuple[int, str]:
+    """Return how many bytes the paths of `data` at or below `path` hold, and the text that says so.
+
+    Counts _MOST_FILES files; links hold nothing.
+    """
+    held = [root / one for one in data if one == path or (path.endswith("/") and one.startswith(path))]
+    sizes = list(itertools.islice(itertools.chain.from_iterable(map(_sizes, held)), _MOST_FILES + 1))
+    size = sum(sizes[:_MOST_FILES])
+    text = size_text(size).replace(".0 ", " ")
+    return size, f"more than {text}" if len(sizes) > _MOST_FILES else text
+
+
+def _sizes(path: Path) -> Iterator[int]:
+    walk = os.walk(path) if path.is_dir() and not path.is_symlink() else [("", (), [str(path)])]
+    for file in (Path(folder, name) for folder, _, names in walk for name in names):
+        with contextlib.suppress(OSError):  # it is gone meanwhile
+            yield 0 if file.is_symlink() else file.lstat().st_size
+
+
+def _words(script: str, job: JobSpec) -> set[str]:
+    """Return the texts of the script, less its docstrings, and its arguments, as paths of the synced folder.
+
+    A path may be relative to the script's own folder. A script that Python cannot parse has none.
+    """
+    path = Path(script.replace(".", "/") + ".py" if job.job.module else script)
+    found = {part for word in job.job.args for part in word.split("=")}
+    with (
+        contextlib.suppress(OSError, SyntaxError, ValueError, RecursionError, MemoryError),
+        warnings.catch_warnings(),
+    ):
+        warnings.simplefilter("ignore")  # the script's own, such as an invalid escape
+        nodes = list(ast.walk(ast.parse((Path(job.sync.workdir) / path).read_bytes())))
+        notes = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+        texts = (node for node in nodes if isinstance(node, ast.Constant) and id(node) not in notes)
+        found |= {node.value for node in texts if isinstance(node.value, str)}
+    return {os.path.normpath(Path(folder, word)) for word in found if word for folder in ("", path.parent)}
+
+
+def _named(data: Mapping[str, str], words: Iterable[str]) -> list[str]:
+    """Return the paths of `data` that a word names or lies in; the word itself, a folder, that holds some."""
+    tops = {Path(path).parts[0] for path in data}
+    found: set[str] = set()
+    for word in words:
+        if word.partition("/")[0] in tops:
+            holder = (path for path in data if f"{word}/".startswith(f"{path.rstrip('/')}/"))
+            folder = [f"{word}/"] if any(path.startswith(f"{word}/") for path in data) else []
+            found |= {*itertools.islice(itertools.chain(holder, folder), 1)}
+    return sorted(
+        one for one in found if not any(one != it and it.endswith("/") and one.startswith(it) for it in found)
+    )
+
+
+def _with_patterns(job: JobSpec, patterns: Sequence[str]) -> JobSpec:
+    """Return the job as with `-o sync.ignore=...`."""
+    sync = replace(job.sync, ignore=tuple(patterns))
+    return replace(job, sync=sync, sources={**job.sources, "sync.ignore": OPTION})
+
+
+def say_unsent(cluster: "Cluster", fleet: "Fleet", nodes: Collection[int], words: Sequence[str]) -> None:
+    """Say which files that a failed command names are here alone, and what sends them."""
+    named = _named_files(Path(cluster.job_spec.sync.workdir), words)
+    if not (nodes and named):
+        return
+    answers: Mapping[int, Result] = {}
+    with contextlib.suppress(NodeError):
+        answers = fleet.run(["sh", "-c", _MISSING, "sh", *named], nodes=nodes, timeout_s=_LOOK_S)
+    missing = {name for one in answers.values() for name in one.stdout.decode(errors="replace").split("\0")}
+    listing = project_files(cluster.job_spec, home=cluster.home) if missing.intersection(named) else None
+    for name in named:
+        if listing is not None and name in missing:
+            found = listing.keeper(name)
+            why = (
+                f"{found[1]} keeps {found[0]} here" if found else advised(cluster, "awsddp sync   # sends it")
+            )
+            cluster.say(f"{name} is here, and not on the nodes: {why}")
+
+
+def _named_files(workdir: Path, words: Sequence[str]) -> list[str]:
+    """Return the words of a command that are files of the synced folder."""
+    try:
+        split = shlex.split(words[0]) if len(words) == 1 else list(words)
+    except ValueError:
+        split = words[0].split()
+    found = dict.fromkeys(
+        word.removeprefix("./") for word in split if word and not word.startswith(("-", "/"))
+    )
+    # Unlike Path.exists it is False, too, for a name that no file can have.
+    return [word for word in found if word and os.path.exists(workdir / word)]  # noqa: PTH110
