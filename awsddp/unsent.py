@@ -7,13 +7,12 @@ import json
 import os
 import shlex
 import warnings
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from awsddp.advice import advised
-from awsddp.config import key_words
 from awsddp.errors import NodeError
 from awsddp.nodes.sync import Listing, project_files
 from awsddp.report import size_text
@@ -41,35 +40,27 @@ def with_named_data(cluster: "Cluster") -> "Cluster":
     reported and stays here: a script may download what it names. Raises ConfigError for a folder that cannot
     be sent.
     """
-    listing, script = project_files(cluster.job_spec, home=cluster.home), cluster.job_spec.job.script
-    if script is None:
-        return cluster
+    job, script = cluster.job_spec, cluster.job_spec.job.script
+    listing = project_files(job, home=cluster.home)
     record = cluster.folder.read(newer=True)
     nodes = record.nodes if record else cluster.spec.cluster.nodes
-    data = kept_data(listing, cluster.job_spec)
-    for path in _named(data, _words(script, cluster.job_spec)):
-        size, shown = size_at(path, data, listing.root)
-        if not size:
-            continue
-        shown += f" x {nodes} nodes" if nodes > 1 else ""
+    data = kept_data(listing, job)
+    for path in _named(data, _words(script, job)) if script else ():
+        size, text = size_at(path, data, listing.root)
         by = next(by for one, by in data.items() if one.startswith(path))
-        patterns = [*cluster.job_spec.sync.ignore, f"!/{path}"]
-        send = shlex.join(key_words("sync.ignore", patterns))
-        about = f"{path} ({shown}) is in {by} and {script} mentions it"
-        agreed = cluster.ask(f"{about}: send it?")
-        if agreed is None:
-            cluster.say(f"{about}: not sent; {send} sends it")
-        elif agreed:
-            cluster = cluster.but(job_spec=_with_patterns(cluster.job_spec, patterns))
-            cluster.say(f"{path} is sent for this job; for later ones: {_line(patterns)}")
-        else:
-            patterns[-1] = f"/{path}"
-            cluster.say(f"{path} is not sent; to be asked no more: {_line(patterns)}")
-    return cluster
-
-
-def _line(patterns: Sequence[str]) -> str:
-    return f"ignore = {json.dumps(patterns)} in [sync] of {FILE}"
+        times = f" x {nodes} nodes" if nodes > 1 else ""
+        about = f"{path} ({text}{times}) is in {by} and {script} mentions it"
+        agreed = cluster.ask(f"{about}: send it?") if size else False
+        patterns = [*job.sync.ignore, f"{'/' if agreed is False else '!/'}{path}"]
+        setting = f"ignore = {json.dumps(patterns)} in [sync] of {FILE}"
+        if agreed:
+            job = replace(job, sync=replace(job.sync, ignore=tuple(patterns)))
+            job = replace(job, sources={**job.sources, "sync.ignore": OPTION})
+            cluster.say(f"{path} is sent for this job; for all jobs: {setting}")
+        elif size:
+            way = f"{about}: not sent; to send it" if agreed is None else f"{path} is not sent; for all jobs"
+            cluster.say(f"{way}: {setting}")
+    return cluster.but(job_spec=job)
 
 
 def kept_data(listing: Listing, job: JobSpec) -> dict[str, str]:
@@ -78,14 +69,13 @@ def kept_data(listing: Listing, job: JobSpec) -> dict[str, str]:
     Left out: hidden files, results, virtual environments, folders that programs write. What .awsddpignore and
     sync.ignore name was decided for the nodes.
     """
-    written = {os.path.normpath(one) for one in (job.job.results, *job.job.outputs)}
+    written = _NO_DATA.union(map(os.path.normpath, (job.job.results, *job.job.outputs)))
     return {
         path: by
         for path, by in listing.kept
         if Path(by).name == ".gitignore"
-        and _NO_DATA.isdisjoint(parts := Path(path).parts)
-        and not any(part.startswith(".") for part in parts)
-        and os.path.normpath(path) not in written
+        and written.isdisjoint((os.path.normpath(path), *Path(path).parts))
+        and not f"/{path}".count("/.")
         and not (listing.root / path / "pyvenv.cfg").exists()
     }
 
@@ -95,57 +85,43 @@ def size_at(path: str, data: Iterable[str], root: Path) -> tuple[int, str]:
 
     Counts _MOST_FILES files; links hold nothing.
     """
-    held = [root / one for one in data if one == path or (path.endswith("/") and one.startswith(path))]
-    sizes = list(itertools.islice(itertools.chain.from_iterable(map(_sizes, held)), _MOST_FILES + 1))
-    size = sum(sizes[:_MOST_FILES])
-    text = size_text(size).replace(".0 ", " ")
-    return size, f"more than {text}" if len(sizes) > _MOST_FILES else text
-
-
-def _sizes(path: Path) -> Iterator[int]:
-    walk = os.walk(path) if path.is_dir() and not path.is_symlink() else [("", (), [str(path)])]
-    for file in (Path(folder, name) for folder, _, names in walk for name in names):
-        with contextlib.suppress(OSError):  # it is gone meanwhile
-            yield 0 if file.is_symlink() else file.lstat().st_size
+    held = (root / one for one in data if one.startswith(path))
+    files = itertools.chain.from_iterable(
+        [one] if one.is_symlink() or one.is_file() else one.rglob("*") for one in held
+    )
+    real = (file for file in files if file.is_file() and not file.is_symlink())
+    size = 0
+    with contextlib.suppress(OSError):  # one is gone meanwhile
+        for file in itertools.islice(real, _MOST_FILES):
+            size += file.lstat().st_size
+    return size, "more than " * (next(real, None) is not None) + size_text(size).replace(".0 ", " ")
 
 
 def _words(script: str, job: JobSpec) -> set[str]:
-    """Return the texts of the script, less its docstrings, and its arguments, as paths of the synced folder.
+    """Return the texts of the script, and its arguments, as paths of the synced folder.
 
     A path may be relative to the script's own folder. A script that Python cannot parse has none.
     """
     path = Path(script.replace(".", "/") + ".py" if job.job.module else script)
     found = {part for word in job.job.args for part in word.split("=")}
-    with (
-        contextlib.suppress(OSError, SyntaxError, ValueError, RecursionError, MemoryError),
-        warnings.catch_warnings(),
-    ):
+    with contextlib.suppress(OSError, SyntaxError, ValueError, RecursionError), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the script's own, such as an invalid escape
-        nodes = list(ast.walk(ast.parse((Path(job.sync.workdir) / path).read_bytes())))
-        notes = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
-        texts = (node for node in nodes if isinstance(node, ast.Constant) and id(node) not in notes)
-        found |= {node.value for node in texts if isinstance(node.value, str)}
+        texts = ast.walk(ast.parse((Path(job.sync.workdir) / path).read_bytes()))
+        found |= {one.value for one in texts if isinstance(one, ast.Constant) and isinstance(one.value, str)}
     return {os.path.normpath(Path(folder, word)) for word in found if word for folder in ("", path.parent)}
 
 
 def _named(data: Mapping[str, str], words: Iterable[str]) -> list[str]:
     """Return the paths of `data` that a word names or lies in; the word itself, a folder, that holds some."""
     tops = {Path(path).parts[0] for path in data}
-    found: set[str] = set()
-    for word in words:
-        if word.partition("/")[0] in tops:
-            holder = (path for path in data if f"{word}/".startswith(f"{path.rstrip('/')}/"))
-            folder = [f"{word}/"] if any(path.startswith(f"{word}/") for path in data) else []
-            found |= {*itertools.islice(itertools.chain(holder, folder), 1)}
-    return sorted(
-        one for one in found if not any(one != it and it.endswith("/") and one.startswith(it) for it in found)
-    )
-
-
-def _with_patterns(job: JobSpec, patterns: Sequence[str]) -> JobSpec:
-    """Return the job as with `-o sync.ignore=...`."""
-    sync = replace(job.sync, ignore=tuple(patterns))
-    return replace(job, sync=sync, sources={**job.sources, "sync.ignore": OPTION})
+    found = {
+        f"{word}/" if path.startswith(f"{word}/") else path
+        for word in words
+        if word.partition("/")[0] in tops
+        for path in data
+        if path.startswith(f"{word}/") or f"{word}/".startswith(f"{path.rstrip('/')}/")
+    }
+    return sorted(found)
 
 
 def say_unsent(cluster: "Cluster", fleet: "Fleet", nodes: Collection[int], words: Sequence[str]) -> None:

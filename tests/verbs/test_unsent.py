@@ -70,15 +70,13 @@ def test_a_yes_sends_the_data_for_this_run_and_names_the_line_for_awsddp_toml(pr
     assert project.sent(cluster) == {".gitignore", "data/train.csv", "train.py"}
     assert 'sync.ignore=["!/data/"]' in words_of(cluster.job_spec), "the job's record runs it again"
     assert project.said == [
-        'data/ is sent for this job; for later ones: ignore = ["!/data/"] in [sync] of awsddp.toml'
+        'data/ is sent for this job; for all jobs: ignore = ["!/data/"] in [sync] of awsddp.toml'
     ]
 
 
 def test_a_no_keeps_it_here_and_the_line_that_it_names_answers_for_good(project: Project) -> None:
     assert project.sent(project.checked(False)) == {".gitignore", "train.py"}
-    assert project.said == [
-        'data/ is not sent; to be asked no more: ignore = ["/data/"] in [sync] of awsddp.toml'
-    ]
+    assert project.said == ['data/ is not sent; for all jobs: ignore = ["/data/"] in [sync] of awsddp.toml']
     project.asked.clear()
     project.checked(True, sync__ignore=["/data/"])
     assert not project.asked
@@ -87,8 +85,8 @@ def test_a_no_keeps_it_here_and_the_line_that_it_names_answers_for_good(project:
 def test_where_nobody_can_be_asked_a_line_warns_and_the_run_goes_on(project: Project) -> None:
     assert project.sent(project.checked(None)) == {".gitignore", "train.py"}
     assert project.said == [
-        "data/ (5 bytes x 2 nodes) is in .gitignore and train.py mentions it: not sent; "
-        "-o 'sync.ignore=[\"!/data/\"]' sends it"
+        "data/ (5 bytes x 2 nodes) is in .gitignore and train.py mentions it: not sent; to send it: "
+        'ignore = ["!/data/"] in [sync] of awsddp.toml'
     ]
 
 
@@ -157,8 +155,10 @@ def test_a_folder_of_many_files_is_counted_in_part(project: Project, monkeypatch
 
 
 def test_a_link_is_not_counted_as_data(project: Project, tmp_path: Path) -> None:
-    (tmp_path / "far").write_text("x" * 100)
-    (project.folder / "data" / "train.csv").unlink()
-    (project.folder / "data" / "train.csv").symlink_to(tmp_path / "far")
+    project.add({".gitignore": "data\nmore/\n", "train.py": "open('data/x'), open('more/x')"})
+    (project.folder / "data").rename(tmp_path / "far")
+    (project.folder / "data").symlink_to(tmp_path / "far")
+    (project.folder / "more").mkdir()
+    (project.folder / "more" / "x").symlink_to(tmp_path / "far" / "train.csv")
     project.checked(True)
     assert not project.asked
