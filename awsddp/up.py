@@ -195,7 +195,11 @@ def read_all(requested: "Cluster", target: Target, record: Record | None) -> tup
         look(cluster, owner=owner)
 
     facts, _ = both(lambda: facts_of(aws, cluster.spec, target, record), list_nodes)
-    make_environment_plan(cluster.job_spec.env, internet=facts.image.has_internet, driver=None)
+    image = facts.image
+    number, torch = (None, None) if image.pretends else (image.shown.driver, image.shown.torch)
+    driver = str(number) if number else None
+    env = cluster.job_spec.env
+    make_environment_plan(env, internet=image.has_internet, driver=driver, image_torch=torch)
     return facts, cluster
 
 

@@ -1,5 +1,6 @@
 """Which environment the ranks get on every node, before anything is made: [env] as pure data."""
 
+import contextlib
 import dataclasses
 import hashlib
 import itertools
@@ -17,6 +18,7 @@ from awsddp.plan.requirements import (
     FOLDERS,
     IMAGE_PACKAGES,
     Requirements,
+    canonical,
     is_folder_here,
     read_requirements,
     toml_list,
@@ -68,15 +70,19 @@ class EnvironmentPlan(Requirements):
         return hashlib.sha256(json.dumps(self.setup).encode()).hexdigest()[:16]
 
 
-def make_environment_plan(env: EnvSection, *, internet: bool | None, driver: str | None) -> EnvironmentPlan:
+def make_environment_plan(
+    env: EnvSection, *, internet: bool | None, driver: str | None, image_torch: str | None = None
+) -> EnvironmentPlan:
     """Return what [env] asks for, its file read.
 
     `internet`: whether nodes have it, None if that is not known yet; `driver` is theirs, None where they
-    have no GPU. Raises ConfigError for what cannot be met.
+    have no GPU. `image_torch` is the image's release, such as 2.12. Raises ConfigError for what cannot be
+    met.
     """
     asked = read_requirements(Path(env.file).expanduser()) if env.file else Requirements()
     kind = env.kind or ("conda" if asked.conda else "image")
     _check_kind(env, kind, is_conda_file=bool(asked.conda))
+    _check_versions(asked, str(env.file), image_torch if kind == "image" else None)
     packages_from = env.packages_from or ("client" if internet is False else "node")
     if kind == "conda" and packages_from == "client":
         raise ConfigError(
@@ -124,6 +130,37 @@ def _check_kind(env: EnvSection, kind: str, *, is_conda_file: bool) -> None:
             "an environment.yml decides its own packages",
             f"write '- python={env.python}' into {env.file}, and remove env.python: -o env.python=",
         )
+
+
+def _check_versions(asked: Requirements, file: str, image_torch: str | None) -> None:
+    """Refuse versions of a package that exclude each other, or the image's torch. Raises ConfigError.
+
+    What has a marker or a URL is left to the nodes.
+    """
+    from pip._vendor.packaging.requirements import InvalidRequirement, Requirement
+    from pip._vendor.packaging.specifiers import SpecifierSet
+
+    named: dict[str, list[Requirement]] = {}
+    for line in (*asked.lines, *asked.constraints):
+        with contextlib.suppress(InvalidRequirement):
+            one = Requirement(re.sub(r"\+\w+", "", line))
+            if one.marker is None and one.url is None:
+                named.setdefault(canonical(one.name), []).append(one)
+    for name, group in named.items():
+        every = SpecifierSet(",".join(str(one.specifier) for one in group if one.specifier))
+        pins = [one.version for one in every if one.operator == "==" and "*" not in one.version]
+        texts = " and ".join(dict.fromkeys(map(str, group)))
+        if pins and not any(every.contains(pin, prereleases=True) for pin in pins):
+            raise ConfigError(f"env.file: {file}: {texts} exclude each other", "", "correct one of the lines")
+        if name == "torch" and image_torch:
+            patches = (f"{image_torch}.{number}" for number in range(20))
+            if not any(every.contains(one, prereleases=True) for one in patches):
+                raise ConfigError(
+                    f"env.file: {file} needs another torch than the image's {image_torch}",
+                    texts,
+                    f"require versions that work with torch {image_torch}, or use a separate Python: "
+                    "-o env.kind=venv",
+                )
 
 
 def _check_folders(options: Sequence[str]) -> None:
