@@ -29,6 +29,7 @@ _NO_DATA = frozenset(
 """Folders that programs write, by their usual names."""
 _MOST_FILES = 20_000
 """How many files of a folder are counted, so that a question comes at once."""
+LARGE_BYTES = 1e6
 _MISSING = 'cd ~/awsddp/work 2>/dev/null; for name; do [ -e "$name" ] || printf "%s\\0" "$name"; done'
 _LOOK_S = 20.0
 
@@ -41,29 +42,37 @@ def with_named_data(cluster: "Cluster") -> "Cluster":
     be sent.
     """
     job, script = cluster.job_spec, cluster.job_spec.job.script
-    listing = project_files(job, home=cluster.home)
     record = cluster.folder.read(newer=True)
     nodes = record.nodes if record else cluster.spec.cluster.nodes
-    data = kept_data(listing, job)
+    listing = project_files(job, home=cluster.home)
+    data = _kept_data(listing, job)
     for path in _named(data, _words(script, job)) if script else ():
-        size, text = size_at(path, data, listing.root)
-        by = next(by for one, by in data.items() if one.startswith(path))
-        times = f" x {nodes} nodes" if nodes > 1 else ""
-        about = f"{path} ({text}{times}) is in {by} and {script} mentions it"
-        agreed = cluster.ask(f"{about}: send it?") if size else False
+        size, about = _about(path, data, listing.root, f" x {nodes} nodes" if nodes > 1 else "")
+        if not size:
+            continue
+        about += f" and {script} mentions it"
+        agreed = cluster.ask(f"{about}: send it?")
         patterns = [*job.sync.ignore, f"{'/' if agreed is False else '!/'}{path}"]
-        setting = f"ignore = {json.dumps(patterns)} in [sync] of {FILE}"
         if agreed:
             job = replace(job, sync=replace(job.sync, ignore=tuple(patterns)))
             job = replace(job, sources={**job.sources, "sync.ignore": OPTION})
-            cluster.say(f"{path} is sent for this job; for all jobs: {setting}")
-        elif size:
-            way = f"{about}: not sent; to send it" if agreed is None else f"{path} is not sent; for all jobs"
-            cluster.say(f"{way}: {setting}")
+        told = f"{about}: not sent; to send it" if agreed is None else f"{path}: the same for all jobs"
+        cluster.say(f"{told}: ignore = {json.dumps(patterns)} in [sync] of {FILE}")
     return cluster.but(job_spec=job)
 
 
-def kept_data(listing: Listing, job: JobSpec) -> dict[str, str]:
+def data_folders(job: JobSpec, *, home: Path) -> dict[str, str]:
+    """Return the folders at the project's top that .gitignore keeps here, with what to say of each.
+
+    Those below LARGE_BYTES are left out. Raises ConfigError for a folder that cannot be sent.
+    """
+    listing = project_files(job, home=home)
+    data = _kept_data(listing, job)
+    found = {path: _about(path, data, listing.root) for path in data if path.find("/") == len(path) - 1}
+    return {path: about for path, (size, about) in found.items() if size >= LARGE_BYTES}
+
+
+def _kept_data(listing: Listing, job: JobSpec) -> dict[str, str]:
     """Return what .gitignore files keep here and may be data, each with the file; a folder ends with "/".
 
     Left out: hidden files, results, virtual environments, folders that programs write. What .awsddpignore and
@@ -73,28 +82,27 @@ def kept_data(listing: Listing, job: JobSpec) -> dict[str, str]:
     return {
         path: by
         for path, by in listing.kept
-        if Path(by).name == ".gitignore"
-        and written.isdisjoint((os.path.normpath(path), *Path(path).parts))
-        and not f"/{path}".count("/.")
+        if by.endswith(".gitignore")
+        and written.isdisjoint((os.path.normpath(path), *path.split("/")))
+        and "/." not in f"/{path}"
         and not (listing.root / path / "pyvenv.cfg").exists()
     }
 
 
-def size_at(path: str, data: Iterable[str], root: Path) -> tuple[int, str]:
-    """Return how many bytes the paths of `data` at or below `path` hold, and the text that says so.
+def _about(path: str, data: Mapping[str, str], root: Path, times: str = "") -> tuple[int, str]:
+    """Return how many bytes of `data` are at or below `path`, and what to say of them.
 
     Counts _MOST_FILES files; links hold nothing.
     """
-    held = (root / one for one in data if one.startswith(path))
-    files = itertools.chain.from_iterable(
-        [one] if one.is_symlink() or one.is_file() else one.rglob("*") for one in held
-    )
-    real = (file for file in files if file.is_file() and not file.is_symlink())
+    held = [root / one for one in data if one.startswith(path)]
+    trees = ([one] if one.is_symlink() or one.is_file() else one.rglob("*") for one in held)
+    files = (one for tree in trees for one in tree if one.is_file() and not one.is_symlink())
     size = 0
     with contextlib.suppress(OSError):  # one is gone meanwhile
-        for file in itertools.islice(real, _MOST_FILES):
-            size += file.lstat().st_size
-    return size, "more than " * (next(real, None) is not None) + size_text(size).replace(".0 ", " ")
+        size = sum(one.lstat().st_size for one in itertools.islice(files, _MOST_FILES))
+    text = "more than " * (next(files, None) is not None) + size_text(size).replace(".0 ", " ")
+    by = next(by for one, by in data.items() if one.startswith(path))
+    return size, f"{path} ({text}{times}) is in {by}"
 
 
 def _words(script: str, job: JobSpec) -> set[str]:

@@ -195,11 +195,9 @@ def read_all(requested: "Cluster", target: Target, record: Record | None) -> tup
         look(cluster, owner=owner)
 
     facts, _ = both(lambda: facts_of(aws, cluster.spec, target, record), list_nodes)
-    image = facts.image
-    number, torch = (None, None) if image.pretends else (image.shown.driver, image.shown.torch)
-    driver = str(number) if number else None
-    env = cluster.job_spec.env
-    make_environment_plan(env, internet=image.has_internet, driver=driver, image_torch=torch)
+    env, image = cluster.job_spec.env, facts.image
+    torch = None if image.pretends else image.shown.torch
+    make_environment_plan(env, internet=image.has_internet, driver=None, image_torch=torch)
     return facts, cluster
 
 

@@ -32,6 +32,7 @@ _TORCH = "2.13"
 """The newest release whose torchvision is confirmed (RELEASES)."""
 _PINNED = re.compile(r"torch\s*[=~]=\s*(\d+\.\d+(?:\.\d+)?)")
 _REHEARSED = "--env requirements.txt   # to rehearse: the same packages by their names on PyPI"
+_VENV = "-o env.kind=venv"
 CREDENTIALS = re.compile(r"//[^/@\s]+@")
 
 
@@ -82,7 +83,8 @@ def make_environment_plan(
     asked = read_requirements(Path(env.file).expanduser()) if env.file else Requirements()
     kind = env.kind or ("conda" if asked.conda else "image")
     _check_kind(env, kind, is_conda_file=bool(asked.conda))
-    _check_versions(asked, str(env.file), image_torch if kind == "image" else None)
+    if asked.lines:
+        _check_versions(asked, str(env.file), image_torch if kind == "image" else None)
     packages_from = env.packages_from or ("client" if internet is False else "node")
     if kind == "conda" and packages_from == "client":
         raise ConfigError(
@@ -148,19 +150,15 @@ def _check_versions(asked: Requirements, file: str, image_torch: str | None) -> 
                 named.setdefault(canonical(one.name), []).append(one)
     for name, group in named.items():
         every = SpecifierSet(",".join(str(one.specifier) for one in group if one.specifier))
-        pins = [one.version for one in every if one.operator == "==" and "*" not in one.version]
-        texts = " and ".join(dict.fromkeys(map(str, group)))
-        if pins and not any(every.contains(pin, prereleases=True) for pin in pins):
-            raise ConfigError(f"env.file: {file}: {texts} exclude each other", "", "correct one of the lines")
+        possible = [one.version for one in every if one.operator == "==" and "*" not in one.version]
+        fault, texts = "exclude each other", " and ".join(dict.fromkeys(map(str, group)))
+        advice = "correct one of the lines"
         if name == "torch" and image_torch:
-            patches = (f"{image_torch}.{number}" for number in range(20))
-            if not any(every.contains(one, prereleases=True) for one in patches):
-                raise ConfigError(
-                    f"env.file: {file} needs another torch than the image's {image_torch}",
-                    texts,
-                    f"require versions that work with torch {image_torch}, or use a separate Python: "
-                    "-o env.kind=venv",
-                )
+            possible = [f"{image_torch}.{number}" for number in range(20)]
+            fault = f"needs another torch than the image's {image_torch}"
+            advice = f"require versions that work with torch {image_torch}, or use a separate Python: {_VENV}"
+        if possible and not any(every.contains(one, prereleases=True) for one in possible):
+            raise ConfigError(f"env.file: {file}: {texts} {fault}", "", advice)
 
 
 def _check_folders(options: Sequence[str]) -> None:
@@ -335,8 +333,7 @@ def explain(said: str, *, name: str) -> NodeError:
         return NodeError(
             f"{name} needs another {pinned[1]} than the image's {pinned[2]}",
             "; ".join(dict.fromkeys(filter(needs.search, lines))) or tail,
-            f"require versions that work with {pinned[1]} {pinned[2]}, or use a separate Python: "
-            "-o env.kind=venv",
+            f"require versions that work with {pinned[1]} {pinned[2]}, or use a separate Python: {_VENV}",
         )
     for pattern, message, advice in _SAID:
         found = pattern.search(said)
