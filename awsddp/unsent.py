@@ -56,7 +56,7 @@ def with_named_data(cluster: "Cluster") -> "Cluster":
         if agreed:
             job = replace(job, sync=replace(job.sync, ignore=tuple(patterns)))
             job = replace(job, sources={**job.sources, "sync.ignore": OPTION})
-        told = f"{about}: not sent; to send it" if agreed is None else f"{path}: the same for all jobs"
+        told = f"{about}: not sent; to send it" if agreed is None else f"{path}: to answer for all jobs"
         cluster.say(f"{told}: ignore = {json.dumps(patterns)} in [sync] of {FILE}")
     return cluster.but(job_spec=job)
 

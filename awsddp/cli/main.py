@@ -104,8 +104,7 @@ def cli(ctx: click.Context) -> None:
       awsddp run --local train.py --nodes 2 --instance-type g6.xlarge --budget 2
       awsddp run train.py --nodes 2 --instance-type g6.xlarge --budget 2
 
-    With --local the same line rehearses on this machine: no AWS account, no cost. Without train.py a sample
-    program trains.
+    With --local every command rehearses on this machine, without an AWS account.
     """
     if ctx.invoked_subcommand is None:
         from awsddp.cli.home import show_home

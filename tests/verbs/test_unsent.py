@@ -69,12 +69,12 @@ def test_a_yes_sends_the_data_for_this_run_and_names_the_line_for_awsddp_toml(pr
     assert project.asked == ["data/ (5 bytes x 2 nodes) is in .gitignore and train.py mentions it: send it?"]
     assert project.sent(cluster) == {".gitignore", "data/train.csv", "train.py"}
     assert 'sync.ignore=["!/data/"]' in words_of(cluster.job_spec), "the job's record runs it again"
-    assert project.said == ['data/: the same for all jobs: ignore = ["!/data/"] in [sync] of awsddp.toml']
+    assert project.said == ['data/: to answer for all jobs: ignore = ["!/data/"] in [sync] of awsddp.toml']
 
 
 def test_a_no_keeps_it_here_and_the_line_that_it_names_answers_for_good(project: Project) -> None:
     assert project.sent(project.checked(False)) == {".gitignore", "train.py"}
-    assert project.said == ['data/: the same for all jobs: ignore = ["/data/"] in [sync] of awsddp.toml']
+    assert project.said == ['data/: to answer for all jobs: ignore = ["/data/"] in [sync] of awsddp.toml']
     project.asked.clear()
     project.checked(True, sync__ignore=["/data/"])
     assert not project.asked
