@@ -8,14 +8,14 @@ import contextlib
 import os
 import re
 import shlex
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from awsddp.config import EXCLUSIVE, NOT_SHOWN, key_words, option_words, options_of, overlaid, settings
-from awsddp.errors import AwsddpError, Interrupted, NodeError
+from awsddp.errors import AwsddpError, Interrupted
 from awsddp.jobs.ranks import SECRET
 from awsddp.records import ACTIVE, Cause, JobRecord
 from awsddp.report import iso, money
@@ -25,7 +25,6 @@ from awsddp.state import Folder, Record
 
 if TYPE_CHECKING:
     from awsddp.cluster import Cluster
-    from awsddp.nodes.transport import Fleet, Result
 
 
 _NODES = (
@@ -62,8 +61,6 @@ _FILES = ("requirements.txt", "uv.lock", "pyproject.toml", "environment.yml")
 _MODULE = re.compile(r"\w[\w.]*")
 _WORD = re.compile(r"'([^'\n]+)'|\"([^\"\n]+)\"|([^\s'\",;:()]+)")
 _VARIABLE = re.compile(r"\bos\b.*^KeyError: '([A-Z_][A-Z0-9_]*)'", re.DOTALL | re.MULTILINE)
-_MISSING = 'cd ~/awsddp/work 2>/dev/null; for name; do [ -e "$name" ] || printf "%s\\0" "$name"; done'
-_LOOK_S = 20.0
 _ON_NODE = re.compile(r"^(.*/awsddp/work[^/]*/|\./)")
 
 
@@ -253,40 +250,6 @@ def _machines(record: Record) -> str:
     if record.target.name == "local":
         return f"{machines} in the local cloud, free of charge"
     return f"{machines} in {record.target.region}, at {money(record.price_usd_per_hour)} per hour"
-
-
-def say_unsent(cluster: "Cluster", fleet: "Fleet", nodes: Collection[int], words: Sequence[str]) -> None:
-    """Say which files that a failed command names are here alone, and what sends them."""
-    named = _named_files(Path(cluster.job_spec.sync.workdir), words)
-    if not (nodes and named):
-        return
-    from awsddp.nodes.sync import project_files
-
-    answers: Mapping[int, Result] = {}
-    with contextlib.suppress(NodeError):
-        answers = fleet.run(["sh", "-c", _MISSING, "sh", *named], nodes=nodes, timeout_s=_LOOK_S)
-    missing = {name for one in answers.values() for name in one.stdout.decode(errors="replace").split("\0")}
-    listing = project_files(cluster.job_spec, home=cluster.home) if missing.intersection(named) else None
-    for name in named:
-        if listing is not None and name in missing:
-            found = listing.keeper(name)
-            why = (
-                f"{found[1]} keeps {found[0]} here" if found else advised(cluster, "awsddp sync   # sends it")
-            )
-            cluster.say(f"{name} is here, and not on the nodes: {why}")
-
-
-def _named_files(workdir: Path, words: Sequence[str]) -> list[str]:
-    """Return the words of a command that are files of the synced folder."""
-    try:
-        split = shlex.split(words[0]) if len(words) == 1 else list(words)
-    except ValueError:
-        split = words[0].split()
-    found = dict.fromkeys(
-        word.removeprefix("./") for word in split if word and not word.startswith(("-", "/"))
-    )
-    # Unlike Path.exists it is False, too, for a name that no file can have.
-    return [word for word in found if word and os.path.exists(workdir / word)]  # noqa: PTH110
 
 
 def explained(cluster: "Cluster", job: JobRecord) -> JobRecord:

@@ -76,6 +76,8 @@ class Cluster:
         self.on_event = on_event
         self.agree: Callable[[str], bool] = lambda question: False
         """Answers a question of a method that has begun; without a terminal the answer is no."""
+        self.ask: Callable[[str], bool | None] = lambda question: None
+        """Asks what only a person may answer; None where nobody can be asked."""
         self._keys = config.known_keywords(keys)
         self._open = contextlib.ExitStack()
 

@@ -377,7 +377,7 @@ _STARTER_HEAD = """\
 _STARTER_TAGS = "\n[tags]\n" + '# team = "vision"'.ljust(34) + "  # Your own tags, on every resource.\n"
 
 
-def write_starter(folder: Path, chosen: Mapping[str, str | int | float] | None = None) -> Path:
+def write_starter(folder: Path, chosen: Mapping[str, Given] | None = None) -> Path:
     """Write the starter file into `folder` and return its path; `chosen` are values by key ("cluster.nodes").
 
     Raises ConfigError if the file exists or cannot be written.
@@ -398,7 +398,7 @@ def refuse_existing(path: Path) -> None:
         raise ConfigError(f"{path} already exists", "", "edit it, or move it away")
 
 
-def starter(chosen: Mapping[str, str | int | float]) -> str:
+def starter(chosen: Mapping[str, Given]) -> str:
     """Return the starter file with these keys set and every other one commented out."""
     lines = [_STARTER_HEAD]
     for key in (key for key in SETTINGS if key not in OF_ONE_COMMAND):

@@ -10,7 +10,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from awsddp.advice import say_unsent
 from awsddp.config import overlaid
 from awsddp.errors import ConfigError, NodeError, NotFoundError
 from awsddp.parallel import NodesFailed, split
@@ -343,6 +342,8 @@ def exec(
     rank per node. `stdin` goes to every node. Raises NotFoundError or NodeError for nodes that are not there
     or are lost.
     """
+    from awsddp.unsent import say_unsent
+
     argv = list(words) if len(words) > 1 else ["bash", "-c", words[0]]
     said: dict[tuple[int, bool], bytearray] = {}
 

@@ -211,7 +211,12 @@ class SyncSection(Section):
     """[sync]: what is sent to the nodes."""
 
     workdir: str = setting(".", "The folder that the nodes get.")
-    ignore: tuple[str, ...] = setting((), "Not sent, as what .gitignore lists.", example=["data/", "*.ckpt"])
+    ignore: tuple[str, ...] = setting(
+        (),
+        "Not sent, as what .gitignore lists.",
+        example=["!/data/"],
+        comment='Sent although .gitignore lists it; "/data/": not sent, as what .gitignore lists.',
+    )
 
 
 class JobSection(Section):

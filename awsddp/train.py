@@ -22,7 +22,7 @@ from awsddp.config import overlaid, words_of
 from awsddp.errors import AwsddpError, ConfigError, InUse, NotFoundError, UsageError
 from awsddp.follow import attend
 from awsddp.jobs import protocol
-from awsddp.jobs.files import Checkpoint, commit_of, newest_checkpoint
+from awsddp.jobs.files import Checkpoint, check_script, commit_of, newest_checkpoint
 from awsddp.jobs.health import preflight
 from awsddp.jobs.protocol import ANSWER_S, NameTaken, answers_in_turn, answers_of, ask
 from awsddp.jobs.ranks import Host, Rank, ordered, ranks_on
@@ -55,7 +55,6 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _WORDS = ("all", "last")
 _NAMES = 5
 """How many automatic names may be taken by others in the moment of the launch."""
-_PLACEHOLDER = re.compile(r"\{[^{}]*\}")
 
 
 def train(cluster: "Cluster", *, on_lines: Callable[[bytes], None], detach: bool = False) -> JobDocument:
@@ -65,8 +64,14 @@ def train(cluster: "Cluster", *, on_lines: Callable[[bytes], None], detach: bool
     the labelled lines of the ranks as they arrive. Raises UsageError for an invalid job, InUse where another
     job runs, NotFoundError or NodeError for a cluster that is not ready, Interrupted after Ctrl-C.
     """
+    from awsddp.unsent import with_named_data
+
     check(cluster, detach=detach)
     checkpoint = checkpoint_of(cluster)
+    if checkpoint is not None:
+        cluster.say(f"resuming from {checkpoint.parts[0]}")
+    if cluster.verb == "train" and cluster.folder.read() is not None:  # `run` asks before its `up`
+        cluster = with_named_data(cluster)
     listing = listed_files(cluster)
     with cluster.ready() as cluster:
         ranks = _layout(cluster)
@@ -92,16 +97,8 @@ def check(cluster: "Cluster", *, detach: bool) -> None:
     make_environment_plan(cluster.job_spec.env, internet=None, driver=None)
     if asked.name is not None:
         _check_name(cluster, asked.name)
-    if asked.script is None or asked.module:
-        return
-    pattern = _PLACEHOLDER.sub("*", asked.script.replace("[", "[[]"))
-    workdir = Path(cluster.job_spec.sync.workdir)
-    if not _any_file(workdir, pattern):
-        raise UsageError(
-            f"script not found: {asked.script}",
-            f"searched in the synced folder, {workdir.resolve()}",
-            "name a file there, or set sync.workdir",
-        )
+    if asked.script is not None:
+        check_script(Path(cluster.job_spec.sync.workdir), asked.script, module=asked.module)
 
 
 def _check_name(cluster: "Cluster", name: str) -> None:
@@ -117,14 +114,6 @@ def _check_name(cluster: "Cluster", name: str) -> None:
         raise UsageError(f"job {name} already exists", f"{folder} exists", another)
 
 
-def _any_file(folder: Path, pattern: str) -> bool:
-    """Return whether the name of a file in `folder` matches; False for a pattern that no name can match."""
-    try:
-        return not Path(pattern).is_absolute() and any(path.is_file() for path in folder.glob(pattern))
-    except (OSError, ValueError, NotImplementedError):
-        return False
-
-
 def _layout(cluster: "Cluster") -> tuple[Rank, ...]:
     requested = cluster.job_spec.job
     found = cluster.record.found
@@ -138,6 +127,7 @@ def check_ranks(cluster: "Cluster", plan: "LaunchPlan") -> None:
     """Refuse ranks that the nodes of a plan, or of its alternatives, could not carry. Raises UsageError."""
     for one in (plan, *plan.alternatives):
         ranks = ranks_on(cluster.job_spec.job, dict.fromkeys(range(one.nodes), one.job_gpus))
+        protocol.check_spec(cluster.job_spec, nodes=ranks[0].nnodes)
         if one.pretended:
             check_memory(len(ranks), nodes=ranks[0].nnodes)
 
@@ -251,7 +241,7 @@ def _requests(
     questions = {one: requests.Slots(ports=ports.get(one, ()), gpus=gpus.get(one, ())) for one in everyone}
     told = _claimed(fleet, questions)
     answers = {node: told[node] for node in used}
-    after, job = _after(cluster, answers), _free_name(cluster, told, refused)
+    after, job = awaited(cluster, answers), _free_name(cluster, told, refused)
     # A job that waits has a copy, as others use theirs.
     folder = cluster.job_spec.job.work_folder if cluster.job_spec.job.after is None else f"work-{job}"
     sending = partial(push, listing, fleet, folder=folder, nodes=set(used), on_event=cluster.on_event)
@@ -298,7 +288,7 @@ def _claimed(fleet: "Fleet", questions: Mapping[int, requests.Slots]) -> dict[in
     return ask(fleet, questions)
 
 
-def _after(cluster: "Cluster", answers: Mapping[int, Slots]) -> tuple[str, ...]:
+def awaited(cluster: "Cluster", answers: Mapping[int, Slots]) -> tuple[str, ...]:
     """Return the jobs that a job waits for: the one that it names, and all that are in its way now.
 
     `answers` are those to `requests.Slots`. Without a name, and "all" is one, nothing may be in the way.
@@ -468,7 +458,6 @@ def checkpoint_of(cluster: "Cluster") -> Checkpoint | None:
             f"{cluster.results / job} has no run/latest, *.pt, *.pth, *.ckpt or distributed checkpoint",
             f"awsddp fetch {job}   # if its results are on the nodes",
         )
-    cluster.say(f"resuming from {parts[0]}")
     return Checkpoint(job=job, parts=tuple(parts))
 
 

@@ -198,7 +198,9 @@ def read_all(requested: "Cluster", target: Target, record: Record | None) -> tup
         look(cluster, owner=owner)
 
     facts, _ = both(lambda: facts_of(aws, cluster.spec, target, record), list_nodes)
-    make_environment_plan(cluster.job_spec.env, internet=facts.image.has_internet, driver=None)
+    env, image = cluster.job_spec.env, facts.image
+    torch = None if image.pretends else image.shown.torch
+    make_environment_plan(env, internet=image.has_internet, driver=None, image_torch=torch)
     return facts, cluster
 
 

@@ -25,7 +25,7 @@ from awsddp.records import Target
 from awsddp.report import OnEvent
 from awsddp.results import whole_at_home
 from awsddp.returns import DownDocument, RunDocument
-from awsddp.train import check, check_ranks, train
+from awsddp.train import awaited, check, check_ranks, checkpoint_of, train
 from awsddp.up import up
 
 if TYPE_CHECKING:
@@ -47,11 +47,16 @@ def run_job(
     """Launch a cluster, run the job, fetch its results and terminate the cluster, also after a failure.
 
     With `detach` return once the ranks run; the nodes shut down when they are idle. Raises what `up` raises
-    before anything was created, UsageError for ranks that do not fit the nodes, and InUse: a cluster on which
-    another job runs stays as it is. A later failure is raised with the document as its `result`.
+    before anything was created, what `train` does of an invalid job, and InUse: a cluster on which another
+    job runs stays as it is. A later failure is raised with the document as its `result`.
     """
+    from awsddp.unsent import with_named_data
+
     check(cluster, detach=detach)
-    cluster = with_gpus(with_idle(cluster))
+    checkpoint_of(cluster)
+    if cluster.job_spec.job.after not in (None, "all") and cluster.folder.read() is None:
+        awaited(cluster, {})  # new nodes know no job
+    cluster = with_gpus(with_idle(with_named_data(cluster)))
     result = RunDocument(up=None, train=None, down=None, seconds={})
     failure: AwsddpError | None
     try:

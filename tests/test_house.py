@@ -17,7 +17,7 @@ _PURE = {"plan", "report", "compat", "billing", "parallel", "page", "returns"} |
 _MIDDLE = _PURE | {"state"}
 _STORY = {
     *("advice", "doctor", "down", "fetch", "follow", "job", "keywords", "known", "reach", "reconcile"),
-    *("results", "search", "status", "train", "up", "whole_run"),
+    *("results", "search", "status", "train", "unsent", "up", "whole_run"),
 }
 """What the methods of a cluster and its jobs do. Whoever uses whom there, no circle: see below."""
 LADDER = {

@@ -1,5 +1,7 @@
 """`awsddp` without a verb, and `awsddp init`: what to type first, here."""
 
+import contextlib
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,9 +13,11 @@ from awsddp.cli.command_line import Globals
 from awsddp.cli.options import Verb
 from awsddp.cli.render import line, place_name
 from awsddp.cli.screen import Screen
+from awsddp.errors import ConfigError
 from awsddp.report import money
 from awsddp.returns import InitDocument
-from awsddp.spec import FILE
+from awsddp.spec import FILE, Given, JobSpec
+from awsddp.state import home
 
 if TYPE_CHECKING:
     from awsddp.returns import HomeDocument, KnownCluster
@@ -21,10 +25,12 @@ if TYPE_CHECKING:
 _FIRST = """\
 No clusters on this machine yet. To begin:
 
-  awsddp run --local -y      rehearse everything here: no AWS account, no cost
-  awsddp plan                show two nodes on EC2 and their price
-  awsddp up                  launch them; then: awsddp train, awsddp down
-  awsddp init                write a starter awsddp.toml into this folder
+  # rehearse here: no AWS account, no cost (without train.py: a sample program)
+  awsddp run --local train.py --nodes 2 --instance-type g6.xlarge --budget 2
+  # the same on EC2: shows the price, asks, terminates everything at the end
+  awsddp run train.py --nodes 2 --instance-type g6.xlarge --budget 2
+  # write a starter awsddp.toml into this folder
+  awsddp init
 """
 _PACKAGES = "requirements.txt uv.lock pyproject.toml environment.yml"
 _QUESTIONS = (
@@ -78,23 +84,43 @@ def init(options: Globals) -> None:
 
     At a terminal it asks a few questions first, unless -y or --json is given.
     """
+    from awsddp.advice import command_words, script_words
     from awsddp.config import refuse_existing, write_starter
 
-    screen = Screen(options)
     refuse_existing(Path(FILE))
     ask = sys.stdin.isatty() and sys.stderr.isatty() and not (options.yes or options.json)
     chosen = _answers() if ask else {}
     path = write_starter(Path(), chosen)
     rest = f"{', '.join(chosen)} set, the other keys are" if chosen else "Every key is"
-    text = f"Wrote {path}. {rest} commented out. Next: awsddp plan"
-    screen.result(InitDocument(file=str(path)), lambda _: screen.say(text))
+    found = {} if ask else {key: name for key, *_, files in _QUESTIONS if (name := _found(files))}
+    words = ["awsddp", "run", "--local", *command_words("run", found), *script_words(found)]
+    text = (
+        f"Wrote {path}. {rest} commented out.\n"
+        f"Next: {shlex.join(words)}   # rehearse it here, free; then: awsddp plan"
+    )
+    with contextlib.closing(Screen(options)) as screen:
+        screen.result(InitDocument(file=str(path)), lambda _: screen.say(text))
 
 
-def _answers() -> dict[str, str | int | float]:
+def _answers() -> dict[str, Given]:
     """Ask on the terminal, and return the keys that got a value."""
-    answers: dict[str, str | int | float] = {}
+    from awsddp.unsent import data_folders
+
+    answers: dict[str, Given] = {}
     for key, text, default, files in _QUESTIONS:
-        found = next((name for name in files.split() if Path(name).is_file()), default)
-        answer = click.prompt(text, default=found, err=True)
+        answer = click.prompt(text, default=_found(files) or default, err=True)
         answers |= {key: answer} if str(answer) else {}
+    with contextlib.suppress(ConfigError):  # the home folder, or one that is far too large
+        kept = data_folders(JobSpec(), home=home()).items()
+        patterns = [
+            f"!/{path}"
+            for path, about in kept
+            if click.confirm(f"{about}: send it to the nodes?", default=False, err=True)
+        ]
+        answers |= {"sync.ignore": patterns} if patterns else {}
     return answers
+
+
+def _found(files: str) -> str:
+    """Return the first of these files that is here, or ""."""
+    return next((name for name in files.split() if Path(name).is_file()), "")

@@ -203,11 +203,14 @@ class Screen:
         """Answer a question that comes up on the way; without a terminal and without -y no. Asked once."""
         return (self.options.yes or sys.stdin.isatty()) and self.confirm(question)
 
+    def ask(self, question: str) -> bool | None:
+        """Ask what only a person may answer; None with -y, with --json and without a terminal."""
+        nobody = self.options.yes or self.options.json or not sys.stdin.isatty()
+        return None if nobody else self.confirm(question)
+
     def loses(self, error: NodeError) -> bool:
         """Ask whether `down` goes on where results cannot be fetched. Only a person may lose them."""
-        if self.options.yes or not sys.stdin.isatty():
-            return False
-        return self.confirm(f"{error.message}: {error.why}\nTerminate the nodes and lose these results?")
+        return bool(self.ask(f"{error.message}: {error.why}\nTerminate the nodes and lose these results?"))
 
     def confirm(self, question: str) -> bool:
         """Ask on the terminal. Raises UsageError without a terminal and without -y."""

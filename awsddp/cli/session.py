@@ -140,7 +140,7 @@ def opened(
     spec, job = load(options.name, file=Path(FILE), overrides=values | typed, labels=labels)
     with contextlib.closing(Screen(options)) as screen:
         WATCH.cluster = cluster = Cluster(options.name, local=options.local, on_event=screen.event).but(
-            spec=spec, job_spec=_script_of(job), verb=verb, agree=screen.agree
+            spec=spec, job_spec=_script_of(job), verb=verb, agree=screen.agree, ask=screen.ask
         )
         for note in click.get_current_context().meta.get("awsddp.notes", ()):
             cluster.say(note)

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import posixpath
+import re
 import shutil
 import subprocess
 import unicodedata
@@ -16,7 +17,7 @@ from msgspec.structs import replace
 
 from awsddp import harmless
 from awsddp.answers import Manifest, ResultFile
-from awsddp.errors import ConfigError
+from awsddp.errors import ConfigError, UsageError
 
 _GIT_S = 2.0
 _LONGEST = 255  # bytes of a name, on all file systems of today
@@ -24,6 +25,35 @@ SUFFIXES = (".pt", ".pth", ".ckpt")
 _MARKS = (".metadata", "trainer_state.json")
 """Files that make their folder a checkpoint, of torch.distributed.checkpoint and Hugging Face's Trainer: one
 node writes them, as the last."""
+_PLACEHOLDER = re.compile(r"\{[^{}]*\}")
+
+
+def check_script(workdir: Path, script: str, *, module: bool) -> None:
+    """Raise UsageError for a script that the synced folder does not have.
+
+    A module is refused where its package is there and lacks it; other packages may be those of the nodes.
+    """
+    pattern = _PLACEHOLDER.sub("*", script.replace("[", "[[]"))
+    patterns = [pattern]
+    if module:
+        path = pattern.replace(".", "/")
+        if not _any_file(workdir, f"{path.partition('/')[0]}/__init__.py"):
+            return
+        patterns = [f"{path}.*", f"{path}/*"]
+    if not any(_any_file(workdir, one) for one in patterns):
+        raise UsageError(
+            f"{'module' if module else 'script'} not found: {script}",
+            f"searched in the synced folder, {workdir.resolve()}",
+            "name a file there, or set sync.workdir",
+        )
+
+
+def _any_file(folder: Path, pattern: str) -> bool:
+    """Return whether the name of a file in `folder` matches; False for a pattern that no name can match."""
+    try:
+        return not Path(pattern).is_absolute() and any(path.is_file() for path in folder.glob(pattern))
+    except (OSError, ValueError, NotImplementedError):
+        return False
 
 
 def commit_of(workdir: Path, *, results: str) -> tuple[str | None, bool | None]:

@@ -1,5 +1,6 @@
 """Which environment the ranks get on every node, before anything is made: [env] as pure data."""
 
+import contextlib
 import dataclasses
 import hashlib
 import itertools
@@ -17,6 +18,7 @@ from awsddp.plan.requirements import (
     FOLDERS,
     IMAGE_PACKAGES,
     Requirements,
+    canonical,
     is_folder_here,
     read_requirements,
     toml_list,
@@ -30,6 +32,7 @@ _TORCH = "2.13"
 """The newest release whose torchvision is confirmed (RELEASES)."""
 _PINNED = re.compile(r"torch\s*[=~]=\s*(\d+\.\d+(?:\.\d+)?)")
 _REHEARSED = "--env requirements.txt   # to rehearse: the same packages by their names on PyPI"
+_VENV = "-o env.kind=venv"
 CREDENTIALS = re.compile(r"//[^/@\s]+@")
 
 
@@ -68,15 +71,20 @@ class EnvironmentPlan(Requirements):
         return hashlib.sha256(json.dumps(self.setup).encode()).hexdigest()[:16]
 
 
-def make_environment_plan(env: EnvSection, *, internet: bool | None, driver: str | None) -> EnvironmentPlan:
+def make_environment_plan(
+    env: EnvSection, *, internet: bool | None, driver: str | None, image_torch: str | None = None
+) -> EnvironmentPlan:
     """Return what [env] asks for, its file read.
 
     `internet`: whether nodes have it, None if that is not known yet; `driver` is theirs, None where they
-    have no GPU. Raises ConfigError for what cannot be met.
+    have no GPU. `image_torch` is the image's release, such as 2.12. Raises ConfigError for what cannot be
+    met.
     """
     asked = read_requirements(Path(env.file).expanduser()) if env.file else Requirements()
     kind = env.kind or ("conda" if asked.conda else "image")
     _check_kind(env, kind, is_conda_file=bool(asked.conda))
+    if asked.lines:
+        _check_versions(asked, str(env.file), image_torch if kind == "image" else None)
     packages_from = env.packages_from or ("client" if internet is False else "node")
     if kind == "conda" and packages_from == "client":
         raise ConfigError(
@@ -124,6 +132,33 @@ def _check_kind(env: EnvSection, kind: str, *, is_conda_file: bool) -> None:
             "an environment.yml decides its own packages",
             f"write '- python={env.python}' into {env.file}, and remove env.python: -o env.python=",
         )
+
+
+def _check_versions(asked: Requirements, file: str, image_torch: str | None) -> None:
+    """Refuse versions of a package that exclude each other, or the image's torch. Raises ConfigError.
+
+    What has a marker or a URL is left to the nodes.
+    """
+    from pip._vendor.packaging.requirements import InvalidRequirement, Requirement
+    from pip._vendor.packaging.specifiers import SpecifierSet
+
+    named: dict[str, list[Requirement]] = {}
+    for line in (*asked.lines, *asked.constraints):
+        with contextlib.suppress(InvalidRequirement):
+            one = Requirement(re.sub(r"\+\w+", "", line))
+            if one.marker is None and one.url is None:
+                named.setdefault(canonical(one.name), []).append(one)
+    for name, group in named.items():
+        every = SpecifierSet(",".join(str(one.specifier) for one in group if one.specifier))
+        possible = [one.version for one in every if one.operator == "==" and "*" not in one.version]
+        fault, texts = "exclude each other", " and ".join(dict.fromkeys(map(str, group)))
+        advice = "correct one of the lines"
+        if name == "torch" and image_torch:
+            possible = [f"{image_torch}.{number}" for number in range(20)]
+            fault = f"needs another torch than the image's {image_torch}"
+            advice = f"require versions that work with torch {image_torch}, or use a separate Python: {_VENV}"
+        if possible and not any(every.contains(one, prereleases=True) for one in possible):
+            raise ConfigError(f"env.file: {file}: {texts} {fault}", "", advice)
 
 
 def _check_folders(options: Sequence[str]) -> None:
@@ -298,8 +333,7 @@ def explain(said: str, *, name: str) -> NodeError:
         return NodeError(
             f"{name} needs another {pinned[1]} than the image's {pinned[2]}",
             "; ".join(dict.fromkeys(filter(needs.search, lines))) or tail,
-            f"require versions that work with {pinned[1]} {pinned[2]}, or use a separate Python: "
-            "-o env.kind=venv",
+            f"require versions that work with {pinned[1]} {pinned[2]}, or use a separate Python: {_VENV}",
         )
     for pattern, message, advice in _SAID:
         found = pattern.search(said)

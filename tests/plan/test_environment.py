@@ -298,6 +298,47 @@ def test_an_environment_that_cannot_be_is_refused_before_anything_is_made(
     assert words in refused.value.message
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("numpy==1.26\nnumpy==2.0\n", "numpy==1.26 and numpy==2.0 exclude each other"),
+        ("numpy>=2\nNumPy==1.26.4\n", "numpy>=2 and NumPy==1.26.4 exclude each other"),
+        ("-c pins.txt\nnumpy<2\n", "numpy<2 and numpy==2.1 exclude each other"),
+        ("torch==2.3.0+cu121\n", "needs another torch than the image's 2.12"),
+        ("torch<2.12\n", "needs another torch than the image's 2.12"),
+    ],
+)
+def test_versions_that_exclude_each_other_are_refused_before_a_node_is_launched(
+    tmp_path: Path, text: str, words: str
+) -> None:
+    (tmp_path / "pins.txt").write_text("numpy==2.1\n")
+    file = tmp_path / "requirements.txt"
+    file.write_text(text)
+    with pytest.raises(ConfigError) as refused:
+        make_environment_plan(EnvSection(file=str(file)), internet=True, driver=None, image_torch="2.12")
+    assert refused.value.message.endswith(words)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "numpy==1.26\nnumpy==1.26.0\n",
+        "numpy==1.*\nnumpy==1.26.4\nnumpy>1\n",
+        "numpy==1.26 ; python_version < '3.12'\nnumpy==2.0 ; python_version >= '3.12'\n",
+        "numpy @ https://x/numpy-1-py3-none-any.whl\nnumpy==2.0\n",
+        "torch==2.12.1+cu130\n",
+        "torch>=2.1\ntorch!=2.12.0\n",
+        "numpy==2.0rc1\nnumpy>=2.0rc1\n",
+        "numpy=== 1\n",
+    ],
+)
+def test_versions_that_may_be_met_are_left_to_the_nodes(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "requirements.txt"
+    file.write_text(text)
+    env = EnvSection(file=str(file))
+    assert make_environment_plan(env, internet=True, driver=None, image_torch="2.12").lines
+
+
 def test_a_torch_that_is_unknown_is_refused_and_one_from_a_folder_of_wheels_has_no_index(
     tmp_path: Path,
 ) -> None:

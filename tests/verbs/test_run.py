@@ -1,14 +1,18 @@
 """`run` when its parts fail: the job's verdict is kept, and nobody else's job is ended."""
 
+import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from awsddp import whole_run as verb
 from awsddp.aws import waits
-from awsddp.errors import AwsddpError, CloudError, InUse, NodeError
+from awsddp.errors import AwsddpError, CloudError, ConfigError, InUse, NodeError, NotFoundError, UsageError
+from awsddp.jobs.files import check_script
 from awsddp.returns import JobDocument, RunDocument
+from awsddp.state import Folder
 from awsddp.whole_run import run_job as run
 from tests.verbs.conftest import World
 
@@ -77,3 +81,44 @@ def test_cluster_on_which_another_job_runs_is_left_as_it_is(
     with pytest.raises(InUse):
         ran(world)
     assert parts.called == ["check", "up", "train"]
+
+
+@pytest.mark.parametrize(
+    ("job", "error", "text"),
+    [
+        ({"script": "nosuch.py"}, UsageError, "script not found: nosuch.py"),
+        ({"script": "pkg.nosuch", "module": True}, UsageError, "module not found: pkg.nosuch"),
+        ({"args": ["{nosuch}"]}, UsageError, "invalid placeholder {nosuch}"),
+        ({"name": "last"}, UsageError, "job name 'last' is reserved"),
+        ({"resume": "nosuch"}, ConfigError, "job nosuch has no checkpoint here"),
+        ({"resume": "last"}, ConfigError, "no job of the bundled program has results here"),
+        ({"after": "nosuch"}, NotFoundError, "no job nosuch on the nodes of this one"),
+        ({"launcher": "nosuch"}, ConfigError, "nosuch"),
+    ],
+)
+def test_what_train_refuses_of_a_job_run_refuses_before_it_asks_aws_anything(
+    world: World, monkeypatch: pytest.MonkeyPatch, job: dict[str, object], error: type[AwsddpError], text: str
+) -> None:
+    (world.project / "pkg").mkdir()
+    (world.project / "pkg" / "__init__.py").touch()
+    monkeypatch.setattr(verb, "up", lambda *_, **__: pytest.fail("up was called"))
+    ctx = world.ctx(**job).but(folder=Folder(world.project.parent / "new", "default"))
+    with pytest.raises(error, match=re.escape(text)):
+        run(ctx, confirm=lambda _: None, on_lines=lambda _: None)
+
+
+def test_folder_that_cannot_be_sent_is_refused_before_up(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (world.project / ".gitignore").write_text("!\n")
+    monkeypatch.setattr(verb, "up", lambda *_, **__: pytest.fail("up was called"))
+    with pytest.raises(ConfigError, match=r"\.gitignore: not a gitignore pattern"):
+        ran(world)
+
+
+@pytest.mark.parametrize("module", ["pkg.train", "pkg", "pkg.sub", "torch.distributed.run"])
+def test_module_that_is_there_or_may_be_on_the_nodes_is_no_mistake(tmp_path: Path, module: str) -> None:
+    for name in ("pkg/__init__.py", "pkg/train.py", "pkg/sub/__main__.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    check_script(tmp_path, module, module=True)
