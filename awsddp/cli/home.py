@@ -21,10 +21,13 @@ if TYPE_CHECKING:
 _FIRST = """\
 No clusters on this machine yet. To begin:
 
-  awsddp run --local -y      rehearse everything here: no AWS account, no cost
-  awsddp plan                show two nodes on EC2 and their price
-  awsddp up                  launch them; then: awsddp train, awsddp down
-  awsddp init                write a starter awsddp.toml into this folder
+  awsddp init          write a starter awsddp.toml into this folder
+
+  awsddp run train.py --nodes 2 --instance-type g6.xlarge --budget 2 --local
+                       rehearse on this machine: no AWS account, no cost
+
+  awsddp run train.py --nodes 2 --instance-type g6.xlarge --budget 2
+                       on EC2: launch, train, fetch the results, terminate
 """
 _PACKAGES = "requirements.txt uv.lock pyproject.toml environment.yml"
 _QUESTIONS = (

@@ -101,11 +101,9 @@ def cli(ctx: click.Context) -> None:
     """From a laptop to a trained model on N GPU nodes of EC2, and never a forgotten bill.
 
     \b
-      awsddp up --nodes 2
-      awsddp train --world-size 16
-      awsddp down
+      awsddp run train.py --nodes 2 --instance-type g6.xlarge --budget 2
 
-    With --local the same commands rehearse on this machine, without an AWS account.
+    With --local the same line rehearses on this machine, without an AWS account.
     """
     if ctx.invoked_subcommand is None:
         from awsddp.cli.home import show_home
