@@ -21,13 +21,9 @@ if TYPE_CHECKING:
 _FIRST = """\
 No clusters on this machine yet. To begin:
 
-  awsddp init          write a starter awsddp.toml into this folder
-
   awsddp run train.py --nodes 2 --instance-type g6.xlarge --budget 2 --local
-                       rehearse on this machine: no AWS account, no cost
-
-  awsddp run train.py --nodes 2 --instance-type g6.xlarge --budget 2
-                       on EC2: launch, train, fetch the results, terminate
+                     rehearse on this machine, free; without --local on EC2
+  awsddp init        write a starter awsddp.toml into this folder
 """
 _PACKAGES = "requirements.txt uv.lock pyproject.toml environment.yml"
 _QUESTIONS = (
