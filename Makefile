@@ -59,7 +59,7 @@ docs: setup ## the pages of docs/ as a site, on http://127.0.0.1:8000
 dist: ## wheel and sdist in dist/, checked by twine and used in an empty environment
 	@$(PYTHON) tools/dist.py
 
-bench: setup ## the programs behind the README's figures
+bench: setup ## the programs behind the figures of benchmarks/README.md
 	@for program in benchmarks/[a-z]*.py; do echo "== $$program"; $(BIN)/python $$program || exit 1; done
 
 clean: ## remove what the targets made

@@ -91,6 +91,9 @@ def _facts(job: "JobReport") -> Iterator[tuple[str, Sequence[object]]]:
         last, best = (_data(found[key], f"{found[key]:.4g}", f"metrics: {name}.{key}") for key in found)
         data = f" ({job.data})" if name == "accuracy" and job.data else ""
         yield name.capitalize(), ("last ", last, ", best ", best, data)
+    if job.checkpoint:
+        again = _tag("code", f"--resume {job.job}")
+        yield "Checkpoint", (again, " continues from ", _tag("code", job.checkpoint))
     if job.job_usd is not None:
         source = "job.json: price_usd_per_hour over the time"
         free = ", a rehearsal, not billed" if job.target == "local" else ""
@@ -123,7 +126,7 @@ def _row(cell: str, values: Iterable[object]) -> _Html:
 def _ranks(job: "JobReport") -> _Html:
     """Return a row for each rank; the slowest is marked."""
     columns = list(rank_columns(job.progress, job.usage))
-    rows = [_row("th", ("rank", "node", "time", "exit", *(one.heading for one in columns)))]
+    rows = [_row("th", ("rank", "node", "time", "exit", *(one.heading for one in columns), ""))]
     for index, one in enumerate(job.ranks):
         cells: list[object] = []
         for key in ("rank", "node", "seconds", "exit_code"):

@@ -1,4 +1,4 @@
-"""The programs behind the README's figures still run. What they measure is no test."""
+"""The programs behind the figures of benchmarks/README.md still run. What they measure is no test."""
 
 import os
 import random

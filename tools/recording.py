@@ -1,36 +1,59 @@
-"""Records the pictures of a terminal in docs/: real commands on a local cloud of its own, in 80 columns.
+"""Records the moving picture of docs/: real commands on a local cloud of its own, in 80 columns and 20 rows.
 
 python tools/recording.py
 
-Writes docs/commands-{light,dark}.svg (up, train, down) and docs/hang-{light,dark}.svg (doctor --why) within
-two minutes.
+Writes docs/recording-{light,dark}.svg in three minutes. What terminals showed is played within 20 s: waits
+are shortened, no line is changed. Colors and motion are CSS in the file; who prefers no motion sees the hang.
 """
 
 import json
 import os
 import pty
-import re
 import subprocess
 import sys
 import tempfile
 import time
-from itertools import groupby
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from html import escape
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
 import pyte
-from rich.console import Console
-from rich.style import Style
-from rich.terminal_theme import DEFAULT_TERMINAL_THEME, SVG_EXPORT_THEME, TerminalTheme
-from rich.text import Text
 
 ROOT = Path(__file__).resolve().parent.parent
-AWSDDP = Path(sys.executable).parent / "awsddp"
-COLUMNS, LINES = 80, 400
-THEMES: dict[str, TerminalTheme] = {"light": DEFAULT_TERMINAL_THEME, "dark": SVG_EXPORT_THEME}
-_NAMES = {"brown": "yellow"}  # as pyte and rich call it
+COLUMNS, ROWS = 80, 20
+CELL, LINE, MARGIN, BAR = 8.4, 18, 16, 34
+LONGEST_WAIT_S, SHORTEST_FRAME_S, TYPING_S = 0.5, 0.12, 0.6
 
-TRAIN = """\
+
+@dataclass(frozen=True)
+class Scene:
+    """A command, the words above it, and how long it is played: `seconds`, of which `read` after its end."""
+
+    title: str
+    command: str
+    seconds: float
+    read: float
+    code: int = 0
+    still: bool = False
+
+
+WHY = "doctor --why"
+UP = Scene(
+    "Rehearse: two hosts on this machine, no AWS account, no GPU, no cost",
+    "awsddp up --local --nodes 2 --instance-type g6.xlarge -y",
+    4.5,
+    1.5,
+)
+TRAIN = Scene("Train; then rank 1 is killed on its node (kill -9)", "awsddp train train.py", 6.5, 3, code=1)
+HANG = Scene("Another job hangs: which rank, and at which line?", f"awsddp {WHY} hangs", 5.5, 4.5, still=True)
+DOWN = Scene("End everything: searched again until nothing is left", "awsddp down -y", 3.5, 2)
+FOOTER = "Recorded on the local cloud; waits are shortened."
+
+TRAIN_PY = """\
+import os, time
 import torch, torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
@@ -38,7 +61,8 @@ dist.init_process_group("gloo")
 torch.manual_seed(dist.get_rank())
 model = DistributedDataParallel(torch.nn.Linear(20, 2))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-for epoch in range(1, 6):
+open("pid", "w").write(str(os.getpid()))
+for epoch in range(1, 100):
     for _ in range(50):
         x = torch.randn(64, 20)
         y = (x.sum(1) > 0).long()
@@ -47,73 +71,106 @@ for epoch in range(1, 6):
     if dist.get_rank() == 0:
         print(f"epoch {epoch}: loss {loss.item():.3f}", flush=True)
         torch.save(model.module.state_dict(), "model.pt")
+    time.sleep(2.5)
 """
-HANGS = """\
-import os, time
+HANGS_PY = """\
+import time
 import torch, torch.distributed as dist
 
 dist.init_process_group("gloo")
 for step in range(1000):
-    if step == 20 and dist.get_rank() == 3:
-        time.sleep(3600)  # as a data loader on a dead mount
+    if step == 20 and dist.get_rank() == 1:
+        time.sleep(3600)  # a data loader on a dead mount
     dist.all_reduce(torch.ones(1))
-    if step % 10 == 0 and dist.get_rank() == 0:
-        print("step", step, flush=True)
 """
 
+THEMES = {
+    "light": {
+        "page": "#ffffff", "bar": "#f6f8fa", "rule": "#d0d7de", "text": "#1f2328", "muted": "#57606a",
+        "red": "#cf222e", "green": "#116329", "brown": "#7d4e00", "blue": "#0550ae", "magenta": "#8250df",
+        "cyan": "#1b7c83",
+    },
+    "dark": {
+        "page": "#0d1117", "bar": "#161b22", "rule": "#3d444d", "text": "#e6edf3", "muted": "#9198a1",
+        "red": "#ff7b72", "green": "#3fb950", "brown": "#d29922", "blue": "#58a6ff", "magenta": "#bc8cff",
+        "cyan": "#39c5cf",
+    },
+}  # fmt: skip
 
-class Terminal:
-    """A terminal of 80 columns that remembers all lines."""
+Row = tuple[tuple[int, str, str, bool], ...]  # where a run of cells begins, its text, color and weight
+Screen = tuple[Row, ...]
+
+
+class Recorder:
+    """Runs scenes in a folder, and keeps what their terminals showed: (title, still, screen, seconds)."""
 
     def __init__(self, folder: Path, environ: dict[str, str]) -> None:
         self._folder, self._environ = folder, environ
-        self._screen = pyte.Screen(COLUMNS, LINES)
-        self._stream = pyte.ByteStream(self._screen)
+        self.frames: list[tuple[str, bool, Screen, float]] = []
 
-    def run(self, command: str) -> None:
-        """Type a command of awsddp, and show what it writes to a terminal. Raises CalledProcessError."""
-        self._stream.feed(f"\x1b[1m$ {command}\x1b[0m\r\n".encode())
+    def quiet(self, *words: str) -> bytes:
+        """Run a command of awsddp that is not shown, and return its stdout."""
+        command = [sys.executable, "-m", "awsddp", *words]
+        return subprocess.run(command, cwd=self._folder, env=self._environ, capture_output=True).stdout
+
+    def play(self, scene: Scene, *, at: str = "", then: Callable[[], object] = lambda: None) -> None:
+        """Run a scene's command; `then` is called once the screen has the text `at`. Raises RuntimeError."""
+        screen = pyte.Screen(COLUMNS, ROWS)
+        stream = pyte.ByteStream(screen)
+        typed = []
+        for word in f"$ {scene.command}".split(" "):
+            stream.feed(f"\x1b[1m{word}\x1b[0m ".encode())
+            typed.append(_seen(screen))
+        stream.feed(b"\r\n")
+        shown: list[tuple[float, Screen]] = [(time.monotonic(), typed[-1])]
         child, terminal = pty.fork()
         if child == 0:
             os.chdir(self._folder)
-            os.execve(AWSDDP, command.split(), self._environ)
-        os.set_blocking(terminal, True)
-        subprocess.run(["stty", "rows", "50", "columns", str(COLUMNS)], stdin=terminal, check=True)
+            words = [sys.executable, "-m", *scene.command.split()]
+            os.execve(sys.executable, words, self._environ)
+        subprocess.run(["stty", "rows", str(ROWS), "columns", str(COLUMNS)], stdin=terminal, check=True)
         while data := _read(terminal):
-            self._stream.feed(data)
+            stream.feed(data)
+            shown.append((time.monotonic(), _seen(screen)))
+            if at and at in "\n".join(screen.display):
+                at = ""
+                then()
+        shown.append((time.monotonic(), shown[-1][1]))
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        if code:
-            raise subprocess.CalledProcessError(code, command, output="\n".join(self._screen.display))
-        self._stream.feed(b"\r\n")
-
-    def save(self, name: str, title: str) -> None:
-        """Write what is on the screen as docs/NAME-light.svg and docs/NAME-dark.svg."""
-        for theme, colors in THEMES.items():
-            console = Console(record=True, width=COLUMNS, file=open(os.devnull, "w"), force_terminal=True)  # noqa: PTH123, SIM115
-            for number in range(self._screen.cursor.y):
-                console.print(self._line(number), soft_wrap=True, end="\n")
-            (ROOT / "docs" / f"{name}-{theme}.svg").write_text(
-                console.export_svg(title=title, theme=colors, code_format=_format(), unique_id=name)
-            )
-
-    def _line(self, number: int) -> Text:
-        text = Text()
-        cells = self._screen.buffer[number]
-        for column in range(max(cells, default=-1) + 1):
-            cell = cells[column]
-            color = _NAMES.get(cell.fg, cell.fg.replace("bright", "bright_"))
-            style = Style(color=None if color == "default" else color, bold=cell.bold, dim=False)
-            text.append(cell.data, style)
-        text.rstrip()
-        return _joined(text)
+        if code != scene.code or at:
+            raise RuntimeError(f"exit code {code} of:\n" + "\n".join(screen.display))
+        for one in typed:
+            self.frames.append((scene.title, False, one, TYPING_S / len(typed)))
+        for one, seconds in _shortened(shown, scene.seconds - scene.read - TYPING_S):
+            self.frames.append((scene.title, False, one, seconds))
+        self.frames.append((scene.title, scene.still, shown[-1][1], scene.read))
 
 
-def _joined(text: Text) -> Text:
-    """Return a text with one span for each run of cells of the same style."""
-    joined = Text()
-    for style, spans in groupby(text.spans, key=lambda span: span.style):
-        joined.append("".join(text.plain[span.start : span.end] for span in spans), style)
-    return joined
+def _shortened(shown: list[tuple[float, Screen]], seconds: float) -> Iterator[tuple[Screen, float]]:
+    """Yield what was shown, in at most `seconds`: long waits are cut, then all is played faster."""
+    waits = [(screen, min(after - at, LONGEST_WAIT_S)) for (at, screen), (after, _) in pairwise(shown)]
+    faster = min(1.0, seconds / max(sum(wait for _, wait in waits), 0.01))
+    left = 0.0
+    for screen, wait in waits:
+        left += wait * faster
+        if left >= SHORTEST_FRAME_S:
+            yield screen, left
+            left = 0.0
+
+
+def _seen(screen: pyte.Screen) -> Screen:
+    """Return the rows of a terminal, each as runs of cells of one style."""
+    rows = []
+    for number in range(ROWS):
+        cells, runs = screen.buffer[number], []
+        columns = range(len(screen.display[number].rstrip()))
+        for (color, bold), run in groupby(columns, key=lambda column: (cells[column].fg, cells[column].bold)):
+            places = list(run)
+            text = "".join(cells[place].data for place in places)
+            if text.strip():
+                runs.append((places[0], text, color.removeprefix("bright"), bold))
+        rows.append(tuple(runs))
+    return tuple(rows)
 
 
 def _read(terminal: int) -> bytes:
@@ -123,48 +180,79 @@ def _read(terminal: int) -> bytes:
         return b""
 
 
-def _format() -> str:
-    """Return rich's form of an SVG without the fonts that it would load from elsewhere."""
-    from rich._export_format import CONSOLE_SVG_FORMAT
+def drawn(frames: list[tuple[str, bool, Screen, float]], colors: dict[str, str]) -> str:
+    """Return the SVG: all frames one below the other, and a window that steps from each to the next."""
+    width, height = round(COLUMNS * CELL + 2 * MARGIN), BAR + ROWS * LINE + 12
+    total, at, still = sum(frame[3] for frame in frames), 0.0, 0
+    ids: dict[Row, str] = {}
+    steps, strip = [], []
+    for number, (title, is_still, screen, seconds) in enumerate(frames):
+        top = number * height
+        steps.append(f"{at / total:.3%}{{transform:translateY({-top}px)}}")
+        at, still = at + seconds, number if is_still else still
+        strip.append(f'<text x="{MARGIN}" y="{top + 22}" class="title text">{escape(title)}</text>')
+        for line, row in enumerate(screen):
+            if row:
+                y = top + BAR + (line + 1) * LINE
+                strip.append(f'<use href="#{ids.setdefault(row, f"r{len(ids)}")}" y="{y}"/>')
+    rows = "".join(f'<g id="{name}">{"".join(map(_run, row))}</g>' for row, name in ids.items())
+    style = "".join(f".{name}{{fill:{color}}}" for name, color in colors.items())
+    size, rule, right = f"{width} {height + BAR}", colors["rule"], width - 9
+    return f"""\
+<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {size}" width="{width}" height="{height + BAR}">
+<style>{style}
+text{{white-space:pre;font:14px ui-monospace,SFMono-Regular,Menlo,Consolas,'DejaVu Sans Mono',monospace}}
+.title,.foot{{font:13px system-ui,sans-serif}}.title{{font-weight:600}}.b{{font-weight:700}}
+.play{{transform:translateY({-still * height}px)}}
+@media (prefers-reduced-motion:no-preference){{.play{{animation:play {total:.1f}s step-end infinite}}}}
+@keyframes play{{{"".join(steps)}}}</style>
+<defs>{rows}</defs>
+<rect x="1" y="1" width="{width - 2}" height="{height + BAR - 2}" rx="8" class="page"/>
+<path d="M2,{BAR}V9a7,7 0 0 1 7,-7H{right}a7,7 0 0 1 7,7V{BAR}z" class="bar"/>
+<g fill="none" stroke="{rule}"><path d="M1,{BAR}H{width - 1}M1,{height}H{width - 1}"/>
+<rect x="1" y="1" width="{width - 2}" height="{height + BAR - 2}" rx="8" stroke-width="2"/></g>
+<svg width="{width}" height="{height}"><g class="play">{"".join(strip)}</g></svg>
+<text x="{MARGIN}" y="{height + 22}" class="foot muted">{FOOTER}</text>
+</svg>
+"""
 
-    return re.sub(r"@font-face \{\{.*?\}\}\s*", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)
+
+def _run(run: tuple[int, str, str, bool]) -> str:
+    column, text, color, bold = run
+    kind = f"{'text' if color in ('default', 'white', 'black') else color}{' b' * bold}"
+    place = f'x="{MARGIN + column * CELL:.1f}" textLength="{len(text) * CELL:.1f}"'
+    return f'<text {place} class="{kind}">{escape(text)}</text>'
 
 
-def hangs(why: dict[str, Any]) -> bool:
+def _hangs(why: dict[str, Any]) -> bool:
     """Tell whether ranks wait in a collective that began a while ago."""
     return not why["moving"] and any(rank["collective"] for rank in why["ranks"])
 
 
 def main() -> None:
-    """Record both pictures."""
+    """Record all scenes, and write the pictures."""
     with tempfile.TemporaryDirectory() as top:
         folder = Path(top, "project")
         folder.mkdir()
-        (folder / "train.py").write_text(TRAIN)
-        (folder / "hangs.py").write_text(HANGS)
+        (folder / "train.py").write_text(TRAIN_PY)
+        (folder / "hangs.py").write_text(HANGS_PY)
         clean = {key: value for key, value in os.environ.items() if not key.startswith(("AWS", "NO_COLOR"))}
-        environ = clean | {"AWSDDP_HOME": f"{top}/home", "TERM": "xterm-256color"}
-        commands, hang = Terminal(folder, environ), Terminal(folder, environ)
-
-        def quiet(*words: str) -> bytes:
-            """Run a command of awsddp that no picture shows."""
-            return subprocess.run([AWSDDP, *words], cwd=folder, env=environ, capture_output=True).stdout
-
+        environ = clean | {"AWSDDP_HOME": f"{top}/home", "TERM": "xterm-256color", "PYTHONPATH": str(ROOT)}
+        recorder = Recorder(folder, environ)
         try:
-            commands.run("awsddp up --local --nodes 2 --instance-type g6.xlarge -y")
-            commands.run("awsddp train train.py --world-size 2 --name first")
-            commands.run("awsddp down -y")
-            quiet("up", "--local", "--nodes", "2", "--instance-type", "g6.12xlarge", "-y")
-            hang.run("awsddp train hangs.py --world-size 4 --name second --detach")
-            while not hangs(json.loads(quiet("doctor", "--why", "second", "--json"))):
+            recorder.play(UP)
+            kill = "kill -9 $(cat pid)"
+            recorder.play(TRAIN, at="epoch 5", then=lambda: recorder.quiet("exec", "--node", "1", kill))
+            recorder.quiet("train", "hangs.py", "--name", "hangs", "--detach")
+            while not _hangs(json.loads(recorder.quiet(*WHY.split(), "hangs", "--json"))):
                 time.sleep(1)
-            hang.run("awsddp doctor --why second")
-            quiet("cancel", "second")
-            quiet("down", "-y")
+            recorder.play(HANG)
+            recorder.quiet("cancel", "hangs")
+            recorder.play(DOWN)
         finally:
-            quiet("local", "stop")
-        commands.save("commands", "awsddp: up, train, down")
-        hang.save("hang", "awsddp: which rank the others wait for")
+            recorder.quiet("local", "stop")
+    for theme, colors in THEMES.items():
+        (ROOT / "docs" / f"recording-{theme}.svg").write_text(drawn(recorder.frames, colors))
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ Lines = tuple[str, ...]
 TYPES: dict[Lines, tuple[str, int]] = {
     ("run",): ("g6.xlarge", 2),
     ("run --nodes 3 train.py",): ("g6.xlarge", 3),
-    ("run --nodes 2 --world-size 4 -y",): ("g6.12xlarge", 4),  # the README's
+    ("run --nodes 2 --world-size 4 -y",): ("g6.12xlarge", 4),  # as `make demo` types it
     ("run --world-size 16",): ("g6.48xlarge", 16),
     ("run --nodes 1 --nproc-per-node 3",): ("g6.12xlarge", 3),
     ("run --instance-type g6.xlarge",): ("g6.xlarge", 2),

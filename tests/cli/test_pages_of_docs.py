@@ -6,11 +6,15 @@ What a line does is tested elsewhere; those that need an account cannot be run h
 import re
 import shlex
 import tomllib
+from itertools import takewhile
 from pathlib import Path
+from urllib.parse import unquote
+from xml.etree import ElementTree
 
 import click
 import pytest
 
+from awsddp import __version__
 from awsddp.cli.command_line import Globals
 from awsddp.cli.main import cli
 from awsddp.config import load
@@ -20,6 +24,8 @@ PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")
 PAGES += [page for page in sorted((ROOT / "docs").glob("*.md")) if page.name != "commands.md"]
 VALUES = {"N": "2", "I": "1", "USD": "5", "TIME": "1h", "MIN:MAX": "1:2", "GB": "300"}
 """What stands for a value in a line."""
+CHEAP = "awsddp run train.py --nodes 2 --instance-type g6.xlarge --budget 2"
+SVG = "{http://www.w3.org/2000/svg}"
 
 
 def lines(text: str) -> set[str]:
@@ -84,3 +90,40 @@ def test_every_toml_block_of_a_page_is_valid(page: Path, tmp_path: Path) -> None
         assert tomllib.loads(block)
         (tmp_path / "awsddp.toml").write_text(block)
         load(file=tmp_path / "awsddp.toml", environ={})
+
+
+def test_first_screen_has_the_cheap_line_with_and_without_a_rehearsal_and_fits_the_width() -> None:
+    for page in (ROOT / "README.md", ROOT / "docs" / "index.md"):
+        text = page.read_text(encoding="utf-8")
+        head, _, rest = text.partition("\n    ")
+        block = [*takewhile(lambda row: row.startswith("    "), f"    {rest}".splitlines())]
+        assert "Never run on a real AWS account yet" in head
+        assert [f"    {CHEAP} --local", f"    {CHEAP}"] == [row for row in block if " run " in row]
+        assert max(map(len, block)) <= 80
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 120
+
+
+def test_badges_say_what_the_package_says() -> None:
+    package = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    badges = re.findall(r"shields\.io/badge/(\S+?)-\w+\)", (ROOT / "README.md").read_text(encoding="utf-8"))
+    said = [unquote(badge).replace("--", "\0").replace("-", " ").replace("_", " ") for badge in badges]
+    assert [one.replace("\0", "-") for one in said] == [
+        f"version {__version__} unreleased",
+        f"python {package['requires-python'].removeprefix('>=')}+",
+        f"license {package['license']}",
+        "AWS never run",
+    ]
+    assert "\n## 0.1.0 (unreleased)" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_recording_is_short_small_and_names_nothing_of_the_machine_it_was_made_on(theme: str) -> None:
+    file = ROOT / "docs" / f"recording-{theme}.svg"
+    text = file.read_text(encoding="utf-8")
+    rows = ["".join(row.itertext()) for row in ElementTree.fromstring(text).iter(f"{SVG}g")]
+    assert float(re.findall(r"animation:play ([\d.]+)s", text)[0]) <= 20
+    assert file.stat().st_size < 300_000
+    assert any("loss 0." in row for row in rows) and any("SIGKILL" in row for row in rows)
+    assert any("nothing is left" in row for row in rows)
+    for told in ("/tmp", "/home", "/root", Path.home().name + "@", str(ROOT)):
+        assert told not in "\n".join(rows)

@@ -147,6 +147,17 @@ def test_every_number_on_the_page_is_found_again(home: Home, more: dict[str, Any
     assert "$0.07</data>" in text
 
 
+def test_page_names_the_checkpoint_and_the_option_that_continues_from_it(home: Home) -> None:
+    folder = home.job("one", 100, state="failed", cause=CAUSE)
+    report(home.ctx(), job="one")
+    assert "Checkpoint" not in (folder / "report.html").read_text()
+    (folder / "node0" / "model.pt").write_bytes(b"x")
+    found = report(home.ctx(), job="one").checkpoint
+    assert found is not None and found.endswith("one/node0/model.pt")
+    text = (folder / "report.html").read_text()
+    assert f"<code>--resume one</code> continues from <code>{found}</code>" in text
+
+
 def test_what_a_node_wrote_is_text_on_the_page_and_nothing_comes_from_elsewhere(home: Home) -> None:
     folder = home.job("one", 100, state="failed", cause=CAUSE, args=[HOSTILE], script=HOSTILE)
     report(home.ctx(), job="one")
