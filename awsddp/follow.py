@@ -138,7 +138,7 @@ def merger_of(
 ) -> Merger:
     """Return what merges a job's logs: all ranks are written to files, those in `shown` are shown.
 
-    With `tail` only the last lines, and none is written. Raises ConfigError where the files are another job's.
+    With `tail` only the last lines; none is written. Raises ConfigError where the files are another job's.
     """
     refuse_another(cluster, job)
     folder = cluster.results / job.job / "logs"
