@@ -22,7 +22,8 @@ _FIRST = """\
 No clusters on this machine yet. To begin:
 
   awsddp run train.py --nodes 2 --instance-type g6.xlarge --budget 2 --local
-                     rehearse on this machine, free; without --local on EC2
+                     rehearse here, free; without --local: on EC2, at most $2;
+                     without train.py: the program that comes with awsddp
   awsddp init        write a starter awsddp.toml into this folder
 """
 _PACKAGES = "requirements.txt uv.lock pyproject.toml environment.yml"
