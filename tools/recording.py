@@ -224,11 +224,6 @@ def _run(run: tuple[int, str, str, bool]) -> str:
     return f'<text {place} class="{kind}">{escape(text)}</text>'
 
 
-def _hangs(why: dict[str, Any]) -> bool:
-    """Tell whether ranks wait in a collective that began a while ago."""
-    return not why["moving"] and any(rank["collective"] for rank in why["ranks"])
-
-
 def main() -> None:
     """Record all scenes, and write the pictures."""
     with tempfile.TemporaryDirectory() as top:
@@ -244,8 +239,10 @@ def main() -> None:
             kill = "kill -9 $(cat pid)"
             recorder.play(TRAIN, at="epoch 5", then=lambda: recorder.quiet("exec", "--node", "1", kill))
             recorder.quiet("train", "hangs.py", "--name", "hangs", "--detach")
-            while not _hangs(json.loads(recorder.quiet(*WHY.split(), "hangs", "--json"))):
+            why: dict[str, Any] = {"moving": True}
+            while why["moving"] or not any(rank["collective"] for rank in why["ranks"]):
                 time.sleep(1)
+                why = json.loads(recorder.quiet(*WHY.split(), "hangs", "--json"))
             recorder.play(HANG)
             recorder.quiet("cancel", "hangs")
             recorder.play(DOWN)
