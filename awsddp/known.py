@@ -152,10 +152,7 @@ def job_now(cluster: "Cluster", name: str) -> JobRecord:
 
 
 def jobs_document(
-    cluster: "Cluster",
-    reported: Collection[JobRecord],
-    bill: Bill | None = None,
-    names: Sequence[str] = (),
+    cluster: "Cluster", reported: Collection[JobRecord], bill: Bill | None = None, names: Sequence[str] = ()
 ) -> JobsDocument:
     """Return the `jobs` document, of the jobs of these `names` (`full_name`) alone where there are some.
 
@@ -270,7 +267,7 @@ def _has_run(past: Past, job: JobRecord, *, seen: JobRecord | None = None) -> bo
     return job.nodes == seen.nodes if seen else any(one.instance_id in past.instances for one in job.nodes)
 
 
-def known_job(cluster: "Cluster", name: str | None, known: Sequence[FoundJob] | None = None) -> FoundJob:
+def known_job(cluster: "Cluster", name: str | None, known: list[FoundJob] | None = None) -> FoundJob:
     """Return what `find_job` finds. Raises NotFoundError, UsageError."""
     found = find_job(cluster, name, known)
     if found is None:
@@ -280,9 +277,7 @@ def known_job(cluster: "Cluster", name: str | None, known: Sequence[FoundJob] | 
     return found
 
 
-def find_job(
-    cluster: "Cluster", name: str | None, known: Sequence[FoundJob] | None = None
-) -> FoundJob | None:
+def find_job(cluster: "Cluster", name: str | None, known: list[FoundJob] | None = None) -> FoundJob | None:
     """Return a job (`full_name`) that this machine knows: one in the project's folder before others.
 
     Without a name the one that was launched last, on a cluster of this name if there is one. `known` is what
