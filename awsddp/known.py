@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from awsddp import billing
 from awsddp.advice import advised
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from awsddp.cluster import Cluster
 
 
-_Job = TypeVar("_Job", bound=JobRecord)
 _NEWEST = 5
 """How many jobs are named where one is not found."""
 
@@ -94,7 +93,7 @@ def full_name(cluster: "Cluster", text: str | None, told: Iterable[str] = ()) ->
     return text
 
 
-def choose_job(jobs: Sequence[_Job], name: str | None) -> _Job:
+def choose_job(jobs: Sequence[JobRecord], name: str | None) -> JobRecord:
     """Return the job of this name, or the last one. Raises NotFoundError."""
     chosen = next((job for job in reversed(jobs) if name in (None, job.job)), None)
     if chosen is None:
@@ -153,10 +152,7 @@ def job_now(cluster: "Cluster", name: str) -> JobRecord:
 
 
 def jobs_document(
-    cluster: "Cluster",
-    reported: Collection[JobRecord],
-    bill: Bill | None = None,
-    names: Sequence[str] = (),
+    cluster: "Cluster", reported: Collection[JobRecord], bill: Bill | None = None, names: Sequence[str] = ()
 ) -> JobsDocument:
     """Return the `jobs` document, of the jobs of these `names` (`full_name`) alone where there are some.
 
@@ -164,10 +160,7 @@ def jobs_document(
     AWS has just been asked for it. Raises NotFoundError, UsageError.
     """
     known = all_jobs(cluster, reported)
-    jobs = [one.listed() for one in known]
-    if names:
-        told = [job.job for job in jobs]
-        jobs = [choose_job(jobs, full_name(cluster, name, told)) for name in names]
+    chosen = [known_job(cluster, name, known) for name in names] if names else known
     clusters = []
     for past in pasts(cluster.home):
         account = bill if bill is not None and past.folder == cluster.folder.path else past.bill
@@ -184,7 +177,7 @@ def jobs_document(
             )
             clusters.append(costed)
     return JobsDocument(
-        jobs=tuple(jobs),
+        jobs=tuple(one.listed() for one in chosen),
         clusters=tuple(sorted(clusters, key=lambda one: one.began)),
         total_usd=_total(clusters, "aws"),
         would_have_cost_usd=_total(clusters, "local"),
@@ -274,14 +267,24 @@ def _has_run(past: Past, job: JobRecord, *, seen: JobRecord | None = None) -> bo
     return job.nodes == seen.nodes if seen else any(one.instance_id in past.instances for one in job.nodes)
 
 
-def find_job(cluster: "Cluster", name: str | None) -> FoundJob | None:
+def known_job(cluster: "Cluster", name: str | None, known: list[FoundJob] | None = None) -> FoundJob:
+    """Return what `find_job` finds. Raises NotFoundError, UsageError."""
+    found = find_job(cluster, name, known)
+    if found is None:
+        what = f"no job {name}" if name else "no jobs have run from this machine"
+        where = f"searched {cluster.results}/ and the clusters of {cluster.home}"
+        raise NotFoundError(what, where, "awsddp jobs   # all jobs")
+    return found
+
+
+def find_job(cluster: "Cluster", name: str | None, known: list[FoundJob] | None = None) -> FoundJob | None:
     """Return a job (`full_name`) that this machine knows: one in the project's folder before others.
 
-    Without a name the one that was launched last, on a cluster of this name if there is one. Raises
-    UsageError.
+    Without a name the one that was launched last, on a cluster of this name if there is one. `known` is what
+    `all_jobs` returned. Raises UsageError.
     """
-    name = full_name(cluster, name)
-    found = [one for one in all_jobs(cluster) if name in (None, one.job.job)]
+    name = full_name(cluster, name, (one.job.job for one in known or () if one.reported))
+    found = [one for one in known or all_jobs(cluster) if name in (None, one.job.job)]
 
     def rank(one: FoundJob) -> tuple[bool, bool]:
         is_own = one.past is not None and one.past.name == cluster.spec.name

@@ -16,9 +16,9 @@ from awsddp import report
 from awsddp.advice import command_words, job_options, script_words
 from awsddp.answers import OURS
 from awsddp.config import NOT_SHOWN
-from awsddp.errors import AwsddpError, LeftoverError, NotFoundError
+from awsddp.errors import AwsddpError, LeftoverError
 from awsddp.jobs import results
-from awsddp.known import FoundJob, bill_of, find_job, jobs_of
+from awsddp.known import FoundJob, bill_of, jobs_of, known_job
 from awsddp.local import client as local
 from awsddp.reach import reachable, told_jobs
 from awsddp.records import ACTIVE, JobRecord, Listed, RankUsage, widened
@@ -338,11 +338,7 @@ def write_report(cluster: "Cluster", *, job: str | None = None) -> JobReport:
     """
     from awsddp import page
 
-    chosen = find_job(cluster, job)
-    if chosen is None:
-        what = f"no job {job}" if job else "no jobs have run from this machine"
-        where = f"searched {cluster.results}/ and the clusters of {cluster.home}"
-        raise NotFoundError(what, where, "awsddp jobs   # all jobs")
+    chosen = known_job(cluster, job)
     target = (chosen.folder / PAGE).absolute()
     rows = list(_rows(chosen))
     found = _page_of(cluster, chosen, rows, target)

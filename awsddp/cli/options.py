@@ -22,12 +22,12 @@ def clusters(ctx: click.Context, param: click.Parameter, incomplete: str) -> lis
 
 
 def jobs(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    """Return the jobs of the cluster, as last seen, the newest first."""
+    """Return the jobs of the cluster that have this in their name, as last seen, the newest first."""
     from awsddp.state import Folder, home
 
     record = Folder(home(), ctx.ensure_object(Globals).name).read(newer=True)
     found = [job.job for job in reversed(record.jobs)] if record is not None else []
-    return [job for job in found if job.startswith(incomplete)]
+    return [job for job in found if incomplete in job]
 
 
 def files(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:

@@ -203,10 +203,9 @@ def jobs_page(found: "returns.JobsDocument", *, verbose: bool = False, chosen: b
         line(named("No jobs yet. Start one: awsddp train"))
     for job in found.jobs if verbose else ():
         _job_details(job)
-    if chosen:
-        return
-    line(*(_bill(cluster) for cluster in found.clusters if verbose or not cluster.ended))
-    if found.clusters:
+    clusters = () if chosen else found.clusters
+    line(*(_bill(cluster) for cluster in clusters if verbose or not cluster.ended))
+    if clusters:
         line(
             f"On AWS: {money(found.total_usd)} (list price). "
             f"Rehearsals (free) would have cost: {money(found.would_have_cost_usd)}."

@@ -35,6 +35,8 @@ def known() -> None:
         ("awsddp -c other logs ", ["eval-1"]),
         ("awsddp logs -c other e", ["eval-1"]),
         ("awsddp fetch train-1", ["train-1"]),
+        ("awsddp report n-2", ["train-2"]),
+        ("awsddp jobs train-1 2", ["train-2"]),
         ("awsddp train train.py --resume train", ["train-2", "train-1"]),
         ("awsddp why ", ["train-2", "train-1"]),
         ("awsddp up --instance-type p5.", ["p5.4xlarge", "p5.48xlarge"]),

@@ -351,6 +351,16 @@ def test_job_of_this_project_comes_before_those_of_others_but_not_before_a_name(
     desk.folder.note("train", job="theirs-7", home=str(tmp_path / "other" / "theirs-7"))
     desk.train("train-7", "succeeded", saved="succeeded")
     ctx = desk.ctx()
+    later = Folder(desk.folder.root, "later")
+    later.note("launched", id="ffffffff", instances=["i-9"], target="aws", node_usd_per_hour=1.0, nodes=1)
+    later.note("train", job="train-7", home=str(tmp_path / "other" / "train-7"))
+    again = replace(desk.train("x", "succeeded"), job="train-7", nodes=(JobNode(node=0, instance_id="i-9"),))
+    desk.save(again, tmp_path / "other")
+    later.note("train", job="train-7", home=str(desk.ctx(tmp_path / "other").results / "train-7"))
+    both = [job.cluster for job in jobs_document(ctx, ())["jobs"] if job.job == "train-7"]
+    assert both == ["default", "later"]
+    [chosen] = jobs_document(ctx, (), names=["7"])["jobs"]
+    assert (chosen.job, chosen.cluster, report(ctx, job="7").cluster) == ("train-7", "default", "default")
     assert full_name(ctx, "7") == "train-7"
     assert full_name(ctx, "theirs-7") == "theirs-7"
     assert full_name(ctx, "theirs") == "theirs-7"
