@@ -62,8 +62,8 @@ def logs(
 
     `last` shows only so many of the lines so far. With `follow` to the job's end; then its results are
     fetched. A fetched job needs no node; a part that is missing is shown from the nodes that are reachable.
-    Raises NotFoundError for an unknown job or rank, NoNodes if no node is reachable, and what
-    `finish` raises.
+    Raises NotFoundError for an unknown job or rank, NoNodes if no node is reachable, and what `finish`
+    raises. An interrupt gets a note on what becomes of the job.
     """
     job = full_name(cluster, job)
     if job is not None and (kept := whole_at_home(cluster, job)):
@@ -85,12 +85,11 @@ def logs(
                 if follow:
                     return finish(cluster, chosen)
             except KeyboardInterrupt as stop:
-                if isinstance(stop, LetGo) or not follow:
-                    raise
                 runs = f"keeps running. Again: awsddp logs -f {job or ''}".rstrip()
                 ended = f"has ended ({chosen.state}). Its results: awsddp fetch {chosen.job}"
                 text = f"{chosen.job} {runs if chosen.state in ACTIVE else ended}"
-                raise Interrupted(advised(cluster, text)) from None
+                stop.add_note(advised(cluster, text))
+                raise
             for text in still_missing(cluster, chosen).values():
                 cluster.say(text)
             cluster.folder.remember(chosen)

@@ -84,6 +84,8 @@ class Watch:
             from awsddp.advice import interruption
 
             error = interruption(self.cluster)
+        if notes := getattr(stop, "__notes__", ()):
+            error = Interrupted(notes[0])
         if isinstance(stop, LetGo):
             error.exit_code = 128 + stop.number
         return error

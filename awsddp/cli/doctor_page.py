@@ -90,7 +90,9 @@ def why_page(found: "WhyDocument", *, verbose: bool = False) -> None:
         line(*job_lines(found.result))
     else:
         silent = "" if found.silent_s is None else f"no output for {duration(found.silent_s)}. "
-        summary = found.explanation if found.moving else _PLACES.split(found.explanation)[0].rstrip(".") + "."
+        summary = (
+            found.explanation if found.moving else _PLACES.split(found.explanation)[0].rstrip(". ") + "."
+        )
         line(f"Job {found.job}: {silent}{summary}")
     rows = list(_rows(found))
     names, places = (max((len(row[at]) for row in rows), default=0) for at in (0, 1))

@@ -24,17 +24,13 @@ _SHOWN_BY_RUN = (
 class Launch(Verb):
     """A verb with [SCRIPT] [-- ARGS]: everything after the first -- goes to the script."""
 
-    allow_extra_args = True  # so that we can say where they belong
     finishes = True
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Take the script's arguments away before click reads the rest."""
         at = args.index("--") if "--" in args else len(args)
         ctx.meta["awsddp.script_args"] = tuple(args[at + 1 :])
-        rest = super().parse_args(ctx, args[:at])
-        if rest and not ctx.resilient_parsing:
-            ctx.fail(f"Unexpected arguments: {' '.join(rest)}. The script's own arguments follow --")
-        return rest
+        return super().parse_args(ctx, args[:at])
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
         """Show where the script's arguments go."""

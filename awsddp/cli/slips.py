@@ -55,7 +55,7 @@ def _of_words(ctx: click.Context, verb: str, args: list[str]) -> str:
             return _filled(ctx, commands[word], args)
     if verb.endswith((".py", ".sh")):
         return _filled(ctx, "train SCRIPT", [verb, *args])
-    near = difflib.get_close_matches(verb, TAKES, n=1, cutoff=_NEAR)
+    near = [one for one in difflib.get_close_matches(verb, TAKES, n=1, cutoff=_NEAR) if one != verb]
     return shlex.join([*near, *args]) if near else ""
 
 

@@ -94,6 +94,8 @@ train --lr 0.1 train.py => awsddp train train.py -- --lr 0.1
 run train.py --nodes 2 --lr 0.1 -y => awsddp run train.py --nodes 2 -y -- --lr 0.1
 train train.py 64 => awsddp train train.py -- 64
 train -m pkg.mod => works
+logs one two => awsddp logs --help
+exec => awsddp exec --help
 train --standalone train.py => awsddp run --local
 train --rdzv-backend c10d train.py => awsddp train train.py
 train --rdzv_endpoint=localhost:0 train.py => awsddp train train.py

@@ -44,7 +44,7 @@ def refused(lab: Lab, *words: str, code: int) -> str:
         (["train", "nowhere.py"], 2, "script not found: nowhere.py"),
         (["train", "--name", "../x"], 2, "invalid job name"),
         (["train", "--name", "last"], 2, "job name 'last' is reserved"),
-        (["train", "a.py", "b.py"], 2, "follow --"),
+        (["train", "a.py", "b.py"], 2, "next: awsddp train a.py -- b.py"),
         (["ssh", "node1"], 2, "awsddp ssh --node 1"),
         (["ssh", "1", "nvidia-smi", "-L"], 2, "awsddp ssh --node 1 nvidia-smi -L"),
         (["run", "nowhere.py", "--local", "-y"], 2, "script not found: nowhere.py"),

@@ -32,7 +32,7 @@ _MOST_PROCESSES = 256
 _MOST_TEXT = 24_000  # characters of the stacks of one process
 _MOST_ANSWER = 1_000_000  # characters of the stacks of all
 _MOST_RECORDS = 60  # of one process group, the last ones
-_MOST_SOURCES = 200  # lines of programs
+_MOST_SOURCES = 1000  # lines, of libraries too
 _MOST_LINE = 200  # characters of one
 _MOST_FILE = 1 << 20  # bytes of a program
 _FRAME = re.compile(r'^ +File "(.+)", line (\d{1,9}) in ', re.MULTILINE)
@@ -115,10 +115,9 @@ def stacks(request: Stacks | Launch) -> Answer:
 def sources(workdir: str, stacks: str) -> dict[str, str]:
     """Return the lines of programs that `stacks` name, not of libraries, by "file:line", without indent."""
     found: dict[str, str] = {}
-    for file, line in dict.fromkeys(_FRAME.findall(stacks)):
+    for file, line in list(dict.fromkeys(_FRAME.findall(stacks)))[:_MOST_SOURCES]:
         path = Path(workdir, file)
-        is_own = "/lib/python" not in file and path.is_file() and path.stat().st_size <= _MOST_FILE
-        if is_own and len(found) < _MOST_SOURCES:
+        if "/lib/python" not in file and path.is_file() and path.stat().st_size <= _MOST_FILE:
             found[f"{file}:{line}"] = linecache.getline(str(path), int(line)).strip()[:_MOST_LINE]
     return found
 
