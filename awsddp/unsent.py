@@ -24,20 +24,7 @@ if TYPE_CHECKING:
 
 
 _NO_DATA = frozenset(
-    [
-        "build",
-        "dist",
-        "env",
-        "lightning_logs",
-        "logs",
-        "mlruns",
-        "multirun",
-        "node_modules",
-        "outputs",
-        "runs",
-        "venv",
-        "wandb",
-    ]
+    ["build", "dist", "env", "lightning_logs", "logs", "mlruns", "outputs", "runs", "venv", "wandb"]
 )
 """Folders that programs write, by their usual names."""
 _MOST_FILES = 20_000
