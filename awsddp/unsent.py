@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 _NO_DATA = frozenset(
-    ["build", "dist", "env", "lightning_logs", "logs", "mlruns", "node_modules", "runs", "venv", "wandb"]
+    ["build", "dist", "env", "lightning_logs", "logs", "mlruns", "outputs", "runs", "venv", "wandb"]
 )
 """Folders that programs write, by their usual names."""
 _MOST_FILES = 20_000
@@ -85,7 +85,7 @@ def _kept_data(listing: Listing, job: JobSpec) -> dict[str, str]:
         if by.endswith(".gitignore")
         and written.isdisjoint((os.path.normpath(path), *path.split("/")))
         and "/." not in f"/{path}"
-        and not (listing.root / path / "pyvenv.cfg").exists()
+        and not os.path.exists(listing.root / path / "pyvenv.cfg")  # noqa: PTH110  # of no readable folder
     }
 
 
@@ -97,10 +97,11 @@ def _about(path: str, data: Mapping[str, str], root: Path, times: str = "") -> t
     held = [root / one for one in data if one.startswith(path)]
     trees = ([one] if one.is_symlink() or one.is_file() else one.rglob("*") for one in held)
     files = (one for tree in trees for one in tree if one.is_file() and not one.is_symlink())
-    size = 0
-    with contextlib.suppress(OSError):  # one is gone meanwhile
+    size, more = 0, None
+    with contextlib.suppress(OSError):  # one is gone meanwhile, or cannot be read
         size = sum(one.lstat().st_size for one in itertools.islice(files, _MOST_FILES))
-    text = "more than " * (next(files, None) is not None) + size_text(size).replace(".0 ", " ")
+        more = next(files, None)
+    text = "more than " * (more is not None) + size_text(size).replace(".0 ", " ")
     by = next(by for one, by in data.items() if one.startswith(path))
     return size, f"{path} ({text}{times}) is in {by}"
 

@@ -94,12 +94,10 @@ def init(options: Globals) -> None:
     rest = f"{', '.join(chosen)} set, the other keys are" if chosen else "Every key is"
     found = {} if ask else {key: name for key, *_, files in _QUESTIONS if (name := _found(files))}
     words = ["awsddp", "run", "--local", *command_words("run", found), *script_words(found)]
-    text = (
-        f"Wrote {path}. {rest} commented out.\n"
-        f"Next: {shlex.join(words)}   # rehearse it here, free; then: awsddp plan"
-    )
     with contextlib.closing(Screen(options)) as screen:
-        screen.result(InitDocument(file=str(path)), lambda _: screen.say(text))
+        screen.say(f"Wrote {path}. {rest} commented out.")
+        screen.say(f"Next: {shlex.join(words)} (free, on this machine), then awsddp plan")
+        screen.result(InitDocument(file=str(path)), lambda _: None)
 
 
 def _answers() -> dict[str, Given]:

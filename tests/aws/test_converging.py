@@ -14,7 +14,7 @@ from awsddp.down import down
 from awsddp.errors import CapacityError, ConfigError, NodeError, UsageError
 from awsddp.known import jobs_document
 from awsddp.nodes.failures import NodeFailure
-from awsddp.plan.records import LaunchPlan
+from awsddp.plan.records import Image, LaunchPlan
 from awsddp.records import Listed
 from awsddp.report import Event, cluster_state
 from awsddp.up import plan, up
@@ -393,3 +393,18 @@ def test_nodes_that_another_command_terminates_are_named_with_what_ec2_says(on: 
         down(laptop.context(), confirm=lambda _: None)
         raise NodeFailure(1, "files", "the transfer was interrupted")
     assert failed.value.why.splitlines() == [f"EC2 says: node{node} is terminated" for node in (0, 1)]
+
+
+def test_another_torch_than_the_images_is_refused_at_the_plan_and_a_rehearsal_has_its_own(
+    on: On, cloud: Cloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "needs.txt"
+    file.write_text("torch==2.3.1\n")
+    asked: dict[str, Any] = {"cluster__instance_type": "g5.xlarge", "network__ssh_cidr": "10.0.0.7"}
+    asked["env__file"], laptop = str(file), on("laptop")
+    plan(laptop.context(**asked))
+    monkeypatch.setattr(Image, "pretends", False)
+    for verb in (plan, lambda cluster: up(cluster, confirm=lambda _: None)):
+        with pytest.raises(ConfigError, match=r"torch==2\.3\.1 needs another torch than the image's 2\.12"):
+            verb(laptop.context(**asked))
+    assert cloud.sent("RunInstances") == []

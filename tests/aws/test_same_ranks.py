@@ -152,3 +152,11 @@ def test_with_local_gpus_off_a_node_is_one_without_gpus(aws: Aws, cloud: Cloud) 
     assert (on.job_gpus, off.job_gpus, on.kind.gpus, off.kind.gpus) == (8, 0, 8, 8)
     assert tags(off) == {**tags(on), "awsddp:gpus": "pretended"}
     assert any("run gloo on the CPU" in text for text in off.warnings)
+
+
+def test_run_refuses_a_file_for_rendezvous_on_several_nodes_before_the_launch(sides: Sides) -> None:
+    one, several = (sides.context(f"run --nodes {nodes} -- {{init_file}}") for nodes in (1, 2))
+    check_ranks(one, make_plan(one.spec, sides.facts["aws"]))
+    plan = make_plan(several.spec, sides.facts["aws"])
+    with pytest.raises(UsageError, match=r"\{init_file\} needs a single node"):
+        check_ranks(several, plan)

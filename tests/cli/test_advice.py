@@ -337,6 +337,7 @@ def test_the_line_after_a_file_that_was_not_sent_runs_the_same_job(
     document = json.loads(failed.stdout)
     cause = (document.get("train") or document)["cause"]
     assert cause["kind"] == "file_not_found", failed.stderr
+    assert failed.stderr.count("is in .gitignore and letters.py mentions it: not sent") == 1
     [line] = type_in(cause["next"])
     again = cluster.run(*shlex.split(line)[1:], *yes, timeout=300, cwd=tmp_path)
     assert again.returncode == 0, f"{line}\n{again.stderr}"

@@ -2,6 +2,7 @@
 
 import os
 import pty
+import re
 import tomllib
 from pathlib import Path
 
@@ -42,7 +43,9 @@ def test_questions_are_asked_at_a_terminal_only(
     (tmp_path / "train.py").touch()
     written, shown = started(tmp_path, monkeypatch, option, f"\n4\n\n25\n\n{env['file']}\n")
     script = " train.py" if option else ""
-    assert f"Next: awsddp run --local{script}   # rehearse it here, free; then: awsddp plan" in shown
+    last = f"Next: awsddp run --local{script} (free, on this machine), then awsddp plan"
+    assert shown.endswith("\x1b[?25h"), "the cursor is back: the screen was closed"
+    assert re.sub(r"\x1b\[[?\d]*\w", "", shown).splitlines()[-2] == last
     if option:
         assert not any(written.values())
         return
