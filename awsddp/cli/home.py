@@ -88,6 +88,7 @@ def init(options: Globals) -> None:
     rest = f"{', '.join(chosen)} set, the other keys are" if chosen else "Every key is"
     text = f"Wrote {path}. {rest} commented out. Next: awsddp plan"
     screen.result(InitDocument(file=str(path)), lambda _: screen.say(text))
+    screen.close()
 
 
 def _answers() -> dict[str, str | int | float]:
