@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -63,12 +64,11 @@ def plan_page(plan: "LaunchPlan", *, stderr: bool = False) -> None:
 
 def launch_page(plan: "LaunchPlan", idle: str) -> None:
     """Show on stderr what a launch is asked about: a fact a line, and what is to be decided."""
-    columns = width(stderr=True)
+    columns = width(stderr=True) or sys.maxsize
     facts = [f"{label:<9}{text}" if label else text for label, text in _facts(plan, idle) if text]
-    more = [f"and {len(facts) - _FACTS + 1} more"] if len(facts) > _FACTS else []
-    for text in facts[: _FACTS - len(more)] + more:
-        is_cut = columns is not None and len(text) > columns
-        line(f"{text[: columns - 1]}…" if is_cut and columns else text, stderr=True)
+    if len(facts) > _FACTS:
+        facts[_FACTS - 1 :] = [f"and {len(facts) - _FACTS + 1} more"]
+    line(*(text if len(text) <= columns else f"{text[: columns - 1]}…" for text in facts), stderr=True)
     warnings = (f"warning: {text}" for text in plan.warnings if not _KNOWN.match(text))
     warned = [one for text in warnings for one in lines(text, columns=columns)]
     line(*warned[:_WARNED], f"details: {named('awsddp plan')}", stderr=True)
@@ -108,11 +108,11 @@ def _step_lines(steps: "Sequence[Step]") -> list[str]:
     found: dict[tuple[str, str], list[Step]] = {}
     for step in sorted(steps, key=lambda step: step.do != "end"):
         found.setdefault((step.do, step.why), []).append(step)
-    numbers = {key: [number for step in alike for number in step.numbers] for key, alike in found.items()}
-    return [
-        str(alike[0]) if len(alike) == 1 else f"{do} nodes {write_numbers(numbers[do, why])}: {why}"
-        for (do, why), alike in found.items()
-    ]
+    texts = []
+    for (do, why), alike in found.items():
+        numbers = write_numbers(number for step in alike for number in step.numbers)
+        texts.append(str(alike[0]) if len(alike) == 1 else f"{do} nodes {numbers}: {why}")
+    return texts
 
 
 def _node_line(plan: "LaunchPlan") -> str:

@@ -47,7 +47,7 @@ class Screen:
             sys.stderr.isatty() and not (options.quiet or options.json) and os.environ.get("TERM") != "dumb"
         )
         self._region: Live | None = None
-        self._rows: dict[str, Event] = {}  # what has an end, and has not reached it
+        self._rows: dict[str, Event] = {}  # what is under way
         self._began: dict[str, tuple[str, float]] = {}
         self._said = time.monotonic()
         self._shown: dict[str, str] = {}
@@ -100,7 +100,8 @@ class Screen:
         for ended in {who, ""}:
             self._rows.pop(ended, None)
             self._began.pop(ended, None)
-        if event.who is not None and (event.fraction or 0.0) < 1:
+        is_over = (event.fraction or 0.0) >= 1 and event.size is None  # of a transfer another event tells it
+        if event.who is not None and not is_over:
             self._rows[who] = event
             self._began[who] = began if began[0] == event.text else (event.text, now)
 

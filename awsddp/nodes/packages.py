@@ -143,6 +143,7 @@ class _Work:
         Held to wheels, pip takes a release of years ago, without a word, where a newer one has none, or needs
         a package that has none.
         """
+        self.on_event(Event(f"looking up the newest releases for {self.plan.name}", ""))
         asked = {number: _ANY_VERSION.fullmatch(line) for number, line in enumerate(self.plan.lines)}
         found = {number: one for number, one in asked.items() if one and canonical(one[1]) not in self.stubs}
         words = [*self._target()[2:], *self.plan.options]

@@ -233,6 +233,7 @@ def test_live_rows_fit_the_terminal_whole_names_first_and_what_ends_becomes_a_li
     assert [row.split()[1] for row in rows[:7]] == [f"node{node}" for node in range(7)]
     assert rows[1][1:].startswith(" node1 installing: werkzeug, tqdm, ") and "…" in rows[1]
     assert "…: 25 %, " in rows[2]
+    show.event(Event("sending 2 files, 1 MB", "node1", 1.0, 10**6))  # rsync says so more than once
     show.event(Event("ready", "node1", 1.0))
     show.say("a message")
     show.event(Event("ready", "node0", 1.0))

@@ -65,10 +65,7 @@ def test_an_environment_has_its_packages_and_the_images_torch_and_a_second_run_m
     here, said = lab(2), list[Event]()
     found = made(here, PLAN, python, events=said)
     texts = [event.text for event in said]
-    assert [f"fetching packages for requirements.txt: {name}" in texts for name in ("small", "tiny")] == [
-        1,
-        1,
-    ]
+    assert "fetching packages for requirements.txt" in texts
     assert "importing torch, to compare the nodes" in texts
     for one in found.values():
         assert imported(one.python, "import small, tiny, torch; print(torch.__version__)") == "2.13.0+cpu"
