@@ -33,7 +33,7 @@ from awsddp.reconcile import (
     reconcile,
 )
 from awsddp.records import Node, Prepared, Target
-from awsddp.report import Event, money
+from awsddp.report import money
 from awsddp.returns import ClusterDocument, Offer, OffersDocument
 from awsddp.search import (
     aws_of,
@@ -184,7 +184,6 @@ def read_all(requested: "Cluster", target: Target, record: Record | None) -> tup
     cluster = as_before(requested, record)
     if record is not None:
         _say_differences(requested, cluster.spec, record)
-    cluster.on_event(Event("reading zones, images, prices, quotas and the cluster", ""))
     aws = aws_of(cluster, target)
     cluster = cluster.but(target=replace(target, region=aws.region), gateway=aws, known=record)
 

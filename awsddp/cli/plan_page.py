@@ -144,7 +144,7 @@ def _price_line(plan: "LaunchPlan") -> str:
     price = plan.price
     parts = ", ".join(f"{part} {money(usd)}" for part, usd in vars(price.parts).items() if usd != 0)
     return (
-        f"{money(price.total)} per hour ({parts}), "
+        f"{'free; on EC2 ' * (plan.target == 'local')}{money(price.total)} per hour ({parts}), "
         f"{money(plan.price_until_expiry_usd)} until it expires "
         f"({f'{price.source} {price.date}'.strip()}); "
         f"data transfer out {money(plan.egress_usd_per_gb)} per GB"

@@ -49,7 +49,7 @@ class Screen:
         self._region: Live | None = None
         self._rows: dict[str, Event] = {}  # what is under way
         self._began: dict[str, tuple[str, float]] = {}
-        self._said = time.monotonic()
+        self._said, self._doing = time.monotonic(), f"looking up cluster {options.name}"
         self._shown: dict[str, str] = {}
         self._reported: dict[str, float] = {}
         self._unfinished: dict[tuple[int, bool], bytes] = {}
@@ -95,7 +95,7 @@ class Screen:
 
     def _track(self, who: str, event: Event) -> None:
         """Remember what is under way, and since when; what is said next ends what the verb did."""
-        self._said = now = time.monotonic()
+        self._said, self._doing = (now := time.monotonic()), "working"
         began = self._began.pop(who, ("", now))
         for ended in {who, ""}:
             self._rows.pop(ended, None)
@@ -168,7 +168,7 @@ class Screen:
         """Return the live lines, no more than the terminal has: who is whole, the text is cut."""
         from rich.text import Text
 
-        rows = sorted([*self._rows.items()] or [("", Event("working"))], key=lambda row: (len(row[0]), row))
+        rows = sorted([*self._rows.items()] or [("", Event(self._doing))], key=lambda row: (len(row[0]), row))
         if len(rows) > (most := max(1, height - 2)):
             rows[most - 1 :] = [("", Event(f"and {len(rows) - most + 1} more"))]
         frame, lines = _FRAMES[int(time.monotonic() * 10) % len(_FRAMES)], []

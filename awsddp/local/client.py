@@ -81,7 +81,6 @@ def opened(
             yield None
             return
         if info is None or info.pid is None:
-            on_event(Event("starting the local cloud", ""))
             info = control.start(place, auto=True)
         try:
             if start and info.mode != "records":
