@@ -246,10 +246,14 @@ def what_runs_on(cluster: "Cluster", error: AwsddpError) -> None:
 
 
 def _machines(record: Record) -> str:
-    machines = f"{record.nodes} x {record.instance_type} may run"
+    return f"{record.nodes} x {record.instance_type} may run{costs(record)}"
+
+
+def costs(record: Record) -> str:
+    """Return where a cluster runs and what that costs, to end a sentence about its nodes."""
     if record.target.name == "local":
-        return f"{machines} in the local cloud, free of charge"
-    return f"{machines} in {record.target.region}, at {money(record.price_usd_per_hour)} per hour"
+        return " on this machine, free"
+    return f" in {record.target.region}, at {money(record.price_usd_per_hour)} per hour"
 
 
 def explained(cluster: "Cluster", job: JobRecord) -> JobRecord:

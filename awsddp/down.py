@@ -96,7 +96,7 @@ def _end(cluster: "Cluster", clusters: Sequence[Listed]) -> tuple[str, ...]:
         raise LeftoverError(
             f"not everything of cluster {cluster.spec.name} could be terminated",
             f"left: {', '.join(left)}",
-            "awsddp down   # again; what is left may still cost money",
+            "awsddp down   # again" + "; what is left may still cost money" * (cluster.target.name == "aws"),
         )
     return tuple(terminated)
 
@@ -256,9 +256,9 @@ def _not_home(cluster: "Cluster", listed: Listed, owing: list[Node], why: str) -
     if rests:
         cost = "only the disks cost"
     elif bill is not None and bill.id == listed.id and bill.price_usd_per_hour is not None:
-        would = "would cost" if bill.target == "local" else "cost"
-        cost = f"the nodes {would} {money(bill.price_usd_per_hour)} per hour"
+        cost = f"the nodes cost {money(bill.price_usd_per_hour)} per hour"
     if not rests and not any(node.spot for node in listed.live):
         ways.append("awsddp stop   # or stop them and keep their disks")
     jobs = ", ".join(unfetched_jobs(owing))
-    return NodeError(f"the results of {jobs} are not fetched", f"{why}\nuntil then {cost}", "\n".join(ways))
+    why += "" if cluster.target.name == "local" else f"\nuntil then {cost}"
+    return NodeError(f"the results of {jobs} are not fetched", why, "\n".join(ways))

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from awsddp.advice import advised, explained
+from awsddp.advice import advised, costs, explained
 from awsddp.answers import ResultFile
 from awsddp.errors import AwsddpError, Interrupted, LetGo, NodeError, NotFoundError
 from awsddp.fetch import MANIFEST_S, bring, manifest_request
@@ -175,6 +175,7 @@ def attend(cluster: "Cluster", job: JobRecord, *, on_lines: Callable[[bytes], No
     """Follow a job to its end and fetch its results. Ctrl-C ends the job; a closed terminal leaves it."""
     merger = merger_of(cluster, job)
     try:
+        cluster.on_event(Event("waiting for the first lines of the ranks", ""))
         job = Watch(cluster, job, merger=merger, on_lines=on_lines).run()
     except LetGo:
         raise
@@ -190,7 +191,7 @@ def attend(cluster: "Cluster", job: JobRecord, *, on_lines: Callable[[bytes], No
         return finish(cluster, job)
     raise Interrupted(
         f"interrupted: job {job.job} was {job.state}, its results are in {job.home}/",
-        f"the nodes are still running{cluster.target.costs}",
+        f"the nodes still run{costs(cluster.record)}",
         "awsddp down   # terminate them",
     )
 

@@ -34,7 +34,6 @@ REACH_S = 20.0
 """How long connecting to a node may take before the others are asked without it."""
 OFF = ("stopping", "stopped")
 """EC2's states of an instance that `up` starts."""
-LARGE_BYTES = 100e6
 
 # What is the user's comes as words of its own: nothing is pasted into the script.
 _RUN = 'PATH="$1:$PATH"; export PATH; shift; cd ~/awsddp/work 2>/dev/null || cd; exec "$@"'
@@ -316,13 +315,10 @@ def sync(cluster: "Cluster", *, confirm: Callable[[str], None]) -> SyncDocument:
 
 
 def listed_files(cluster: "Cluster") -> "Listing":
-    """Return what to send of the working folder; say so if it is large. Raises ConfigError."""
+    """Return what to send of the working folder. Raises ConfigError."""
     from awsddp.nodes.sync import project_files
 
     listing = project_files(cluster.job_spec, home=cluster.home)
-    if listing.size > LARGE_BYTES:
-        largest = ", ".join(f"{name} {size / 1e6:.0f} MB" for name, size in listing.largest())
-        cluster.say(f"{listing.size / 1e6:.0f} MB go to each node; the largest: {largest}")
     for path, why in listing.skipped:
         cluster.on_event(Event(f"not sent: {path}: {why}"))
     return listing

@@ -8,6 +8,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
+from awsddp.advice import costs
 from awsddp.billing import Rate
 from awsddp.compat.types import ADDRESS_USD_PER_HOUR
 from awsddp.config import remembered
@@ -21,7 +22,7 @@ from awsddp.plan.records import Facts, LaunchPlan, names
 from awsddp.plan.requests import Values
 from awsddp.reach import JUMP, reach_jump, reachable, told_jobs
 from awsddp.records import ACTIVE, Intent, Listed, Node, unfetched_jobs
-from awsddp.report import money, node_name
+from awsddp.report import node_name
 from awsddp.results import is_owed
 from awsddp.search import aws_of, end, facts_of, own_key_file
 from awsddp.state import Folder, Record
@@ -125,7 +126,8 @@ def reconcile(cluster: "Cluster", facts: Facts, confirm: Confirm) -> tuple[Node,
     if change.needs_consent:
         _refuse_running(cluster, own, ending)
         _refuse_others(others)
-        confirm(plan or _question(cluster, replace(record, **changed), change))
+        if plan is not None or change.of("end") or cluster.target.name != "local":
+            confirm(plan or _question(cluster, replace(record, **changed), change))
     cluster.remember(**changed)
     if change.expires != record.expires:
         cluster.folder.note("extended", id=record.id, expires=change.expires)
@@ -162,11 +164,8 @@ def _question(cluster: "Cluster", record: Record, change: Convergence) -> str:
     """Return the question where nothing is launched; `record` is of the cluster as it will be."""
     steps = "".join(f"\n  {step}" for step in change.steps if step.do != "open")
     lost = f"\n  {_LOST}" if change.of("end") else ""
-    machines = f"{record.nodes} x {record.instance_type} in {record.target.region}"
-    return (
-        f"Cluster {cluster.spec.name}, {machines} at "
-        f"{money(record.price_usd_per_hour)} per hour for all, once this is done:{steps}{lost}\n"
-    )
+    machines = f"{record.nodes} x {record.instance_type}{costs(record)}"
+    return f"Cluster {cluster.spec.name}, {machines}, once this is done:{steps}{lost}\n"
 
 
 def _refuse_running(cluster: "Cluster", own: Listed, ending: Sequence[Node]) -> None:

@@ -74,11 +74,6 @@ class Target(Frozen):
         """Where that is, in words."""
         return "the local cloud" if self.name == "local" else (self.region or "the configured region")
 
-    @property
-    def costs(self) -> str:
-        """What it costs that nodes run there, to end a sentence about them."""
-        return ", free of charge" if self.name == "local" else " and cost money"
-
 
 class Node(Frozen):
     """One instance of a cluster, as EC2 describes it, with its node number from the tag `awsddp:nodes`.

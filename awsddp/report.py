@@ -12,7 +12,7 @@ from awsddp.records import ClusterState, Frozen, Listed, RankProgress, RankUsage
 
 @dataclass(frozen=True)
 class Event:
-    """Progress of a verb: `who` ("node1", None for the verb itself) is at `text`.
+    """Progress of a verb: `who` is at `text`: "node1", "" for what the verb does now, None for its messages.
 
     `fraction` of it is done; where it is a transfer, of `size` bytes.
     """

@@ -25,7 +25,7 @@ from awsddp.jobs import protocol
 from awsddp.jobs.files import Checkpoint, check_script, commit_of, newest_checkpoint
 from awsddp.jobs.health import preflight
 from awsddp.jobs.protocol import ANSWER_S, NameTaken, answers_in_turn, answers_of, ask
-from awsddp.jobs.ranks import Host, Rank, ordered, ranks_on
+from awsddp.jobs.ranks import Host, Rank, ordered, ranks_on, ranks_text
 from awsddp.jobs.supervisor import requests
 from awsddp.jobs.supervisor.requests import Launch
 from awsddp.known import all_jobs, end_ranks, full_name
@@ -178,10 +178,12 @@ def start(
         follow = f"awsddp logs -f {name}   # follow it then\nawsddp cancel {name}   # or end it"
         error.message, error.next = f"job {name} was started, but {error.message}", f"{error.next}\n{follow}"
         raise
+    record, gpus = cluster.record, cluster.record.found[ranks[0].node].gpus
+    on_ec2 = record.gpus_per_node if record.pretended else gpus
     if launch.after:
         cluster.say(f"job {name} starts when these have ended: {', '.join(launch.after)}")
     else:
-        cluster.say(f"job {name} runs, its world size is {len(ranks)}")
+        cluster.say(f"job {name} runs {ranks_text(cluster.job_spec, ranks, gpus=gpus, on_ec2=on_ec2)}")
     return job
 
 

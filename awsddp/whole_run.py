@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar, Unpack
 
-from awsddp.advice import what_runs_on
+from awsddp.advice import costs, what_runs_on
 from awsddp.down import down, stop
 from awsddp.errors import (
     AwsddpError,
@@ -21,7 +21,6 @@ from awsddp.errors import (
 )
 from awsddp.plan.records import LaunchPlan
 from awsddp.reconcile import Confirm
-from awsddp.records import Target
 from awsddp.report import OnEvent
 from awsddp.results import whole_at_home
 from awsddp.returns import DownDocument, RunDocument
@@ -187,15 +186,16 @@ def _stopped(cluster: "Cluster", error: NodeError) -> NodeError:
 
     Raises CloudError where AWS does not answer.
     """
-    target = record.target if (record := cluster.folder.read()) is not None else Target()
+    record = cluster.folder.read()
     try:
         stop(cluster, confirm=lambda _: None)
     except AwsddpError as second:
         if isinstance(second, CloudError) and second.retryable:
             raise
         why = f"{error.why}\nstopping the nodes failed as well: {second.message}"
-        return NodeError(error.message, f"{why}\nthey are still running{target.costs}", error.next)
-    cost = "" if target.name == "local" else ", and cost a little,"
+        still = f"\nthey still run{costs(record)}" if record is not None else ""
+        return NodeError(error.message, why + still, error.next)
+    cost = "" if cluster.target.name == "local" else ", and cost a little,"
     return NodeError(
         f"{error.message}; the nodes were stopped",
         f"{error.why}\ntheir disks are kept{cost} until you terminate them",

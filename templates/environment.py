@@ -119,6 +119,8 @@ def run(step, argv, env=None, cwd=None):
 
 def ask(python, program):
     """Return what a python answers to a program above, its last line."""
+    if program == FACTS:
+        tell(at="importing torch, to compare the nodes")
     done = subprocess.run([str(python), "-c", program], stdin=subprocess.DEVNULL, capture_output=True)
     try:
         return json.loads(done.stdout.decode().splitlines()[-1])

@@ -51,7 +51,7 @@ def _ensure_placement(aws: Aws, plan: LaunchPlan, values: Values, on_event: OnEv
         return
     name, made = values.ids["name"], _make(aws, plan, values, "CreatePlacementGroup")
     if made is not None:
-        on_event(Event(f"placement group {name} made"))
+        on_event(Event(f"placement group {name} made", ""))
         if made.get("PlacementGroup", {}).get("State") == "available":
             return
 
@@ -66,7 +66,7 @@ def _ensure_placement(aws: Aws, plan: LaunchPlan, values: Values, on_event: OnEv
 def _ensure_key(aws: Aws, plan: LaunchPlan, values: Values, on_event: OnEvent) -> None:
     """Import the cluster's public key, unless it is there (its name holds the id). Raises CloudError."""
     if _make(aws, plan, values, "ImportKeyPair") is not None:
-        on_event(Event(f"key pair {values.ids['name']} imported"))
+        on_event(Event(f"key pair {values.ids['name']} imported", ""))
 
 
 def _ensure_group(aws: Aws, plan: LaunchPlan, values: Values, on_event: OnEvent) -> str:
@@ -80,7 +80,7 @@ def _ensure_group(aws: Aws, plan: LaunchPlan, values: Values, on_event: OnEvent)
     made = _make(aws, plan, values, "CreateSecurityGroup")
     group = _find_group(aws, values) if made is None else str(made["GroupId"])
     if made is not None:
-        on_event(Event(f"security group {group} made"))
+        on_event(Event(f"security group {group} made", ""))
     rules = [
         values.resolve(plan.request(f"AuthorizeSecurityGroup{side}"), security_group=group)
         for side in ("Ingress", "Egress")

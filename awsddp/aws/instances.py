@@ -45,7 +45,7 @@ def launch(
     for subnet in plan.subnets:
         token = f"{values.ids['cluster_id']}-{uuid4().hex}"
         request = values.resolve(plan.request("RunInstances"), subnet=subnet.id, client_token=token)
-        on_event(Event(f"asking for {len(plan.numbers)} x {plan.instance_type} in {subnet.zone}"))
+        on_event(Event(f"asking for {len(plan.numbers)} x {plan.instance_type} in {subnet.zone}", ""))
         intent = Intent(
             cluster_id=values.ids["cluster_id"],
             zone=subnet.zone,
@@ -119,7 +119,7 @@ def appear(aws: Aws, intent: Intent, *, on_event: OnEvent) -> tuple[Node, ...] |
 
     The tag of one node lists all numbers of its launch, so a launch that shows in part is waited for.
     """
-    on_event(Event(f"looking for instances of {intent.cluster_id}"))
+    on_event(Event(f"looking for instances of {intent.cluster_id}", ""))
     asked, keys = _asked(intent), ("awsddp:id", "awsddp:created", "awsddp:owner")
     filters = [one for key in keys for one in tagged(key, asked[key])]
     seen: list[Node] = []

@@ -15,7 +15,7 @@ from awsddp.aws.waits import deadline_s, poll
 from awsddp.errors import LeftoverError
 from awsddp.plan.records import names
 from awsddp.records import ENDED, Listed, Node
-from awsddp.report import Event, OnEvent
+from awsddp.report import Event, OnEvent, node_name
 
 # How long a group may be held by interfaces of instances that are already terminated.
 RELEASED_S = 600.0
@@ -48,6 +48,7 @@ def teardown(aws: Aws, cluster: Listed, *, on_event: OnEvent) -> Teardown:
     ending = _Ending(aws=aws, filters=filters, on_event=on_event, name=name, ours=ours)
     term_s = deadline_s(node.instance_type for node in cluster.nodes)
     if poll(ending.instances, deadline_s=term_s, first_s=0.2):
+        on_event(Event("deleting what the nodes used", ""))
         # What holds a group goes away by itself, unless it is an instance that may not be ended.
         poll(ending.proven, deadline_s=0 if ending.refused else RELEASED_S, first_s=0.5)
     left = ending.leftovers() if ending.left is None else ending.left
@@ -110,8 +111,11 @@ class _Ending:
         found = self._instances()
         for node in found:
             key, gone = node.instance_id, node.state == "terminated"
-            if not gone and key not in self.states:
-                self.on_event(Event(f"ending {key} ({node.state})"))
+            who = node_name(node.node) if node.node >= 0 else ""
+            if not gone and self.states.get(key) != node.state:
+                self.on_event(Event(f"ending {key} ({node.state})", who))
+            elif gone and self.states.get(key, node.state) != node.state:
+                self.on_event(Event(f"terminated {key}", who, fraction=1.0))
             if not gone or key in self.states:
                 self.states[key] = node.state
             # Keep by what to delete whatever of ours it uses: that may not be listed itself yet.
@@ -182,7 +186,7 @@ class _Ending:
                 return False
         else:
             if resource.tags:  # what was not listed may have been gone before: EC2 deletes a key pair twice
-                self.on_event(Event(f"deleted {key}"))
+                self.on_event(Event(f"deleted {key}", ""))
         self._gone.add((kind, resource.by))
         return True
 

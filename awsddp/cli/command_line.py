@@ -52,12 +52,14 @@ class Globals:
 class Watch:
     """Hears the signals of one command line, and knows how its errors are told.
 
-    `cluster` is set once the verb knows what it is about, the rest once the options are read.
+    `cluster` is set once the verb knows what it is about, the rest once the options are read; `pause` takes
+    the live lines away.
     """
 
     def __init__(self) -> None:
         self.options = Globals()
         self.cluster: Cluster | None = None
+        self.pause: Callable[[], None] = lambda: None
         self.finishes = False
         self.ends_cluster = False
         self._heard = 0
@@ -105,6 +107,7 @@ class Watch:
     def _leave(self, number: int) -> None:
         """Say what is left behind and end this process, whatever it is doing."""
         with contextlib.suppress(Exception):
+            self.pause()
             self._show(self.interrupted())
         leave(128 + number)
 

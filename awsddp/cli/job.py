@@ -92,10 +92,10 @@ def run(ctx: click.Context, /, options: Globals, *, detach: bool, **given: Any) 
     With --detach the nodes end 10 minutes (--idle) after the job: stopped while they hold results, which
     `awsddp fetch` starts again, else terminated.
     """
-    from awsddp.whole_run import run_job
+    from awsddp.whole_run import run_job, with_idle
 
     with session.opened(options, job_overrides(given), verb="run") as (cluster, show):
-        confirm = launch_question(show, cluster.spec)
+        confirm = launch_question(show, with_idle(cluster).spec)
         with show.partial(run_page):
             result = run_job(cluster, confirm=confirm, on_lines=show.lines, detach=detach)
         show.result(result, functools.partial(run_page, detached=detach))

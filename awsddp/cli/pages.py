@@ -103,10 +103,10 @@ def _cost(cluster: "returns.ClusterDocument") -> str:
         from awsddp.compat.types import HOURS_PER_MONTH
 
         disks = "" if price is None else f", {money(price * HOURS_PER_MONTH)} per month"
-        cost = "on EC2 only the disks would cost" if cluster.target == "local" else "only the disks cost"
-        return named(f"Stopped: {cost}{disks}. Start the nodes: awsddp up. Terminate them: awsddp down")
-    would = "would cost" if cluster.target == "local" else "costs"
-    text = f"{would} {money(price)} per hour on EC2, {money(cluster.cost_usd)} so far"
+        cost = "free, on this machine" if cluster.target == "local" else f"only the disks cost{disks}"
+        return named(f"Stopped: {cost}. Start the nodes: awsddp up. Terminate them: awsddp down")
+    text = "Free, on this machine; on EC2 it would cost" if cluster.target == "local" else "Costs"
+    text += f" {money(price)} per hour, {money(cluster.cost_usd)} so far"
     if cluster.expires:
         left = datetime.fromisoformat(cluster.expires) - datetime.now(UTC)
         text += f"; expires in {duration(max(0.0, left.total_seconds()))}"
@@ -262,12 +262,12 @@ def report_page(report: "returns.JobReport") -> None:
     """Show a job's end, its cost, and where its page is."""
     line(*job_lines(report))
     if report.job_usd is not None:
-        line(f"  {_spent(report.target)}: {money(report.job_usd)}")
+        line(f"  {_spent(report.target, report.job_usd)}")
     line(f"page: {report.page}")
 
 
-def _spent(target: str | None) -> str:
-    return "would have cost" if target == "local" else "cost"
+def _spent(target: str | None, usd: float | None) -> str:
+    return f"{'Free; on EC2' if target == 'local' else 'Cost:'} {money(usd)}"
 
 
 def fetch_page(fetched: "returns.FetchDocument") -> None:
@@ -302,7 +302,7 @@ def down_page(ended: "returns.DownDocument") -> None:
     instances = counted(len(ended.terminated), "instance")
     line(
         f"Cluster {ended.cluster}: {instances} terminated, nothing is left. "
-        f"{_spent(ended.target).capitalize()}: {money(ended.cost_usd)} on EC2 (list price)."
+        f"{_spent(ended.target, ended.cost_usd)} (list price)."
     )
 
 
@@ -313,7 +313,7 @@ def run_page(result: "returns.RunDocument", *, detached: bool = False) -> None:
     """
     if result.train:
         line(*job_lines(result.train))
-    table(("stage", "time"), [(stage, duration(seconds)) for stage, seconds in result.seconds.items()])
+    line(", ".join(f"{stage} took {duration(seconds)}" for stage, seconds in result.seconds.items()))
     if result.down:
         down_page(result.down)
     elif detached and result.up:

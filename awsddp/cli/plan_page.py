@@ -1,23 +1,33 @@
 """The pages before a launch, and its question: the plan, the settings, the offers and quota."""
 
 import json
+import re
+import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from awsddp.cli.render import line, table
+from awsddp.cli.command_line import named
+from awsddp.cli.render import line, lines, table, width
 from awsddp.cli.screen import Screen
 from awsddp.config import EXCLUSIVE
 from awsddp.errors import UsageError
+from awsddp.records import write_numbers
 from awsddp.report import counted, duration, money
 from awsddp.spec import ClusterSpec, Value
 
 if TYPE_CHECKING:
-    from awsddp.plan.records import ImageDocument, LaunchPlan
+    from awsddp.plan.records import ImageDocument, LaunchPlan, Step
     from awsddp.records import Choice
     from awsddp.returns import OffersDocument, QuotaDocument
 
 _PRICED = EXCLUSIVE | {"cluster.max_price_usd", "cluster.budget_usd"}
 """Keys that choose what is paid for, or limit it."""
+_FACTS, _WARNED = 8, 12
+"""How many lines the facts of a launch get, and its warnings: the question is the 24th at most."""
+_KNOWN = re.compile(
+    r"GPUs are |prices are list |the budget of |skipped: |spot nodes |\S+ is (bare metal|deprecated)"
+)
+"""How warnings begin that leave nothing to decide."""
 
 
 def plan_page(plan: "LaunchPlan", *, stderr: bool = False) -> None:
@@ -52,6 +62,59 @@ def plan_page(plan: "LaunchPlan", *, stderr: bool = False) -> None:
     line(*(f"warning: {warning}" for warning in plan.warnings), stderr=stderr)
 
 
+def launch_page(plan: "LaunchPlan", idle: str) -> None:
+    """Show on stderr what a launch is asked about: a fact a line, and what is to be decided."""
+    columns = width(stderr=True) or sys.maxsize
+    facts = [f"{label:<9}{text}" if label else text for label, text in _facts(plan, idle) if text]
+    if len(facts) > _FACTS:
+        facts[_FACTS - 1 :] = [f"and {len(facts) - _FACTS + 1} more"]
+    line(*(text if len(text) <= columns else f"{text[: columns - 1]}…" for text in facts), stderr=True)
+    warnings = (f"warning: {text}" for text in plan.warnings if not _KNOWN.match(text))
+    warned = [one for text in warnings for one in lines(text, columns=columns)]
+    line(*warned[:_WARNED], f"details: {named('awsddp plan')}", stderr=True)
+
+
+def _facts(plan: "LaunchPlan", idle: str) -> list[tuple[str, str]]:
+    """Return what a launch is, by heading."""
+    kind, expires, price = plan.kind, duration(plan.expires_s), money(plan.price_usd_per_hour)
+    gpus = f"{kind.gpus} {kind.gpu} each" if kind.gpus else "no GPU"
+    idle = "" if plan.exists or idle == "off" else f"when idle for {idle}, or "
+    steps = [("changes", text) for text in _step_lines(plan.steps)]
+    if plan.target == "local":
+        off = "; GPUs are off" if plan.pretended and not plan.image.rehearses else ""
+        what = f"{counted(plan.nodes, 'node')} on this machine (rehearsed as {kind.name}, {gpus}{off})"
+        free = f"free; on EC2 it would be {price} per hour"
+        return [("", what), ("price", free), *steps, ("ends", f"{idle}after {expires}")]
+    most, why = money(plan.price_until_expiry_usd), f"expires after {expires}"
+    if plan.budget is not None and plan.budget.lasts_s <= plan.expires_s + 1:
+        most, why = money(plan.budget.usd), "ends by itself then"
+    others = [other.price_usd_per_hour or 0.0 for other in plan.alternatives]
+    image = plan.image.shown
+    versions = (("torch", image.torch), ("CUDA", image.cuda))
+    told = "".join(f"{what} {version}, " for what, version in versions if version)
+    return [
+        ("", f"{plan.nodes} x {kind.name} ({gpus}), {plan.market}, in {plan.region}: cluster {plan.cluster}"),
+        ("price", f"{price} per hour, at most {most}: {why}"),
+        *steps,
+        ("or", f"{counted(len(others), 'fallback')}, up to {money(max(others))} per hour" if others else ""),
+        ("ends", f"{idle}after {expires}" + (f", or at {money(plan.budget.usd)}" if plan.budget else "")),
+        ("image", f"{told}{image.name}"),
+        ("creates", ", ".join(plan.makes)),
+    ]
+
+
+def _step_lines(steps: "Sequence[Step]") -> list[str]:
+    """Return the steps, ends first; those that do the same to several nodes for one reason are one."""
+    found: dict[tuple[str, str], list[Step]] = {}
+    for step in sorted(steps, key=lambda step: step.do != "end"):
+        found.setdefault((step.do, step.why), []).append(step)
+    texts = []
+    for (do, why), alike in found.items():
+        numbers = write_numbers(number for step in alike for number in step.numbers)
+        texts.append(str(alike[0]) if len(alike) == 1 else f"{do} nodes {numbers}: {why}")
+    return texts
+
+
 def _node_line(plan: "LaunchPlan") -> str:
     kind = plan.kind
     gpus = f"{kind.gpus} x {kind.gpu} ({kind.memory_gb:g} GiB)"
@@ -81,7 +144,7 @@ def _price_line(plan: "LaunchPlan") -> str:
     price = plan.price
     parts = ", ".join(f"{part} {money(usd)}" for part, usd in vars(price.parts).items() if usd != 0)
     return (
-        f"{money(price.total)} per hour ({parts}), "
+        f"{'free; on EC2 ' * (plan.target == 'local')}{money(price.total)} per hour ({parts}), "
         f"{money(plan.price_until_expiry_usd)} until it expires "
         f"({f'{price.source} {price.date}'.strip()}); "
         f"data transfer out {money(plan.egress_usd_per_gb)} per GB"
@@ -129,19 +192,26 @@ def quota_page(quota: "QuotaDocument") -> None:
 def launch_question(show: Screen, spec: ClusterSpec) -> Callable[["LaunchPlan | str"], None]:
     """Return the question of `up`, called with a plan or with the text of a change.
 
-    -y answers it, but chooses no price: UsageError where neither a type nor a limit was given.
+    -y answers it, but chooses no price: UsageError where neither a type nor a limit was given. In the local
+    cloud a launch is free: only the end of nodes is asked about.
     """
 
     def ask(plan: "LaunchPlan | str") -> None:
         if isinstance(plan, str):
             show.question("", "nothing was changed")(f"{plan}Do this?")
             return
+        is_free = plan.target == "local" and not any(step.do == "end" for step in plan.steps)
         is_chosen = plan.target == "local" or plan.steps or spec.explicit & _PRICED
         if show.options.yes and not is_chosen:
             _refuse_any_price(plan)
         show.pause()
-        if not show.options.quiet and not (show.options.json and show.options.yes):
-            plan_page(plan, stderr=True)
+        if not show.options.quiet and not (show.options.json and (show.options.yes or is_free)):
+            if show.options.verbose:
+                plan_page(plan, stderr=True)
+            else:
+                launch_page(plan, spec.cluster.idle)
+        if is_free:
+            return
         show.question("Do this?" if plan.steps else "Launch this?", "nothing was launched")("")
 
     return ask

@@ -9,6 +9,7 @@ import functools
 import json
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
@@ -18,10 +19,11 @@ from awsddp import harmless
 from awsddp.cli import render
 from awsddp.cli.command_line import Globals
 from awsddp.errors import SCHEMA, AwsddpError, Interrupted, NodeError, UsageError
-from awsddp.report import Event, iso
+from awsddp.report import Event, duration, iso
 
 if TYPE_CHECKING:
-    from rich.progress import Progress, TaskID
+    from rich.live import Live
+    from rich.text import Text
 
 R = TypeVar("R")
 
@@ -29,6 +31,11 @@ PLAIN_S = 10.0
 """How often a transfer is reported without a terminal."""
 JSON_S = 1.0
 """How often each node's transfer is reported with --json."""
+SILENT_S = 0.7
+"""After how long without a word a terminal shows that the verb works."""
+LONG_S = 2.0
+"""From when on a live line shows how long it has been what it is."""
+_FRAMES = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 
 
 class Screen:
@@ -39,12 +46,22 @@ class Screen:
         self.live = (
             sys.stderr.isatty() and not (options.quiet or options.json) and os.environ.get("TERM") != "dumb"
         )
-        self._progress: Progress | None = None
-        self._tasks: dict[str, TaskID] = {}
+        self._region: Live | None = None
+        self._rows: dict[str, Event] = {}  # what is under way
+        self._began: dict[str, tuple[str, float]] = {}
+        self._said, self._doing = time.monotonic(), f"looking up cluster {options.name}"
         self._shown: dict[str, str] = {}
-        self._transfers: dict[str, tuple[Event, float]] = {}
         self._reported: dict[str, float] = {}
         self._unfinished: dict[tuple[int, bool], bytes] = {}
+        self._lock = threading.RLock()
+        self._silence: threading.Timer | None = None
+
+    def begin(self) -> None:
+        """Have a terminal show soon that the verb works, also where it says nothing."""
+        if self.live:
+            self._silence = threading.Timer(SILENT_S, self._break_silence)
+            self._silence.daemon = True
+            self._silence.start()
 
     def close(self) -> None:
         """Stop the live lines, and write the lines that a command left without their end."""
@@ -70,27 +87,36 @@ class Screen:
             self._json(who, event)
         elif not self.live:
             self._plain(who, event)
-        elif event.who is None:
-            text = "\n".join(render.wrapped(event.text, render.width(stderr=True)))
-            self._bar().console.print(text, markup=False, highlight=False, soft_wrap=True)
         else:
-            self._update(who, event)
+            with self._lock:
+                if event.who is None or who not in self._rows:
+                    self._print(who, event)
+                self._draw().refresh()
 
     def _track(self, who: str, event: Event) -> None:
-        """Remember a transfer and when it began, until it is done."""
-        known, began = self._transfers.pop(who, (event, time.monotonic()))
-        if event.fraction is not None and event.fraction < 1:
-            self._transfers[who] = event, began if known.text == event.text else time.monotonic()
+        """Remember what is under way, and since when; what is said next ends what the verb did."""
+        self._said, self._doing = (now := time.monotonic()), "working"
+        began = self._began.pop(who, ("", now))
+        for ended in {who, ""}:
+            self._rows.pop(ended, None)
+            self._began.pop(ended, None)
+        is_over = (event.fraction or 0.0) >= 1 and event.size is None  # of a transfer another event tells it
+        if event.who is not None and not is_over:
+            self._rows[who] = event
+            self._began[who] = began if began[0] == event.text else (event.text, now)
 
-    def _rest(self, who: str) -> str:
-        """Return how far a transfer is, to stand behind its text; "" for what is none."""
-        if who not in self._transfers:
-            return ""
-        event, began = self._transfers[who]
-        return f": {render.progress(event, time.monotonic() - began)}"
+    def _rest(self, who: str, event: Event) -> str:
+        """Return how far a line is, to stand behind its text: of a transfer how much, else how long."""
+        elapsed_s = time.monotonic() - self._began.get(who, ("", self._said))[1]
+        if event.fraction is not None:
+            return f": {render.progress(event, elapsed_s)}"
+        return f" ({duration(int(elapsed_s)).replace('.0', '')})" if elapsed_s >= LONG_S else ""
+
+    def _transfers(self) -> dict[str, Event]:
+        return {who: event for who, event in self._rows.items() if event.fraction is not None}
 
     def _json(self, who: str, event: Event) -> None:
-        if who not in self._transfers or self._is_due(who, JSON_S):
+        if who not in self._transfers() or self._is_due(who, JSON_S):
             row = {"schema": SCHEMA, "time": iso(datetime.now(UTC)), **dataclasses.asdict(event)}
             print(json.dumps(row), file=sys.stderr, flush=True)
 
@@ -99,11 +125,11 @@ class Screen:
             self._shown[who] = event.text
             print(f"{who}: " * bool(who) + event.text, file=sys.stderr, flush=True)
             self._is_due("", PLAIN_S)
-        elif self._transfers and self._is_due("", PLAIN_S):
-            slowest = min(self._transfers, key=lambda one: self._transfers[one][0].fraction or 0.0)
-            of = f" (the slowest of {len(self._transfers)})" if len(self._transfers) > 1 else ""
-            text = f"{slowest}: {self._transfers[slowest][0].text}{self._rest(slowest)}{of}"
-            print(text, file=sys.stderr, flush=True)
+        elif (transfers := self._transfers()) and self._is_due("", PLAIN_S):
+            slowest = min(transfers, key=lambda one: transfers[one].fraction or 0.0)
+            of = f" (the slowest of {len(transfers)})" if len(transfers) > 1 else ""
+            rest = self._rest(slowest, transfers[slowest])
+            print(f"{slowest}: {transfers[slowest].text}{rest}{of}", file=sys.stderr, flush=True)
 
     def _is_due(self, key: str, every_s: float) -> bool:
         now = time.monotonic()
@@ -112,34 +138,61 @@ class Screen:
             self._reported[key] = now
         return due
 
-    def _update(self, who: str, event: Event) -> None:
-        bar, text = self._bar(), event.text + self._rest(who)
-        if who not in self._tasks:
-            self._tasks[who] = bar.add_task("", total=None, who=who)
-        finished = event.fraction is not None and event.fraction >= 1
-        bar.update(self._tasks[who], description=text, completed=finished, total=1 if finished else None)
+    def _print(self, who: str, event: Event) -> None:
+        """Write a line that stays: a message of the verb, or what has reached its end."""
+        from rich.text import Text
 
-    def _bar(self) -> "Progress":
-        if self._progress is None:
+        label = "" if event.who is None else f"✓ {who} ".replace("  ", " ")
+        text = Text("\n".join(render.wrapped(event.text, render.width(stderr=True), label=label)))
+        text.stylize("bold", 0, len(label))
+        text.stylize("green", 0, min(1, len(label)))
+        self._draw().console.print(text, soft_wrap=True)
+
+    def _draw(self) -> "Live":
+        """Return the live lines, which are drawn from now on below all others."""
+        if self._region is None:
             from rich.console import Console
-            from rich.progress import Progress, SpinnerColumn, TextColumn
+            from rich.live import Live
 
-            self._progress = Progress(
-                SpinnerColumn(finished_text="[green]✓"),
-                TextColumn("{task.fields[who]}", style="bold", markup=False),
-                TextColumn("{task.description}", markup=False),
-                console=Console(stderr=True, highlight=False),  # it honours NO_COLOR
-                transient=False,
+            console = Console(stderr=True, highlight=False)  # it honours NO_COLOR
+            self._region = Live(
+                console=console,
+                get_renderable=lambda: self._drawn(console.width, console.height),
+                refresh_per_second=10,
+                transient=True,
             )
-            self._progress.start()
-        return self._progress
+            self._region.start()
+        return self._region
+
+    def _drawn(self, columns: int, height: int) -> "Text":
+        """Return the live lines, no more than the terminal has: who is whole, the text is cut."""
+        from rich.text import Text
+
+        rows = sorted([*self._rows.items()] or [("", Event(self._doing))], key=lambda row: (len(row[0]), row))
+        if len(rows) > (most := max(1, height - 2)):
+            rows[most - 1 :] = [("", Event(f"and {len(rows) - most + 1} more"))]
+        frame, lines = _FRAMES[int(time.monotonic() * 10) % len(_FRAMES)], []
+        for who, event in rows:
+            rest, text = self._rest(who, event), Text(event.text)
+            text.truncate(max(1, columns - len(who) - len(rest) - 3), overflow="ellipsis")
+            lines.append(Text.assemble((f"{frame} ", "green"), (who, "bold"), " " * bool(who), text, rest))
+        return Text("\n", no_wrap=True, overflow="ellipsis").join(lines)
+
+    def _break_silence(self) -> None:
+        with self._lock:
+            if self._silence is not None:
+                self._draw()
 
     def pause(self) -> None:
-        """Stop the live lines where they are, so that others may write."""
-        if self._progress is not None:
-            self._progress.stop()
-            self._progress = None
-            self._tasks.clear()
+        """Take the live lines away, so that others may write: what has not ended leaves no line."""
+        with self._lock:
+            if self._silence is not None:
+                self._silence.cancel()
+                self._silence = None
+            if self._region is not None:
+                self._region.stop()
+                self._region = None
+                self._rows.clear()
 
     def lines(self, data: bytes) -> None:
         """Write log lines of a followed job to stdout (with --json to stderr)."""

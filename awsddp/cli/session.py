@@ -139,6 +139,8 @@ def opened(
     labels = {key: f"-o {key}" for key in values} | {key: _label(key) for key in typed}
     spec, job = load(options.name, file=Path(FILE), overrides=values | typed, labels=labels)
     with contextlib.closing(Screen(options)) as screen:
+        screen.begin()
+        WATCH.pause = screen.pause
         WATCH.cluster = cluster = Cluster(options.name, local=options.local, on_event=screen.event).but(
             spec=spec, job_spec=_script_of(job), verb=verb, agree=screen.agree, ask=screen.ask
         )

@@ -163,6 +163,20 @@ def _chosen_gpus(text: str | None, has: Mapping[int, int]) -> Mapping[int, int]:
     return {node: len(gpus) or has[node] for node, gpus in gpus_of(text).items()}
 
 
+def ranks_text(job: JobSpec, ranks: Sequence[Rank], *, gpus: int, on_ec2: int) -> str:
+    """Return how many ranks a job has, and why: "4 ranks: 2 nodes x 2 GPUs".
+
+    A node has so many GPUs for ranks, and `on_ec2` so many: where that makes another number it is said.
+    """
+    nodes, each = ranks[0].nnodes, ranks[0].local_world_size
+    given = {f"job.{key}": getattr(job.job, key) for key in ("world_size", "nproc_per_node")}
+    why = " ".join(f"{job.label(key)} {value}" for key, value in given.items() if value is not None)
+    if not why:
+        why = f"{_many(nodes, 'node')} x {_many(each, 'GPU') if gpus else f'{each}, without GPUs'}"
+        why += f"; on EC2 {nodes * on_ec2}, one per GPU" if not gpus and on_ec2 not in (0, each) else ""
+    return f"{_many(len(ranks), 'rank')}: {why}"
+
+
 def ordered(ranks: Sequence[Rank], addresses: Mapping[int, str]) -> tuple[Rank, ...]:
     """Return the layout `ranks` with its nodes in the order that torch's rendezvous has: by address.
 

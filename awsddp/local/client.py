@@ -84,7 +84,7 @@ def opened(
             info = control.start(place, auto=True)
         try:
             if start and info.mode != "records":
-                image.ensure(info.mode, on_event=lambda text: on_event(Event(text, "local cloud")))
+                image.ensure(info.mode, on_event=lambda text: on_event(Event(text, "")))
             yield msgspec.convert({**vars(info), "name": "local", "daemon_home": str(place)}, Target)
         finally:
             if ending and info.auto and alone() and not _lives(info):

@@ -3,9 +3,11 @@
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -30,6 +32,10 @@ _ANY_VERSION = re.compile(r"([A-Za-z0-9][\w.-]*)\s*(\[[^]]*\])?\s*(>=?[^,;]*)?(;
 _NEWEST = re.compile(r"^\S+ \(([^()]+)\)$", re.MULTILINE)
 _SILENT = "Retry(total=0"
 """What pip says before its last try to reach an index: another package would only wait as long."""
+_ON_ITS_WAY = re.compile(
+    r"\s*(?:Collecting|(Downloading|Using cached)) (?:\S*/)?([\w.-]+)\S*(?: \((\d[^)]*)\))?"
+)
+"""What pip says of a package that it chooses, and of a file that it fetches, with its size."""
 _OLDEST_GLIBC = 5
 _TIMEOUT_S = 1800
 LINES = "requirements.txt"
@@ -48,7 +54,7 @@ def collect(plan: EnvironmentPlan, platform: Platform, *, folder: Path, on_event
     place = folder / f"{plan.stamp}-{platform.version}-{platform.machine}"
     if (place / LINES).exists():
         return place
-    on_event(Event(f"fetching packages for {plan.name}"))
+    on_event(Event(f"fetching packages for {plan.name}", ""))
     make_folder(folder)
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         wheels = _Work(plan, platform, Path(scratch), on_event).fetch()
@@ -137,6 +143,7 @@ class _Work:
         Held to wheels, pip takes a release of years ago, without a word, where a newer one has none, or needs
         a package that has none.
         """
+        self.on_event(Event(f"looking up the newest releases for {self.plan.name}", ""))
         asked = {number: _ANY_VERSION.fullmatch(line) for number, line in enumerate(self.plan.lines)}
         found = {number: one for number, one in asked.items() if one and canonical(one[1]) not in self.stubs}
         words = [*self._target()[2:], *self.plan.options]
@@ -194,7 +201,7 @@ class _Work:
     def _fetch_url(self, url: str) -> Path:
         """Return the wheel at a URL, or one of pure Python that is built from what is there."""
         folder = Path(tempfile.mkdtemp(dir=self.scratch))
-        self.on_event(Event(f"fetching {CREDENTIALS.sub('//', url)}"))
+        self.on_event(Event(f"fetching {CREDENTIALS.sub('//', url)}", ""))
         if url.partition("#")[0].endswith(".whl"):
             said, _ = self._pip("download", "--no-deps", "--dest", str(folder), *self._target(), url)
         else:
@@ -205,7 +212,7 @@ class _Work:
 
     def _build(self, requirement: str) -> bool:
         """Build a package that has no wheel; whether it is now there, as one of pure Python."""
-        self.on_event(Event(f"building {requirement}, which has no wheel"))
+        self.on_event(Event(f"building {requirement}, which has no wheel", ""))
         said = self._build_into(self.built, requirement)
         if said and not _NO_WHEEL.search(said):
             raise NodeError(
@@ -234,23 +241,42 @@ class _Work:
 
         Raises NodeError where it does not end.
         """
-        try:
-            done = subprocess.run(
-                [sys.executable, "-m", "pip", verb, "--retries", "2", *words],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                env=self.env,
-                timeout=_TIMEOUT_S,
-            )
-        except subprocess.TimeoutExpired as error:
+        said = ""
+        with subprocess.Popen(
+            [sys.executable, "-m", "pip", verb, "--retries", "2", *words],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=self.env,
+            errors="replace",
+        ) as process:
+            limit = threading.Timer(_TIMEOUT_S, process.kill)
+            limit.start()
+            try:
+                for line in process.stdout or ():
+                    said += line
+                    if what := on_its_way(line):
+                        self.on_event(Event(f"fetching packages for {self.plan.name}: {what}", ""))
+                process.wait()
+            finally:
+                limit.cancel()
+                process.kill()
+        if process.returncode == -signal.SIGKILL:
             raise NodeError(
                 f"{self.plan.name}: pip {verb} did not end within {_TIMEOUT_S / 60:.0f} minutes",
-                tail((error.output or b"").decode(errors="replace")),
+                tail(said),
                 "check env.index_url and env.proxy, and repeat the command",
-            ) from error
-        output = done.stdout.decode(errors="replace") or "pip failed"
-        return output if done.returncode else "", output
+            )
+        return said or "pip failed" if process.returncode else "", said
+
+
+def on_its_way(line: str) -> str:
+    """Return which package pip says that it chooses, or which file and of what size it fetches; else ""."""
+    found = _ON_ITS_WAY.match(line)
+    if found is None or ".metadata" in line:
+        return ""
+    is_file, name, size = found.groups(default="")
+    return f"{' '.join(name.split('-')[:2])} ({size})" if is_file else name
 
 
 def wheel_tags(platform: Platform) -> tuple[str, ...]:

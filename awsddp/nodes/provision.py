@@ -93,7 +93,7 @@ def prepare(
     """
     nodes = sorted(nodes, key=lambda node: node.node)
     for node in nodes:
-        fleet.on_event(Event("preparing", who=node_name(node.node)))
+        fleet.on_event(Event("preparing: end of the boot, torch, GPUs", who=node_name(node.node)))
     failures: dict[int, NodeError] = {}
     requests = {
         node.node: _Inspect(

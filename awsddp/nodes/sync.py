@@ -19,7 +19,7 @@ from awsddp.errors import ConfigError, NodeError
 from awsddp.nodes import rsync
 from awsddp.nodes.failures import NodeFailure
 from awsddp.parallel import both, ignore, run_on_nodes, split
-from awsddp.report import Event, OnEvent, amount, node_name
+from awsddp.report import Event, OnEvent, amount, node_name, size_text
 from awsddp.resources import BUNDLED, shipped_folder, template
 from awsddp.returns import NodeFiles
 from awsddp.spec import JobSpec
@@ -37,6 +37,8 @@ AT_ONCE_BYTES = 1 << 20
 Both are needed. To two local nodes, on two busy cores: 1 kB in 0.6 s (rsync: 4.6 s), 1 MB in 0.5 s (2.8 s),
 64 MB in 6.2 s (7.7 s), but 256 MB in 21 s (11 s), as paramiko needs twice the CPU of ssh for each byte.
 """
+LARGE_BYTES = 100e6
+"""From when on it is said how much goes to a node."""
 HOLES_BYTES = 1 << 20
 """How much of a file must be holes to be worth the time of a transfer that leaves them out."""
 _ASK_S = 120.0
@@ -251,6 +253,7 @@ def push(
         return both(work, partial(push, programs, fleet, folder=BUNDLED, nodes=nodes))[0]
     sending = _Push(listing, fleet, folder)
     sending.compare(nodes)
+    sending.tell_large(on_event)
     sending.remove()
     sending.send_at_once()
     left = [node for node in sending.changed if node not in sending.failures]
@@ -279,6 +282,15 @@ class _Push:
                 self.changed[node] = [entries[path] for path in differing if path in entries]
                 missing = [path for word, _, path in answers if word == b"missing"]
                 self._gone[node] = [path for path in missing if not self._is_here(path)]
+
+    def tell_large(self, on_event: OnEvent) -> None:
+        """Report what goes to the node that lacks most, if that is much, and its largest parts."""
+        lacking = [replace(self._listing, entries=entries) for entries in self.changed.values()]
+        most = max(lacking, key=lambda one: one.size, default=None)
+        if most is not None and most.size > LARGE_BYTES:
+            parts = [(name, size) for name, size in most.largest() if size > most.size / 100]
+            largest = ", ".join(f"{name} {size_text(size)}" for name, size in parts)
+            on_event(Event(f"{size_text(most.size)} go to each node; the largest: {largest}"))
 
     def remove(self) -> None:
         """Have the nodes remove what no longer exists here."""

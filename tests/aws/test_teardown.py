@@ -133,7 +133,7 @@ def test_what_was_gone_before_is_not_called_deleted(
     again: list[str] = []
     [group] = [one["GroupId"] for one in ours(aws)]
     assert end(aws, clock, again).leftovers == ()
-    assert again == [f"deleted {group}"]
+    assert again == ["deleting what the nodes used", f"deleted {group}"]
 
 
 def test_instance_that_is_still_shutting_down_at_the_deadline_is_a_leftover(

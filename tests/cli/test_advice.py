@@ -14,7 +14,7 @@ import click
 import pytest
 from botocore.exceptions import EndpointConnectionError
 
-from awsddp.advice import HAS_OPTION, advised, interruption
+from awsddp.advice import HAS_OPTION, advised, costs, interruption
 from awsddp.aws.refusals import translate
 from awsddp.cli import failures
 from awsddp.cli.command_line import WATCH, Globals, named
@@ -281,9 +281,11 @@ def test_each_verb_has_the_options_that_advice_gives_it() -> None:
         assert with_option == {key for key in OPTIONS if key.startswith(sections)}, verb
 
 
-@pytest.mark.parametrize(("target", "said"), [("local", "free of charge"), ("aws", "cost money")])
+@pytest.mark.parametrize(
+    ("target", "said"), [("local", " on this machine, free"), ("aws", " in eu-west-1, at $65.54 per hour")]
+)
 def test_words_on_money_are_those_of_the_target(target: TargetName, said: str) -> None:
-    assert said in Target(name=target).costs
+    assert costs(replace(RECORD, target=Target(name=target, region="eu-west-1"))) == said
 
 
 def test_the_local_cloud_that_does_not_answer_is_not_called_aws() -> None:

@@ -51,7 +51,7 @@ def answered(lab: Lab, *answers: str, words: tuple[str, ...] = ("down",)) -> tup
 def test_results_out_of_reach_are_lost_only_when_a_person_says_so(owing: Lab) -> None:
     refused = owing.json("down", "-y", code=6)["error"]
     assert "results of late are not fetched" in refused["message"]
-    assert refused["why"] == "node0 is stopped, node1 is stopped\nuntil then only the disks cost"
+    assert refused["why"] == "node0 is stopped, node1 is stopped"
     assert refused["next"].splitlines()[0].startswith("awsddp up ")
     assert "awsddp down --discard" in refused["next"]
 

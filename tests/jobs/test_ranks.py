@@ -5,7 +5,18 @@ from typing import TYPE_CHECKING
 import pytest
 
 from awsddp.errors import UsageError
-from awsddp.jobs.ranks import PLACEHOLDERS, Rank, Rendezvous, defaults, expand, fill, identity, layout
+from awsddp.jobs.ranks import (
+    PLACEHOLDERS,
+    Rank,
+    Rendezvous,
+    defaults,
+    expand,
+    fill,
+    identity,
+    layout,
+    ranks_text,
+)
+from awsddp.spec import JobSection, JobSpec
 
 if TYPE_CHECKING:
     from tests.jobs.conftest import Fleet
@@ -122,3 +133,20 @@ def test_placeholders_of_a_nodes_command_are_filled_in_and_the_shells_braces_sta
         ("awk '{print $1}' ${rank} {1..3} {{rank}} {init_file}", None),
     ):
         assert fill(text, rank, rendezvous=MEETING) == (filled or text)
+
+
+@pytest.mark.parametrize(
+    ("asked", "gpus", "on_ec2", "said"),
+    [
+        ({}, 2, 2, "4 ranks: 2 nodes x 2 GPUs"),
+        ({}, 0, 0, "4 ranks: 2 nodes x 2, without GPUs"),
+        ({}, 0, 1, "4 ranks: 2 nodes x 2, without GPUs; on EC2 2, one per GPU"),
+        ({"world_size": 2}, 0, 8, "2 ranks: job.world_size 2"),
+        ({"nproc_per_node": 1}, 2, 2, "2 ranks: job.nproc_per_node 1"),
+    ],
+)
+def test_the_number_of_ranks_is_told_with_its_reason(
+    asked: dict[str, int], gpus: int, on_ec2: int, said: str
+) -> None:
+    ranks = layout([0, 1], gpus=gpus, **asked)
+    assert ranks_text(JobSpec(job=JobSection(**asked)), ranks, gpus=gpus, on_ec2=on_ec2) == said

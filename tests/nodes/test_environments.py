@@ -15,6 +15,7 @@ import pytest
 from awsddp.answers import Environment
 from awsddp.errors import NodeError
 from awsddp.nodes.environments import ensure
+from awsddp.nodes.packages import on_its_way
 from awsddp.plan.environment import EnvironmentPlan
 from awsddp.report import Event
 from tests.nodes.ssh_hosts import Lab
@@ -61,8 +62,11 @@ def imported(python: str | None, words: str) -> str:
 def test_an_environment_has_its_packages_and_the_images_torch_and_a_second_run_makes_nothing(
     lab: Callable[[int], Lab], index: Path, python: str
 ) -> None:
-    here = lab(2)
-    found = made(here, PLAN, python)
+    here, said = lab(2), list[Event]()
+    found = made(here, PLAN, python, events=said)
+    texts = [event.text for event in said]
+    assert "fetching packages for requirements.txt" in texts
+    assert "importing torch, to compare the nodes" in texts
     for one in found.values():
         assert imported(one.python, "import small, tiny, torch; print(torch.__version__)") == "2.13.0+cpu"
         torchrun = Path(str(one.python)).with_name("torchrun").read_text()
@@ -73,6 +77,28 @@ def test_an_environment_has_its_packages_and_the_images_torch_and_a_second_run_m
     ]
     events: list[Event] = []
     assert made(here, PLAN, python, events=events) == found and not events
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("Collecting grpcio>=1.48.2 (from tensorboard)", "grpcio"),
+        (
+            "  Downloading grpcio-1.66.1-cp312-cp312-manylinux_2_17_x86_64.whl (6.1 MB)",
+            "grpcio 1.66.1 (6.1 MB)",
+        ),
+        (
+            "  Downloading https://u:secret@host/simple/a_b-2.0-py3-none-any.whl (800 bytes)",
+            "a_b 2.0 (800 bytes)",
+        ),
+        ("Using cached numpy-2.1.0-cp312-cp312-linux_x86_64.whl (16.0 MB)", "numpy 2.1.0 (16.0 MB)"),
+        ("Collecting mine@ https://u:secret@host/mine.zip", "mine"),
+        ("  Downloading grpcio-1.66.1-cp312.whl.metadata (3.9 kB)", ""),
+        ("Successfully downloaded grpcio", ""),
+    ],
+)
+def test_what_pip_is_at_is_told_by_name_and_size_and_without_a_password(line: str, said: str) -> None:
+    assert on_its_way(line) == said
 
 
 def test_a_requirement_for_another_torch_is_refused_with_both_versions(

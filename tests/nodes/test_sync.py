@@ -101,6 +101,20 @@ def test_a_second_time_nothing_goes_and_then_only_what_differs(lab: MakeLab, hom
     assert push(one, home)[0].files == 0
 
 
+def test_how_much_goes_is_told_when_it_is_much_and_goes(
+    lab: MakeLab, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("awsddp.nodes.sync.LARGE_BYTES", 1e6)
+    one, said = lab(1), list[Event]()
+    make(home, "a.py", "data/b")
+    (home / "data" / "b").write_bytes(bytes(2_000_000))
+    for _ in range(2):
+        push(one, home, on_event=said.append)
+    assert [event.text for event in said if event.who is None] == [
+        "2.0 MB go to each node; the largest: data/ 2.0 MB"
+    ]
+
+
 def test_only_the_node_that_differs_gets_anything(lab: MakeLab, home: Path) -> None:
     two = lab(2)
     make(home, "a", "b")
