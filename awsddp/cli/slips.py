@@ -66,7 +66,7 @@ def _filled(ctx: click.Context, text: str, args: list[str]) -> str:
 
 
 def _of_option(ctx: click.Context, verb: str, args: list[str], at: int, option: str) -> str:
-    """Return the command that was meant with `option`; it is `args[at]`, unless it is one of several (-it)."""
+    """Return the command that was meant with `option`; it is `args[at]`, unless one of several (-it)."""
     rest = list(args)
     _, equals, value = rest.pop(at).partition("=") if at < len(args) else ("", "", "")
     if not equals and rest[at : at + 1] and not rest[at].startswith("-"):
@@ -81,10 +81,9 @@ def _of_option(ctx: click.Context, verb: str, args: list[str], at: int, option: 
     text = known[0]
     if text[:1] not in ("", "-"):
         return _filled(ctx, text, [*filter(None, (value,)), *rest])
-    if text != "-":
-        rest[at:at] = (
-            f"{text}{value or 'VALUE'}".split(" ", 1) if text[-1:] == "=" else filter(None, (text, value))
-        )
+    if text.endswith("="):
+        text, value = text[:2], f"{text[3:]}{value or 'VALUE'}"
+    rest[at:at] = [] if text == "-" else filter(None, (text, value))
     return shlex.join([verb, *rest])
 
 
