@@ -72,7 +72,8 @@ def logs(
         with cluster.partly_ready() as cluster, connect_reachable(cluster):
             chosen = told_job(cluster, job)
             cluster.folder.remember(chosen)
-            merger = merger_of(cluster, chosen, _known(chosen, ranks), last)
+            merger = merger_of(cluster, chosen, _known(chosen, ranks))
+            merger.tail = last
             try:
                 if last is not None:
                     said: list[bytes] = []
@@ -121,7 +122,9 @@ def _replay(
     on_lines: Callable[[bytes], None],
 ) -> JobDocument:
     """Show the lines of a job that were fetched."""
-    pieces = _pieces(merger_of(cluster, job, _known(job, ranks), last))
+    merger = merger_of(cluster, job, _known(job, ranks))
+    merger.tail = last
+    pieces = _pieces(merger)
     for lines in pieces if last is None else [last_lines(pieces, last)]:
         on_lines(lines)
     return job_result(cluster, job)
@@ -132,16 +135,13 @@ def _pieces(merger: Merger) -> Iterator[bytes]:
     yield merger.finish()
 
 
-def merger_of(
-    cluster: "Cluster", job: JobRecord, shown: Collection[int] | None = None, tail: int | None = None
-) -> Merger:
+def merger_of(cluster: "Cluster", job: JobRecord, shown: Collection[int] | None = None) -> Merger:
     """Return what merges a job's logs: all ranks are written to files, those in `shown` are shown.
 
-    With `tail` only the last lines; none is written. Raises ConfigError where the files are another job's.
+    Raises ConfigError where the files are another job's.
     """
     refuse_another(cluster, job)
-    folder = cluster.results / job.job / "logs"
-    return Merger(_nodes(job), folder=folder, job=job.job, shown=shown, tail=tail)
+    return Merger(_nodes(job), folder=cluster.results / job.job / "logs", job=job.job, shown=shown)
 
 
 def _nodes(job: JobRecord) -> dict[int, int]:

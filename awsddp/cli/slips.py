@@ -19,27 +19,25 @@ from awsddp.spec import KEYS
 
 WORDS = "awsddp.words"
 """Where a context keeps the words from the verb on."""
-_NEAR = 0.8
-_DROPPED = "="
 
 
 def meant(error: click.UsageError, typed: Sequence[str]) -> UsageError:
     """Return the error that says what is wrong with the words `typed`, and what to type."""
     ctx = error.ctx or click.Context(click.Command("awsddp"))
     verb, *args = ctx.meta.get(WORDS, ("",))
-    message, why, command = error.format_message(), "", ""
+    message, command = error.format_message(), ""
     if isinstance(error, click.NoSuchOption):
-        option = error.option_name
-        at = [*(_name(word) for word in args), option].index(option)
-        shown = args[at].partition("=")[0] if at < len(args) else option
+        at = [*map(_name, args), error.option_name].index(error.option_name)
+        shown = [*args, error.option_name][at].partition("=")[0]
         message = f"{shown} is not an option of {ctx.command_path}"
-        why, command = _of_option(ctx, verb, args, at, option)
+        command = _of_option(ctx, verb, args, at, error.option_name) if verb else ""
     elif type(error) is click.UsageError:
         command = _of_words(ctx, verb, args)
     if not command:
-        return UsageError(message, why, f"{ctx.command_path} --help")
+        return UsageError(message, "", f"{ctx.command_path} --help")
+    is_moved = " -- " in command and "--" not in args
     before = shlex.join(["awsddp", *typed[: len(typed) - len(args) - 1]])
-    return UsageError(message, why, command if command.startswith("aws ") else f"{before} {command}")
+    return UsageError(message, "arguments of your script go after --" * is_moved, f"{before} {command}")
 
 
 def _name(word: str) -> str:
@@ -55,7 +53,7 @@ def _of_words(ctx: click.Context, verb: str, args: list[str]) -> str:
             return _filled(ctx, commands[word], args)
     if verb.endswith((".py", ".sh")):
         return _filled(ctx, "train SCRIPT", [verb, *args])
-    near = [one for one in difflib.get_close_matches(verb, TAKES, n=1, cutoff=_NEAR) if one != verb]
+    near = [one for one in difflib.get_close_matches(verb, TAKES, n=1, cutoff=0.8) if one != verb]
     return shlex.join([*near, *args]) if near else ""
 
 
@@ -67,27 +65,26 @@ def _filled(ctx: click.Context, text: str, args: list[str]) -> str:
     return text.replace("JOB", shlex.quote(job)) if job else text.replace(" JOB", "")
 
 
-def _of_option(ctx: click.Context, verb: str, args: list[str], at: int, option: str) -> tuple[str, str]:
-    """Return why a verb does not take the option at `args[at]`, and the command that was meant."""
+def _of_option(ctx: click.Context, verb: str, args: list[str], at: int, option: str) -> str:
+    """Return the command that was meant with `option`; it is `args[at]`, unless one of several (-it)."""
     rest = list(args)
     _, equals, value = rest.pop(at).partition("=") if at < len(args) else ("", "", "")
     if not equals and rest[at : at + 1] and not rest[at].startswith("-"):
         value = rest.pop(at)
     table = tomllib.loads(template("slips.toml"))["options"]
     known = [text for text, words in table.items() if {verb, option} <= {*words.split()}]
-    known += difflib.get_close_matches(option, _takes_value(ctx.command), n=1, cutoff=_NEAR)
+    known += difflib.get_close_matches(option, _takes_value(ctx.command), n=1, cutoff=0.82)  # not --model
     keys = {dashed(f"--{key.partition('.')[2]}"): key for key in KEYS if key.startswith(TAKES.get(verb, ()))}
     known += [f"-o {keys[one]}=" for one in (option, f"{option}-usd") if one in keys]
-    text = next(iter(known), f"{verb} SCRIPT" if verb in ("train", "run") else None)
-    if text is None or text == f"{verb} SCRIPT":
-        return ("arguments of your script go after --", _filled(ctx, text, args)) if text else ("", "")
-    if text[:1] not in ("", "-", "="):
-        return "", _filled(ctx, text, list(filter(None, (value, *rest))))
-    if text != _DROPPED:
-        rest[at:at] = (
-            f"{text}{value or 'VALUE'}".split(" ") if text[-1:] == "=" else filter(None, (text, value))
-        )
-    return "awsddp sets it" * (text == _DROPPED), shlex.join([verb, *rest])
+    if not known:
+        return _filled(ctx, f"{verb} SCRIPT", args) if verb in ("train", "run") else ""
+    text = known[0]
+    if text[:1] not in ("", "-"):
+        return _filled(ctx, text, [*filter(None, (value,)), *rest])
+    if text.endswith("="):
+        text, value = text[:2], f"{text[3:]}{value or 'VALUE'}"
+    rest[at:at] = [] if text == "-" else filter(None, (text, value))
+    return shlex.join([verb, *rest])
 
 
 def _takes_value(command: click.Command) -> dict[str, bool]:

@@ -59,7 +59,7 @@ view train-3 => awsddp report train-3
 pull => awsddp fetch
 push => awsddp sync
 clone => awsddp sync
-auth login => aws configure
+auth login => awsddp doctor
 run list => awsddp jobs
 run watch => awsddp logs -f
 run view => awsddp report
@@ -87,6 +87,7 @@ torchrun
 train --nproc_per_node 2 train.py => works
 up --nnodes 2 => awsddp up --nodes 2
 train --lr 0.1 => awsddp train -- --lr 0.1
+train train.py --model resnet => awsddp train train.py -- --model resnet
 train --epochs=3 => awsddp train -- --epochs=3
 train train.py --lr 0.1 --name a => awsddp train train.py --name a -- --lr 0.1
 train --lr 0.1 train.py => awsddp train train.py -- --lr 0.1
@@ -134,7 +135,7 @@ up --gpus-per-node 4 => awsddp up --gpus
 up --instance g6.xlarge => awsddp up --instance-type g6.xlarge
 up --type g6.xlarge => awsddp up --instance-type g6.xlarge
 up --nodes 0 => --nodes
-up --max-price 2 => -o cluster.max_price_usd=
+up --max-price 2 => -o cluster.max_price_usd=2
 fetch --job train-3 => awsddp fetch train-3
 report --job train-3 => awsddp report train-3
 logs --job train-3 => awsddp logs train-3
@@ -150,6 +151,8 @@ download => awsddp fetch
 upload => awsddp sync
 tensorboard => awsddp ssh -L
 statsu => awsddp status
+statsu -v -c other => awsddp status -v -c other
+--regio us-east-1 up => awsddp --help
 train --worldsize 4 => awsddp train --world-size 4
 """
 CASES = [line.split(" => ") for line in SLIPS.splitlines() if " => " in line]
