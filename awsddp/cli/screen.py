@@ -49,7 +49,8 @@ class Screen:
         self._region: Live | None = None
         self._rows: dict[str, Event] = {}  # what is under way
         self._began: dict[str, tuple[str, float]] = {}
-        self._said, self._doing = time.monotonic(), f"looking up cluster {options.name}"
+        self._said = time.monotonic()
+        self._doing = "asking the local cloud" if options.local else f"looking up cluster {options.name}"
         self._shown: dict[str, str] = {}
         self._reported: dict[str, float] = {}
         self._unfinished: dict[tuple[int, bool], bytes] = {}

@@ -134,10 +134,11 @@ def test_p2_is_refused_with_the_day_it_went_and_what_takes_its_place(lab: Lab) -
     assert "g6.48xlarge" in said
 
 
-def test_nobody_to_answer_is_a_usage_error_that_names_the_flag(records: Lab) -> None:
-    assert records.run("up", "--local", "--nodes", "2").returncode == 0  # it is free: nothing is asked
+def test_nobody_to_answer_is_a_usage_error_that_names_the_flag(records: Lab, tmp_path: Path) -> None:
+    free = records.run("up", "--local", "--nodes", "2", cwd=tmp_path)  # nothing is asked
+    assert free.returncode == 0, free.stderr
     for words in (("up", "--nodes", "1"), ("down",)):
-        shown = records.run(*words)
+        shown = records.run(*words, cwd=tmp_path)
         assert (shown.returncode, "--yes" in shown.stderr) == (2, True)
     assert len(records.json("status")["nodes"]) == 2
     assert records.run("down", "-y").returncode == 0
