@@ -86,10 +86,10 @@ def logs(
                 if follow:
                     return finish(cluster, chosen)
             except KeyboardInterrupt as stop:
-                runs = f"keeps running. Again: awsddp logs -f {job or ''}".rstrip()
-                ended = f"has ended ({chosen.state}). Its results: awsddp fetch {chosen.job}"
-                text = f"{chosen.job} {runs if chosen.state in ACTIVE else ended}"
-                stop.add_note(advised(cluster, text))
+                now = f"has ended ({chosen.state}). Its results: awsddp fetch {chosen.job}"
+                if chosen.state in ACTIVE:
+                    now = f"keeps running. Again: awsddp logs -f {job or ''}".rstrip()
+                stop.add_note(advised(cluster, f"{chosen.job} {now}"))
                 raise
             for text in still_missing(cluster, chosen).values():
                 cluster.say(text)
@@ -124,15 +124,12 @@ def _replay(
     """Show the lines of a job that were fetched."""
     merger = merger_of(cluster, job, _known(job, ranks))
     merger.tail = last
-    pieces = _pieces(merger)
-    for lines in pieces if last is None else [last_lines(pieces, last)]:
-        on_lines(lines)
+    said: list[bytes] = []
+    for lines in merger.replay():
+        (on_lines if last is None else said.append)(lines)
+    said.append(merger.finish())
+    on_lines(said[0] if last is None else last_lines(said, last))
     return job_result(cluster, job)
-
-
-def _pieces(merger: Merger) -> Iterator[bytes]:
-    yield from merger.replay()
-    yield merger.finish()
 
 
 def merger_of(cluster: "Cluster", job: JobRecord, shown: Collection[int] | None = None) -> Merger:

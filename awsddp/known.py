@@ -4,6 +4,7 @@ import contextlib
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from os.path import normpath
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,9 +12,11 @@ from awsddp import billing
 from awsddp.advice import advised
 from awsddp.billing import Bill
 from awsddp.errors import AwsddpError, ConfigError, NodeError, NotFoundError, UsageError
+from awsddp.jobs.files import Checkpoint, newest_checkpoint
 from awsddp.reach import REACH_S, connect_reachable, say_missing, told_jobs
 from awsddp.records import ACTIVE, Frozen, JobRecord, Listed, widened
 from awsddp.report import elapsed, iso, node_name, utc
+from awsddp.resources import is_bundled
 from awsddp.results import job_result, missing, reached, saved_job
 from awsddp.returns import CostedCluster, JobDocument, JobsDocument, ListedJob
 from awsddp.state import Past, Record, pasts, read_rows
@@ -291,6 +294,39 @@ def find_job(cluster: "Cluster", name: str | None, known: list[FoundJob] | None 
         return name is not None and one.folder == (cluster.results / name).absolute(), is_own
 
     return max(reversed(found), key=rank, default=None)
+
+
+def checkpoint_of(cluster: "Cluster") -> Checkpoint | None:
+    """Return the checkpoint that `job.resume` names (None: it names none). Raises ConfigError, UsageError."""
+    if cluster.job_spec.job.resume is None:
+        return None
+    job = full_name(cluster, cluster.job_spec.job.resume)
+    if job is None:
+        job = _last_job(cluster)
+    parts = newest_checkpoint(cluster.results / job)
+    if not parts:
+        raise ConfigError(
+            f"job {job} has no checkpoint here",
+            f"{cluster.results / job} has no run/latest, *.pt, *.pth, *.ckpt or distributed checkpoint",
+            f"awsddp fetch {job}   # if its results are on the nodes",
+        )
+    return Checkpoint(job=job, parts=tuple(parts))
+
+
+def _last_job(cluster: "Cluster") -> str:
+    """Return the job of the same script that was launched last, of those whose results are here.
+
+    Raises ConfigError.
+    """
+    script, here = cluster.job_spec.job.script, cluster.results.absolute()
+    for one in reversed(all_jobs(cluster)):
+        ran = one.job.script or ""
+        is_same = is_bundled(ran) if script is None else normpath(ran) == normpath(script)
+        if is_same and one.folder.parent == here and saved_job(one.folder) is not None:
+            return one.job.job
+    raise ConfigError(
+        f"no job of {script or 'the bundled program'} has results here", "", "name a job: --resume JOB"
+    )
 
 
 def cancel(cluster: "Cluster", *, job: str | None = None) -> JobDocument:

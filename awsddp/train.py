@@ -13,30 +13,29 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from itertools import count
-from os.path import normpath
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from awsddp.answers import Claimed, Slots
 from awsddp.config import overlaid, words_of
-from awsddp.errors import AwsddpError, ConfigError, InUse, NotFoundError, UsageError
+from awsddp.errors import AwsddpError, InUse, NotFoundError, UsageError
 from awsddp.follow import attend
 from awsddp.jobs import protocol
-from awsddp.jobs.files import Checkpoint, check_script, commit_of, newest_checkpoint
+from awsddp.jobs.files import Checkpoint, check_script, commit_of
 from awsddp.jobs.health import preflight
 from awsddp.jobs.protocol import ANSWER_S, NameTaken, answers_in_turn, answers_of, ask
 from awsddp.jobs.ranks import Host, Rank, ordered, ranks_on, ranks_text
 from awsddp.jobs.supervisor import requests
 from awsddp.jobs.supervisor.requests import Launch
-from awsddp.known import all_jobs, end_ranks, full_name
+from awsddp.known import checkpoint_of, end_ranks, full_name
 from awsddp.local.client import check_memory
 from awsddp.parallel import both, soon, split
 from awsddp.plan.environment import make_environment_plan, source_folders
 from awsddp.reach import listed_files
 from awsddp.records import JobNode, JobRecord, Node, RankResult
 from awsddp.report import iso, node_name
-from awsddp.resources import BUNDLED, BUNDLED_SCRIPT, is_bundled
-from awsddp.results import check_results_dir, job_result, saved_job
+from awsddp.resources import BUNDLED, BUNDLED_SCRIPT
+from awsddp.results import check_results_dir, job_result
 from awsddp.returns import JobDocument
 from awsddp.spec import JobSpec
 from awsddp.state import TAGS_S, Record
@@ -444,36 +443,3 @@ def ensure_environment(cluster: "Cluster", *, send_files: Callable[[], object]) 
         bundle = f"{record.prepared[0].home}/awsddp/env/ca.pem"
         variables |= dict.fromkeys(("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE"), bundle)
     return replace(job, env=replace(job.env, variables=variables | job.env.variables))
-
-
-def checkpoint_of(cluster: "Cluster") -> Checkpoint | None:
-    """Return the checkpoint that `job.resume` names (None: it names none). Raises ConfigError, UsageError."""
-    if cluster.job_spec.job.resume is None:
-        return None
-    job = full_name(cluster, cluster.job_spec.job.resume)
-    if job is None:
-        job = _last_job(cluster)
-    parts = newest_checkpoint(cluster.results / job)
-    if not parts:
-        raise ConfigError(
-            f"job {job} has no checkpoint here",
-            f"{cluster.results / job} has no run/latest, *.pt, *.pth, *.ckpt or distributed checkpoint",
-            f"awsddp fetch {job}   # if its results are on the nodes",
-        )
-    return Checkpoint(job=job, parts=tuple(parts))
-
-
-def _last_job(cluster: "Cluster") -> str:
-    """Return the job of the same script that was launched last, of those whose results are here.
-
-    Raises ConfigError.
-    """
-    script, here = cluster.job_spec.job.script, cluster.results.absolute()
-    for one in reversed(all_jobs(cluster)):
-        ran = one.job.script or ""
-        is_same = is_bundled(ran) if script is None else normpath(ran) == normpath(script)
-        if is_same and one.folder.parent == here and saved_job(one.folder) is not None:
-            return one.job.job
-    raise ConfigError(
-        f"no job of {script or 'the bundled program'} has results here", "", "name a job: --resume JOB"
-    )

@@ -19,12 +19,13 @@ from awsddp.errors import (
     NodeError,
     UsageError,
 )
+from awsddp.known import checkpoint_of
 from awsddp.plan.records import LaunchPlan
 from awsddp.reconcile import Confirm
 from awsddp.report import OnEvent
 from awsddp.results import whole_at_home
 from awsddp.returns import DownDocument, RunDocument
-from awsddp.train import awaited, check, check_ranks, checkpoint_of, train
+from awsddp.train import awaited, check, check_ranks, train
 from awsddp.up import up
 
 if TYPE_CHECKING:

@@ -11,10 +11,10 @@ from awsddp.cluster import Cluster
 from awsddp.config import load
 from awsddp.errors import ConfigError
 from awsddp.jobs import results
+from awsddp.known import checkpoint_of
 from awsddp.records import JobRecord, JobState
 from awsddp.results import job_result
 from awsddp.state import Folder
-from awsddp.train import checkpoint_of
 
 BUNDLED = "/home/ubuntu/awsddp/train/main.py"
 

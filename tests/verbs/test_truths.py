@@ -17,7 +17,7 @@ from awsddp.fetch import bring, fetch
 from awsddp.follow import logs, merger_of
 from awsddp.job import Job as ApiJob
 from awsddp.jobs import results
-from awsddp.known import full_name, jobs_document, launched
+from awsddp.known import checkpoint_of, full_name, jobs_document, launched
 from awsddp.known import jobs_of_all as jobs
 from awsddp.records import JobNode, JobRecord, JobState, Listed, Node, Prepared, RankResult, Target
 from awsddp.report import iso
@@ -26,7 +26,6 @@ from awsddp.search import require_live
 from awsddp.state import Folder, Record
 from awsddp.status import cluster_document, home
 from awsddp.status import write_report as report
-from awsddp.train import checkpoint_of
 
 ID = "0a1b2c3d"
 BEGAN = datetime.now(UTC).replace(microsecond=0) - timedelta(hours=2)
