@@ -196,7 +196,9 @@ class Drawn:
             self._forge(document if kind == "cancel" else document["jobs"][0])
         elif kind == "stacks":
             process = document["processes"][0]
-            frames = f'Thread 1:\n  File "/w/{self._worded()}", line 1 in {self._worded()}\n'
+            file = f"/w/{self._worded()}"
+            frames = f'Thread 1:\n  File "{file}", line 1 in {self._worded()}\n'
+            document["sources"] = {f"{file}:1": self._worded(), "/w/w.py:3": self._worded()}
             records = {self._worded(): {"records": [[1, self._worded(), self._worded(), False]], "age": 9.0}}
             process |= {"stacks": self.chance.choice((frames, self._worded())), "records": records}
         elif kind == "state":
@@ -361,7 +363,8 @@ def _stacks(node: int) -> dict[str, Any]:
     frames = 'Thread 0x1 (most recent call first):\n  File "/w/w.py", line 3 in step\n'
     records = {"default_pg": {"records": [[1, "allreduce", "float32[4]", False]], "age": 9.0}}
     process = {"pid": 9, "parent": 1, "rank": node, "joined": True, "state": "S", "stacks": frames}
-    return {"workdir": "/w", "silent_s": 3.0, "processes": [process | {"records": records}]}
+    processes = [process | {"records": records}]
+    return {"workdir": "/w", "silent_s": 3.0, "processes": processes, "sources": {"/w/w.py:3": "step()"}}
 
 
 def _honest(drawn: Drawn, node: int, request: dict[str, Any]) -> dict[str, Any]:
