@@ -196,7 +196,7 @@ def _stopped(cluster: "Cluster", error: NodeError) -> NodeError:
         why = f"{error.why}\nstopping the nodes failed as well: {second.message}"
         still = f"\nthey still run{costs(record)}" if record is not None else ""
         return NodeError(error.message, why + still, error.next)
-    cost = "" if cluster.target.name == "local" else ", and cost a little,"
+    cost = "" if record is not None and record.target.name == "local" else ", and cost a little,"
     return NodeError(
         f"{error.message}; the nodes were stopped",
         f"{error.why}\ntheir disks are kept{cost} until you terminate them",

@@ -76,15 +76,17 @@ def launch_page(plan: "LaunchPlan", idle: str) -> None:
 
 def _facts(plan: "LaunchPlan", idle: str) -> list[tuple[str, str]]:
     """Return what a launch is, by heading."""
-    kind, expires, price = plan.kind, duration(plan.expires_s), money(plan.price_usd_per_hour)
+    kind, price = plan.kind, money(plan.price_usd_per_hour)
+    expires = duration(plan.expires_s).removesuffix(" 0 min")
     gpus = f"{kind.gpus} {kind.gpu} each" if kind.gpus else "no GPU"
     idle = "" if plan.exists or idle == "off" else f"when idle for {idle}, or "
+    ends = "ends", f"{idle}after {expires}"
     steps = [("changes", text) for text in _step_lines(plan.steps)]
     if plan.target == "local":
         off = "; GPUs are off" if plan.pretended and not plan.image.rehearses else ""
         what = f"{counted(plan.nodes, 'node')} on this machine (rehearsed as {kind.name}, {gpus}{off})"
         free = f"free; on EC2 it would be {price} per hour"
-        return [("", what), ("price", free), *steps, ("ends", f"{idle}after {expires}")]
+        return [("", what), ("price", free), *steps, ends]
     most, why = money(plan.price_until_expiry_usd), f"expires after {expires}"
     if plan.budget is not None and plan.budget.lasts_s <= plan.expires_s + 1:
         most, why = money(plan.budget.usd), "ends by itself then"
@@ -97,7 +99,7 @@ def _facts(plan: "LaunchPlan", idle: str) -> list[tuple[str, str]]:
         ("price", f"{price} per hour, at most {most}: {why}"),
         *steps,
         ("or", f"{counted(len(others), 'fallback')}, up to {money(max(others))} per hour" if others else ""),
-        ("ends", f"{idle}after {expires}" + (f", or at {money(plan.budget.usd)}" if plan.budget else "")),
+        ends,
         ("image", f"{told}{image.name}"),
         ("creates", ", ".join(plan.makes)),
     ]
