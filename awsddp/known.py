@@ -113,7 +113,8 @@ def jobs_of_all(cluster: "Cluster", names: Sequence[str] = ()) -> JobsDocument:
 
     All are those of this machine's clusters, and the nodes' own. Unreachable nodes are named, as is a cluster
     that has ended. Raises what keeps the nodes from an answer, with the document as its `result`;
-    NotFoundError where a job, or any cluster of this name, was never made here; UsageError.
+    NotFoundError where a job, or any cluster of this name, was never made here (`default`, which nobody
+    named: where there is no job either); UsageError.
     """
     bill = None
     try:
@@ -123,7 +124,11 @@ def jobs_of_all(cluster: "Cluster", names: Sequence[str] = ()) -> JobsDocument:
     except AwsddpError as error:
         error.result = found = jobs_document(cluster, (), bill, names)
         is_known = any(one.cluster == cluster.spec.name for one in found.clusters)
-        if not (isinstance(error, NotFoundError) and is_known):
+        if not is_known and cluster.spec.name == "default" and cluster.folder.read(newer=True) is None:
+            is_known = bool(found.jobs) and isinstance(error, NotFoundError | ConfigError)
+        elif not isinstance(error, NotFoundError):
+            is_known = False
+        if not is_known:
             raise
         cluster.say(error.summary)
         return found

@@ -40,7 +40,7 @@ class Scene:
     still: bool = False
 
 
-WHY = "doctor --why"
+WHY = "why"
 UP = Scene(
     "Rehearse: two hosts on this machine, no AWS account, no GPU, no cost",
     "awsddp up --local --nodes 2 --instance-type g6.xlarge -y",
