@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _COLUMNS, _MARK = 80, 8
 _STACKS, _FRAMES = 4, 12
-_PLACES = re.compile(r": |\. Ranks? ")
+_PLACES = re.compile(r": |(?<! ago\))\. Ranks? ")
 """What follows the first sentence of an explanation: places, which the table shows."""
 _FUNCTION = re.compile(r" in [^ \n]*")
 _OUTCOMES = {True: "ok", False: "FAILED", None: "-"}
@@ -90,9 +90,7 @@ def why_page(found: "WhyDocument", *, verbose: bool = False) -> None:
         line(*job_lines(found.result))
     else:
         silent = "" if found.silent_s is None else f"no output for {duration(found.silent_s)}. "
-        summary = (
-            found.explanation if found.moving else _PLACES.split(found.explanation)[0].rstrip(". ") + "."
-        )
+        summary = _PLACES.split(found.explanation)[0].rstrip(". ") + "."
         line(f"Job {found.job}: {silent}{summary}")
     rows = list(_rows(found))
     names, places = (max((len(row[at]) for row in rows), default=0) for at in (0, 1))

@@ -216,7 +216,7 @@ def test_an_engineer_trains_a_model_of_her_own(
     says("engineer", story)
     assert story.commands <= 18, story.told()
     assert not story.failed, story.told()
-    assert len(story.stumbles) <= 3, story.told()
+    assert len(story.stumbles) <= 0, story.told()
 
 
 def test_a_power_user_makes_mistakes(lab: Lab, story: Story, says: Callable[[str, Story], None]) -> None:
@@ -227,7 +227,7 @@ def test_a_power_user_makes_mistakes(lab: Lab, story: Story, says: Callable[[str
         [("asking for", CTRL_C)],
         code=130,
         says=["free"],
-        never=[r"\$"],
+        never=["at .[0-9]"],
     )
     again = re.search(r"next: (awsddp .*?)\s+#", text)
     assert again, text

@@ -88,7 +88,7 @@ def diagnose(
     moving = bool(ages) and min(ages) < LIVELY_SECONDS and all(rank.state == "running" for rank in ranks)
     if moving:
         ago = f"The job may be making progress (a collective began {max(0.0, min(ages)):.1f} s ago). "
-        explanation = ago + explanation
+        explanation = ago + _sentence(explanation)
     silent = min((answer.silent_s for answer in answers.values()), default=None)
     return Diagnosis(silent, moving, behind, _sentence(explanation), ranks)
 
