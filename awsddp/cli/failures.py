@@ -72,6 +72,8 @@ def _show(error: AwsddpError) -> None:
         return
     columns = render.width(stderr=True)
     is_calm = isinstance(error, Interrupted) and not (error.why or error.next)
+    if is_calm and sys.stderr.isatty():  # behind the terminal's ^C
+        click.echo(err=True)
     for label, text in (
         ("" if is_calm else "error: ", harmless.line(error.message)),
         ("  why: ", harmless.lines(error.why)),

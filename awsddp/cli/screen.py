@@ -31,7 +31,7 @@ PLAIN_S = 10.0
 """How often a transfer is reported without a terminal."""
 JSON_S = 1.0
 """How often each node's transfer is reported with --json."""
-SILENT_S = 0.7
+SILENT_S = 0.4
 """After how long without a word a terminal shows that the verb works."""
 LONG_S = 2.0
 """From when on a live line shows how long it has been what it is."""

@@ -16,7 +16,7 @@ from awsddp.nodes.failures import NodeFailure
 from awsddp.nodes.hostkeys import KeyPair
 from awsddp.parallel import NodesFailed, split
 from awsddp.records import Node, Prepared
-from awsddp.report import Event, node_name
+from awsddp.report import Event, counted, node_name
 from awsddp.resources import render, template
 
 if TYPE_CHECKING:  # the user data is made before a launch: nothing of SSH is imported for it
@@ -194,6 +194,6 @@ def _problem(node: Node, facts: Inspected, gpus: int) -> NodeFailure | None:
 
 
 def _summary(facts: Inspected) -> str:
-    gpus = f", {facts.gpus} {'rehearsed ' * facts.rehearsed}GPUs" if facts.gpus else ""
+    gpus = f", {counted(facts.gpus, 'rehearsed GPU' if facts.rehearsed else 'GPU')}" if facts.gpus else ""
     trouble = f" (cloud-init reports: {facts.complaint.splitlines()[0]})" if facts.complaint else ""
     return f"ready: torch {facts.torch}{gpus}, {facts.nic}{trouble}"
