@@ -139,8 +139,8 @@ def _check_versions(asked: Requirements, file: str, image_torch: str | None) -> 
 
     What has a marker or a URL is left to the nodes.
     """
-    from pip._vendor.packaging.requirements import InvalidRequirement, Requirement
-    from pip._vendor.packaging.specifiers import SpecifierSet
+    from packaging.requirements import InvalidRequirement, Requirement
+    from packaging.specifiers import SpecifierSet
 
     named: dict[str, list[Requirement]] = {}
     for line in (*asked.lines, *asked.constraints):
