@@ -33,11 +33,11 @@ def meant(error: click.UsageError, typed: Sequence[str]) -> UsageError:
         command = _of_option(ctx, verb, args, at, error.option_name) if verb else ""
     elif type(error) is click.UsageError:
         command = _of_words(ctx, verb, args)
-    if not command:
+    line = f"{shlex.join(['awsddp', *typed[: len(typed) - len(args) - 1]])} {command}"
+    if not command or "\n" in line:  # which nobody types
         return UsageError(message, "", f"{ctx.command_path} --help")
     is_moved = " -- " in command and "--" not in args
-    before = shlex.join(["awsddp", *typed[: len(typed) - len(args) - 1]])
-    return UsageError(message, "arguments of your script go after --" * is_moved, f"{before} {command}")
+    return UsageError(message, "arguments of your script go after --" * is_moved, line)
 
 
 def _name(word: str) -> str:

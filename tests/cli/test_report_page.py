@@ -78,7 +78,7 @@ def test_report_shows_the_end_the_cost_and_the_page(capsys: pytest.CaptureFixtur
         "  accuracy on held-out data: 50.00%",
         "  results: runs/main-3/",
         "  checkpoint: runs/main-3/node0/run/latest.pt",
-        "  would have cost: $12.50",
+        "  Free; on EC2 $12.50",
         "page: /runs/main-3/report.html",
     ]
 

@@ -96,6 +96,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeTerminal]:
             for name, value in (("TERM", "xterm"), ("COLUMNS", columns), ("LINES", rows)):
                 monkeypatch.setenv(name, str(value))
             monkeypatch.setattr(WATCH, "options", Globals())
+            monkeypatch.setattr(WATCH, "cluster", None)
             return one, stack.enter_context(contextlib.closing(Screen(Globals(**options))))
 
         yield make

@@ -297,7 +297,7 @@ def test_awsddp_alone_says_what_there_is_and_what_to_type(cluster: Lab, tmp_path
     assert "awsddp down" in shown.stdout
     assert "The local cloud is running" in shown.stdout
     first = Lab(tmp_path / "empty").run()
-    cheap = "  awsddp run train.py --nodes 2 --instance-type g6.xlarge --budget 2 --local"
+    cheap = "  awsddp run --local train.py --nodes 2 --instance-type g6.xlarge --budget 2"
     assert (first.returncode, cheap in first.stdout.splitlines()) == (0, True)
 
 
