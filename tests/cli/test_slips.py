@@ -184,3 +184,15 @@ def test_answer_names_what_to_type(
     assert "Did you mean one of" not in said
     for shown in said.splitlines():
         type_in(shown.partition("next: ")[2] or shown.strip())
+
+
+def test_words_with_a_newline_are_not_repeated_as_a_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for words in (["train", "--lr\n0.1"], ["--region", "a\nb", "train", "--lr", "0.1"], ["ps", "a\nb"]):
+        monkeypatch.setattr(sys, "argv", ["awsddp", *words])
+        assert failures.run(cli) == 2
+        *_, last = capsys.readouterr().err.splitlines()
+        assert last.startswith(" next: awsddp ")
+        assert type_in(last.removeprefix(" next: "))
