@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeVar
 
 from awsddp.records import Frozen
 from awsddp.values import (
+    check_amount,
     check_heartbeat,
     gpus_of,
     idle_seconds,
@@ -96,9 +97,11 @@ class ClusterSection(Section):
         "--spot",
         comment='Cheaper, but AWS may reclaim them; "first": on-demand where there are none.',
     )
-    max_price_usd: float | None = setting(None, "Refuse plans over this per hour, in all.", example=60.0)
+    max_price_usd: float | None = setting(
+        None, "Refuse plans over this per hour, in all.", example=60.0, check=check_amount
+    )
     budget_usd: float | None = setting(
-        None, "Terminate the nodes when this is spent.", "--budget USD", example=500.0
+        None, "Terminate the nodes when this is spent.", "--budget USD", example=500.0, check=check_amount
     )
     idle: str = setting(
         "60m", "Shut down after this time without a job or a login; off.", "--idle TIME", check=idle_seconds

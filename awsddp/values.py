@@ -1,5 +1,6 @@
 """Values of settings as they are written: durations, sizes, numbers of nodes, hosts."""
 
+import math
 import re
 from collections.abc import Callable
 
@@ -96,6 +97,12 @@ def whole(low: int, high: int) -> Callable[[int], None]:
             raise ConfigError(f"{value} is out of range", "", f"a whole number from {low} to {high}")
 
     return check
+
+
+def check_amount(usd: float) -> None:
+    """Raise ConfigError for US dollars that are not a number, or have no end."""
+    if not math.isfinite(usd):
+        raise ConfigError(f"{usd} is not an amount", "", "US dollars, such as 20")
 
 
 def check_heartbeat(text: str) -> None:

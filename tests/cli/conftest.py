@@ -5,7 +5,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import pytest
 from awsddp.local import control, image
 from tests.cli import schema
 from tests.cli.advice_lines import type_in
+from tests.cli.terminal import Story, Terminal
 
 
 def next_steps(document: Any) -> Iterator[str]:
@@ -154,3 +155,19 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
         assert ended.returncode == 0, ended.stderr
     finally:
         made.close()
+
+
+@pytest.fixture
+def story(lab: Lab) -> Story:
+    """A user with an empty folder and a home of their own."""
+    return Story(Terminal(lab.project, lab.environ))
+
+
+@pytest.fixture
+def says(record_property: Callable[[str, object], None]) -> Callable[[str, Story], None]:
+    """Adds a story's count to the summary of the run."""
+
+    def add(who: str, story: Story) -> None:
+        record_property("says", f"{who}: {story.told().splitlines()[0]}")
+
+    return add

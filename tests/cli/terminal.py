@@ -1,6 +1,7 @@
 """A terminal that commands are typed into: what a person sees of them, live rows and all."""
 
 import os
+import re
 import select
 import shlex
 import subprocess
@@ -8,7 +9,7 @@ import sys
 import termios
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pyte
@@ -102,3 +103,41 @@ def _all_lines(screen: pyte.HistoryScreen) -> list[str]:
 def _stripped(lines: Sequence[str]) -> list[str]:
     text = "\n".join(line.rstrip() for line in lines).rstrip("\n")
     return text.split("\n")
+
+
+@dataclass
+class Story:
+    """A user at a terminal of 80x24, and what went wrong for them."""
+
+    terminal: Terminal
+    commands: int = 0
+    failed: list[str] = field(default_factory=list)
+    stumbles: list[str] = field(default_factory=list)
+
+    def type(
+        self,
+        command: str,
+        answers: Sequence[tuple[str, str]] = (),
+        *,
+        code: int = 0,
+        says: Sequence[str] = (),
+        never: Sequence[str] = (),
+        order: Sequence[str] = (),
+    ) -> str:
+        """Type a command. Stumbles: a pattern of `says` missing, of `never` there, `order` not kept."""
+        shown = self.terminal.type(command, answers)
+        self.commands += 1
+        if shown.code != code:
+            self.failed.append(f"{command}: exit {shown.code}\n{shown.text}")
+        flat = re.sub(r"\s+", " ", shown.text)
+        wrong = [f"{command}: does not say {one}" for one in says if not re.search(one, flat)]
+        wrong += [f"{command}: says {one}" for one in never if re.search(one, flat)]
+        places = [flat.find(one) for one in order]
+        wrong += [f"{command}: not in this order: {order}"] * (places != sorted(places) or -1 in places)
+        self.stumbles += [f"{one}\n{shown.text}" for one in wrong]
+        return shown.text
+
+    def told(self) -> str:
+        """Return the count, and each failure and stumble with its screen."""
+        count = f"{self.commands} commands, {len(self.failed)} failed, {len(self.stumbles)} stumbles"
+        return "\n\n".join([count, *self.failed, *self.stumbles])

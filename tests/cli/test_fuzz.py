@@ -6,6 +6,7 @@ are not reached, as a fault must be found before anything is asked or made.
 
 import contextlib
 import io
+import math
 import os
 import re
 import sys
@@ -116,7 +117,7 @@ def _means_something(text: str) -> bool:
 
 def _number(text: str) -> bool:
     try:
-        return int(text) > 0 or True
+        return math.isfinite(float(text))
     except ValueError:
         return False
 

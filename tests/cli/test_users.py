@@ -1,134 +1,24 @@
-"""Four users type what they typed on 2026-11-23: commands, failed commands and stumbles are counted.
+"""Three users type what they typed on 2026-11-23; the fourth does in test_engineer.py.
+
 
 A stumble is what made a user stop and wonder then: words that should not be on the screen, or such that
-were missing. The second user needed 27 commands, of which 8 failed, and stumbled 25 times.
+were missing.
 """
 
 import re
 import sys
 import textwrap
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.cli.conftest import Lab
-from tests.cli.terminal import CTRL_C, Terminal
+from tests.cli.terminal import CTRL_C, Story
 
-pytestmark = pytest.mark.prove
+pytestmark = [pytest.mark.prove, pytest.mark.timeout(600)]
 
 ROOT = Path(__file__).resolve().parents[2]
-TRAIN = '''
-import argparse, os, pathlib, struct, time
-import torch, torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
-
-parser = argparse.ArgumentParser()
-parser.add_argument("--lr", type=float, default=0.1)
-parser.add_argument("--epochs", type=int, default=2)
-parser.add_argument("--resume", default="")
-parser.add_argument("--hang", action="store_true")
-args = parser.parse_args()
-pixels = pathlib.Path("data/pixels.bin").read_bytes()
-dist.init_process_group("gloo")
-torch.manual_seed(0)
-model = DistributedDataParallel(torch.nn.Linear(8, 2))
-optimizer = torch.optim.SGD(model.parameters(), lr=args.lr)
-first = int(args.resume.rpartition("_")[2].partition(".")[0]) + 1 if args.resume else 0
-if args.resume and dist.get_rank() == 0:
-    print(f"resumed at epoch {first}", flush=True)
-
-
-def event(step, loss):
-    """Append to TensorBoard's event file, as torch.utils.tensorboard does."""
-    tag = b"train/loss"
-    value = b"\\x0a" + bytes([len(tag)]) + tag + b"\\x15" + struct.pack("<f", loss)
-    summary = b"\\x0a" + bytes([len(value)]) + value
-    data = b"\\x10" + bytes([step]) + b"\\x2a" + bytes([len(summary)]) + summary
-    with open("out/events.out.tfevents.1", "ab") as file:
-        file.write(struct.pack("<Q", len(data)) + bytes(4) + data + bytes(4))
-
-
-for epoch in range(first, args.epochs):
-    x = torch.randn(64, 8)
-    loss = torch.nn.functional.cross_entropy(model(x), (x.sum(1) > 0).long())
-    optimizer.zero_grad()
-    if args.hang and dist.get_rank() == 1:
-        time.sleep(3600)
-    loss.backward()
-    optimizer.step()
-    if dist.get_rank() == 0:
-        pathlib.Path("out").mkdir(exist_ok=True)
-        event(epoch, loss.item())
-        torch.save(model.module.state_dict(), f"out/ckpt_{epoch}.pt")
-        print(f"epoch {epoch} loss={loss.item():.3f}", flush=True)
-    time.sleep(0.3)
-dist.destroy_process_group()
-'''
-
-
-@dataclass
-class Story:
-    """A user at a terminal of 80x24, and what went wrong for them."""
-
-    terminal: Terminal
-    commands: int = 0
-    failed: list[str] = field(default_factory=list)
-    stumbles: list[str] = field(default_factory=list)
-
-    def type(
-        self,
-        command: str,
-        answers: Sequence[tuple[str, str]] = (),
-        *,
-        code: int = 0,
-        says: Sequence[str] = (),
-        never: Sequence[str] = (),
-        order: Sequence[str] = (),
-    ) -> str:
-        """Type a command. Stumbles: a pattern of `says` missing, of `never` there, `order` not kept."""
-        shown = self.terminal.type(command, answers)
-        self.commands += 1
-        if shown.code != code:
-            self.failed.append(f"{command}: exit {shown.code}\n{shown.text}")
-        flat = re.sub(r"\s+", " ", shown.text)
-        wrong = [f"{command}: does not say {one}" for one in says if not re.search(one, flat)]
-        wrong += [f"{command}: says {one}" for one in never if re.search(one, flat)]
-        places = [flat.find(one) for one in order]
-        wrong += [f"{command}: not in this order: {order}"] * (places != sorted(places) or -1 in places)
-        self.stumbles += [f"{one}\n{shown.text}" for one in wrong]
-        return shown.text
-
-    def told(self) -> str:
-        """Return the count, and each failure and stumble with its screen."""
-        count = f"{self.commands} commands, {len(self.failed)} failed, {len(self.stumbles)} stumbles"
-        return "\n\n".join([count, *self.failed, *self.stumbles])
-
-
-@pytest.fixture
-def story(lab: Lab) -> Story:
-    """A user with an empty folder and a home of their own."""
-    return Story(Terminal(lab.project, lab.environ))
-
-
-@pytest.fixture
-def says(record_property: Callable[[str, object], None]) -> Callable[[str, Story], None]:
-    """Adds a story's count to the summary of the run."""
-
-    def add(who: str, story: Story) -> None:
-        record_property("says", f"{who}: {story.told().splitlines()[0]}")
-
-    return add
-
-
-def wait_for_a_hang(lab: Lab) -> None:
-    """Wait until one rank of the last job waits for the other, as a person does before they ask."""
-    ends = time.monotonic() + 60
-    while not lab.json("why")["behind"]:
-        assert time.monotonic() < ends, "the job does not hang"
-        time.sleep(1)
 
 
 def test_a_stranger_looks_at_it(lab: Lab, story: Story, says: Callable[[str, Story], None]) -> None:
@@ -154,71 +44,6 @@ def test_a_stranger_looks_at_it(lab: Lab, story: Story, says: Callable[[str, Sto
     assert (story.failed, story.stumbles) == ([], []), story.told()
 
 
-def test_an_engineer_trains_a_model_of_her_own(
-    lab: Lab, story: Story, says: Callable[[str, Story], None]
-) -> None:
-    lab.script("train.py", TRAIN)
-    lab.script("data/pixels.bin", "0" * 2_000_000)
-    lab.script("requirements.txt", "torch\n")
-    lab.script(".gitignore", "data/\n")
-    no_clipped = [r"n… ", r"node\d…", r"✓ node\d+ (linking|installing)", r"[ ,]0 MB"]
-    story.type(
-        "awsddp init",
-        [
-            *[("region", "\n"), ("Number of nodes", "\n"), ("Instance type", "\n")],
-            *[("US dollars", "\n"), ("script", "\n"), ("packages", "\n"), ("data/", "y\n")],
-        ],
-        says=[r"data/ \(2 MB\)", r"awsddp run --local\b.*$"],
-    )
-    story.type(
-        "awsddp run --local --world-size 2",
-        says=["2 ranks", "checkpoint", r"awsddp.* report train-1", "nothing is left"],
-        never=["EFA", "quota", r"\[y/N\]", "other choices", *no_clipped],
-        order=["synced", "train-1", "epoch 0", "fetched", "terminated"],
-    )
-    story.type("awsddp up --local", says=["2 nodes", "g6.xlarge"], never=[r"\[y/N\]", "cost money"])
-    story.type(
-        "awsddp train -- --epochs 3",
-        says=["train-2", "2 ranks: 2 nodes", "ckpt_2", "loss"],
-        never=no_clipped,
-    )
-    story.type(
-        "awsddp train --detach -- --epochs 200", says=["train-3", "awsddp logs -f"], never=["go to each"]
-    )
-    story.type("awsddp status", says=["train-3 running"], never=["last seen"])
-    story.type(
-        "awsddp logs -f",
-        [("epoch 1 ", CTRL_C)],
-        code=130,
-        says=["train-3 keeps running", "awsddp logs -f"],
-        never=["error", "expire"],
-    )
-    story.type("awsddp logs 3 -n 1", says=["epoch"], never=["epoch 0 "])
-    story.type("awsddp fetch", says=["node0"], never=["does not match"])
-    story.type("awsddp cancel", says=["train-3", "cancelled"])
-    story.type(
-        "awsddp train --resume last -- --resume {resume} --epochs 300", [("resumed", CTRL_C)], code=130
-    )
-    for lr in ("0.1", "0.03"):
-        story.type(f"awsddp train -q --name lr-{lr} -- --lr {lr}")
-    story.type("awsddp jobs lr-0.1 lr-0.03", says=["--lr 0.1", "--lr 0.03", "loss"], never=["train-1"])
-    story.type("awsddp train --name hangs --detach -- --hang")
-    wait_for_a_hang(lab)
-    story.type(
-        "awsddp why",
-        says=["Rank 1", r"train\.py:\d+", r"time\.sleep\(3600\)", r"loss\.backward\(\)"],
-        never=["is not where", "worker processes at"],
-    )
-    story.type("awsddp report lr-0.1", says=["loss", r"report\.html"])
-    story.type("awsddp down -y", says=["nothing is left", "Free"])
-    internal = [path.name for path in lab.project.glob("runs/*/logs/*") if "rank" not in path.name]
-    story.stumbles += [f"internal files among the results: {internal}"] * bool(internal)
-    says("engineer", story)
-    assert story.commands <= 18, story.told()
-    assert not story.failed, story.told()
-    assert len(story.stumbles) <= 0, story.told()
-
-
 def test_a_power_user_makes_mistakes(lab: Lab, story: Story, says: Callable[[str, Story], None]) -> None:
     lab.script("train.py", "print('trained')\n")
     lab.script("awsddp.toml", '[cluster]\nnodes = 2\ninstance_type = "g6.xlarge"\n')
@@ -227,7 +52,7 @@ def test_a_power_user_makes_mistakes(lab: Lab, story: Story, says: Callable[[str
         [("asking for", CTRL_C)],
         code=130,
         says=["free"],
-        never=["at .[0-9]"],
+        never=[r"at \$"],
     )
     again = re.search(r"next: (awsddp .*?)\s+#", text)
     assert again, text
