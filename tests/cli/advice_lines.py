@@ -10,6 +10,8 @@ from tests.cli.test_pages_of_docs import parse
 
 PACKAGE = Path(__file__).resolve().parents[2] / "awsddp"
 _COMMAND = re.compile(rf"(sudo )?awsddp (-|(?:{'|'.join(VERBS)})\b)")
+_NEXT = re.compile(r"(?: && |; )(?=(?:[^']*'[^']*')*[^']*$)")
+"""What stands between two commands, in no quotes."""
 _REGEX = re.compile(r"\(--|\(\?")
 
 
@@ -17,7 +19,7 @@ def commands(text: str) -> Iterator[str]:
     """Yield the commands of a message: of each line that begins with one, without its comment."""
     for line in text.split("\n"):
         if _COMMAND.match(line):
-            yield from re.split(" && |; ", line.partition("   #")[0].removeprefix("sudo "))
+            yield from _NEXT.split(line.partition("   #")[0].removeprefix("sudo "))
 
 
 def type_in(text: str) -> list[str]:

@@ -31,6 +31,7 @@ def refused(lab: Lab, *words: str, code: int) -> str:
         (["up", "--nodse", "2"], 2, "--nodes"),
         (["up", "--nodes", "two"], 2, "two"),
         (["up", "--nodes", "0"], 3, "--nodes: 0 is out of range"),
+        (["up", "--budget", "inf"], 3, "--budget: inf is not an amount"),
         (["up", "--expires", "soon"], 3, "24h"),
         (["-c", "My Cluster", "up"], 3, "invalid cluster name"),
         (["-c", "$(touch canary)", "up"], 3, "invalid cluster name"),
