@@ -123,12 +123,12 @@ def jobs_of_all(cluster: "Cluster", names: Sequence[str] = ()) -> JobsDocument:
             return jobs_document(cluster, known_jobs(cluster), bill, names)
     except AwsddpError as error:
         error.result = found = jobs_document(cluster, (), bill, names)
-        is_known = any(one.cluster == cluster.spec.name for one in found.clusters)
-        if not is_known and cluster.spec.name == "default" and cluster.folder.read(newer=True) is None:
-            is_known = bool(found.jobs) and isinstance(error, NotFoundError | ConfigError)
-        elif not isinstance(error, NotFoundError):
-            is_known = False
-        if not is_known:
+        was_here = any(one.cluster == cluster.spec.name for one in found.clusters)
+        nobody_named = cluster.spec.name == "default" and cluster.folder.read(newer=True) is None
+        absent = isinstance(error, NotFoundError) and was_here
+        if nobody_named and not was_here and found.jobs:
+            absent = isinstance(error, NotFoundError | ConfigError)
+        if not absent:
             raise
         cluster.say(error.summary)
         return found

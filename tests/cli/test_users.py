@@ -1,6 +1,5 @@
 """Three users type what they typed on 2026-11-23; the fourth does in test_engineer.py.
 
-
 A stumble is what made a user stop and wonder then: words that should not be on the screen, or such that
 were missing.
 """
