@@ -100,8 +100,8 @@ class Distance:
     """A local cloud and its nodes, `delay_s` away, for a client that takes it for AWS.
 
     The endpoint at `url` names an address of this machine for each node, where a proxy to the node's sshd
-    listens. Both addresses are equally long, so that no answer changes its length. `at_launch` is the count
-    at the last reply to RunInstances.
+    listens. Both addresses are equally long, so that no answer changes its length, and those of two local
+    clouds differ. `at_launch` is the count at the last reply to RunInstances.
     """
 
     def __init__(self, endpoint: str, *, delay_s: float) -> None:
@@ -127,7 +127,7 @@ class Distance:
     def _brought_near(self, data: bytes) -> bytes:
         if b"<RunInstancesResponse" in data:
             self.at_launch = self.count()
-        return re.sub(rb"(?<=<ipAddress>)10\.(\d+)\d(\.\d+\.\d+)", self._proxy, data)
+        return re.sub(rb"(?<=<ipAddress>)10\.\d(\d+)(\.\d+\.\d+)", self._proxy, data)
 
     def _proxy(self, found: "re.Match[bytes]") -> bytes:
         near = f"127.{found[1].decode()}{found[2].decode()}"

@@ -12,15 +12,20 @@ from typing import Any
 
 
 class Rehearsal:
-    """A home with a local cloud of its own, and an empty folder to start `awsddp` in."""
+    """A home with a local cloud of its own, and an empty folder to start `awsddp` in.
 
-    def __init__(self, root: Path) -> None:
+    `tree` is the checkout whose awsddp runs; without it the installed one does.
+    """
+
+    def __init__(self, root: Path, *, tree: Path | None = None) -> None:
         self.root = root
         self.project = root / "project"
         self.project.mkdir()
         clean = {key: value for key, value in os.environ.items() if not key.startswith(("AWS_", "AWSDDP_"))}
         kept = {key: os.environ[key] for key in ("AWSDDP_CACHE",) if key in os.environ}
         self.environ = clean | kept | {"AWSDDP_HOME": str(root / "home"), "AWS_EC2_METADATA_DISABLED": "true"}
+        if tree is not None:
+            self.environ["PYTHONPATH"] = str(tree)
 
     def run(self, *words: str, **environ: str) -> str:
         """Carry `awsddp` out and return its stdout."""
@@ -55,10 +60,10 @@ class Rehearsal:
 
 
 @contextlib.contextmanager
-def rehearsal(*start: str) -> Iterator[Rehearsal]:
+def rehearsal(*start: str, tree: Path | None = None) -> Iterator[Rehearsal]:
     """Yield a local cloud, started with the words `start`; nothing of it is left afterwards."""
     with tempfile.TemporaryDirectory(prefix="awsddp-bench-") as folder:
-        made = Rehearsal(Path(folder))
+        made = Rehearsal(Path(folder), tree=tree)
         made.run("local", "start", *start)
         try:
             yield made

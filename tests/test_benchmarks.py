@@ -27,6 +27,7 @@ SHORTEST = {
     "train_gpu": "",
     "train_input": "--rounds 1",
     "train_processes": "--rounds 1",
+    "two_trees": ". --shortest --rounds 1",
     "campaigns/beside": "--runs 1 --parallel 1",
     "campaigns/deaths": "--runs 1",
     "campaigns/doctor": "--runs 1",
