@@ -23,7 +23,6 @@ from typing import Any
 import moto
 from moto.backends import get_backend
 from moto.core.models import DEFAULT_ACCOUNT_ID
-from moto.core.utils import utcnow
 from moto.ec2 import exceptions as ec2_exceptions
 from moto.ec2 import utils as ec2_utils
 from moto.ec2.models.amis import Ami, AmiBackend
@@ -82,15 +81,6 @@ class Emulator:
             iam.create_access_key(USER)
         key = iam.list_access_keys(USER)[0]
         return key.access_key_id, key.secret_access_key
-
-    def secret(self, access_key_id: str, session_token: str = "") -> str | None:
-        """Return the secret of an access key of a user or of an assumed role; None if it is not valid now."""
-        role = BACKENDS["sts"][DEFAULT_ACCOUNT_ID]["aws"].get_assumed_role_from_access_key(access_key_id)
-        if role is not None:
-            valid = role.session_token == session_token and role.expiration > utcnow()
-            return role.secret_access_key if valid else None
-        key = BACKENDS["iam"][DEFAULT_ACCOUNT_ID]["aws"].access_keys.get(access_key_id)
-        return key.secret_access_key if key is not None and key.status == "Active" else None
 
     def forget_old(self, *, older_than_s: float = 3600) -> bool:
         """Drops terminated instances that EC2 would no longer list; true if there were any."""

@@ -133,7 +133,7 @@ class Front:
             service = request.service
             target = target or (rest and service != "s3")
             with self.emulator.lock:
-                requests.check_signature(request, self.emulator.secret)
+                requests.check_signature(request)
                 fault = self._strike(request)
             if fault is not None and fault.effect == "delay":
                 time.sleep(fault.seconds)

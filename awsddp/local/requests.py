@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import hmac
 import json
 import math
 import re
 import time
 import uuid
 import warnings
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -17,17 +15,18 @@ from functools import cached_property
 from typing import Any
 from urllib.parse import parse_qsl
 
-from botocore.auth import SigV4Auth
-from botocore.awsrequest import AWSRequest
-from botocore.credentials import Credentials
 from botocore.utils import parse_timestamp
-from moto.core.exceptions import ServiceException
+from moto.core.exceptions import AuthFailureError, ServiceException, SignatureDoesNotMatchError
+from moto.core.models import DEFAULT_ACCOUNT_ID
 from moto.core.parse import EC2QueryParser, QueryParser
 from moto.core.serialize import XFormedAttributePicker, get_serializer_class
-from moto.core.utils import get_service_model
+from moto.core.utils import get_service_model, utcnow
 from moto.ec2.responses._base_response import EC2BaseResponse
 from moto.ec2.utils import generic_filter
+from moto.iam.access_control import IAMRequest
+from moto.sts.models import sts_backends
 from werkzeug.datastructures import EnvironHeaders
+from werkzeug.exceptions import HTTPException
 from werkzeug.wrappers import Response
 
 SCOPE = re.compile(
@@ -125,49 +124,32 @@ def read(environ: dict[str, Any]) -> Request:
     return Request(service, region, action, parameters, body, environ)
 
 
-def check_signature(request: Request, secret_of: Callable[[str, str], str | None]) -> None:
+def check_signature(request: Request) -> None:
     """Accept only holders of the credentials: nodes run as root, and any user of the machine can connect.
 
     https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_sigv-create-signed-request.html
 
-    :param secret_of: returns the secret of an access key and session token, None if they are not valid.
     :raises Refusal: unknown key, wrong or expired signature.
     """
-    made = request.environ.get("HTTP_X_AMZ_DATE", "")
+    environ = request.environ
     late_s = -math.inf
     with suppress(ValueError):
-        late_s = time.time() - datetime.strptime(made, "%Y%m%dT%H%M%S%z").timestamp()
+        made = datetime.strptime(environ.get("HTTP_X_AMZ_DATE", ""), "%Y%m%dT%H%M%S%z")
+        late_s = time.time() - made.timestamp()
     if late_s > SIGNED_FOR_S and request.service == "ec2":
         raise Refusal("RequestExpired", "Request has expired.")
-    if abs(late_s) > SIGNED_FOR_S:
-        raise _denied(request, "SignatureDoesNotMatch", f"Signature of {made}: not within 15 minutes.")
-    key, _, _, names, signature = re.findall(SCOPE, request.environ["HTTP_AUTHORIZATION"])[0]
-    secret = secret_of(key, request.environ.get("HTTP_X_AMZ_SECURITY_TOKEN", ""))
-    if secret is None:
-        raise _denied(request, "InvalidClientTokenId", "The security token in the request is invalid.")
-    if not hmac.compare_digest(_signature(request, Credentials(key, secret), names), signature):
-        raise _denied(request, "SignatureDoesNotMatch", "The signature of the request is not the right one.")
-
-
-def _denied(request: Request, code: str, message: str) -> Refusal:
-    """What an unknown caller is told; EC2 has one answer for all of them."""
-    if request.service == "ec2":
-        message = "AWS was not able to validate the provided access credentials"
-        return Refusal("AuthFailure", message, status="401 Unauthorized")
-    return Refusal(code, message, status="403 Forbidden")
-
-
-def _signature(request: Request, credentials: Credentials, names: str) -> str:
-    """What the signature has to be, by the headers that the client signed."""
-    environ = request.environ
+    sts = sts_backends[DEFAULT_ACCOUNT_ID]["aws"]
+    sts.assumed_roles = [role for role in sts.assumed_roles if role.expiration > utcnow()]
     url = f"http://local{environ.get('PATH_INFO') or '/'}?{environ.get('QUERY_STRING', '')}"
-    sent = EnvironHeaders(environ)
-    headers = {name: sent.get(name, "") for name in names.split(";")}
-    signed = AWSRequest(environ["REQUEST_METHOD"], url, headers, request.body)
-    signed.context["timestamp"] = environ.get("HTTP_X_AMZ_DATE", "")
-    signer = SigV4Auth(credentials, request.service, request.region)
-    to_sign = signer.string_to_sign(signed, signer.canonical_request(signed))
-    return str(signer.signature(to_sign, signed))
+    headers: Any = EnvironHeaders(environ)
+    try:
+        if abs(late_s) > SIGNED_FOR_S:
+            raise AuthFailureError if request.service == "ec2" else SignatureDoesNotMatchError
+        sent = (environ["REQUEST_METHOD"], url, dict[str, str](), request.body, headers, request.action)
+        IAMRequest(DEFAULT_ACCOUNT_ID, *sent).check_signature()
+    except HTTPException as error:
+        known: Any = error
+        raise Refusal(known.error_type, known.message, status=str(known.code)) from None
 
 
 def lacking(what: str, *, service: str = "ec2") -> Refusal:

@@ -34,6 +34,7 @@ from botocore.config import Config
 from botocore.httpsession import URLLib3Session
 from botocore.loaders import Loader
 from moto.core.utils import get_service_model
+from moto.iam import access_control
 from moto.moto_api._internal import mock_random
 from moto.sts.models import sts_backends
 
@@ -131,7 +132,7 @@ class Cloud:
             os.dup2(log, 2)
             front.Front._strike = iam.held(front.Front._strike, self.place.home)  # type: ignore[method-assign]
             front.Front._view = _of_account(front.Front._view)  # type: ignore[method-assign]
-            emulator.Emulator.secret = _with_roles(emulator.Emulator.secret)  # type: ignore[method-assign]
+            access_control.create_access_key = _with_roles(access_control.create_access_key)
             faults.time = emulator.time = SimpleNamespace(time=self.clock.read)  # type: ignore[assignment]
             lifecycle.BUSY_POLL_S = 0.001
             scope.OPERATIONS["ec2"] |= _LEAVING
@@ -277,12 +278,12 @@ def _of_account(view: Callable[..., Any]) -> Callable[..., Any]:
     return look
 
 
-def _with_roles(secret: Callable[..., str | None]) -> Callable[..., str | None]:
-    """Return the daemon's look at an access key; it knows those of roles, too."""
+def _with_roles(find: Callable[..., Any]) -> Callable[..., Any]:
+    """Return moto's look at an access key; it knows those of roles of other accounts, too."""
 
-    def look(self: Any, access_key_id: str, token: str = "") -> str | None:
+    def look(account_id: str, partition: str, access_key_id: str, headers: Any) -> Any:
         role = _role(access_key_id)
-        return secret(self, access_key_id, token) if role is None else str(role.secret_access_key)
+        return find(account_id if role is None else role.account_id, partition, access_key_id, headers)
 
     return look
 
