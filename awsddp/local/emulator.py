@@ -141,6 +141,9 @@ def _patch(block: ipaddress.IPv4Network, image_tags: dict[str, str]) -> None:
     ]
     for owner, name, value in changes:
         setattr(owner, name, value)
+    for prefix, kind in (("pg", "placement-group"), ("cr", "capacity-reservation")):
+        ec2_utils.EC2_RESOURCE_TO_PREFIX[kind] = prefix
+        ec2_utils.EC2_PREFIX_TO_RESOURCE[prefix] = kind
 
 
 def _instance_init(self: Any, *args: Any, **kwargs: Any) -> None:

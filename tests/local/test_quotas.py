@@ -37,6 +37,8 @@ def test_a_placement_group_cannot_go_while_it_is_used(records: Cloud) -> None:
     tags = [{"ResourceType": "placement-group", "Tags": [{"Key": "mine", "Value": "1"}]}]
     made = ec2.create_placement_group(GroupName="near", Strategy="cluster", TagSpecifications=tags)
     assert made["PlacementGroup"]["State"] == "available"
+    [tag] = ec2.describe_tags(Filters=[{"Name": "resource-type", "Values": ["placement-group"]}])["Tags"]
+    assert (tag["ResourceId"], tag["Key"]) == (made["PlacementGroup"]["GroupId"], "mine")
     assert refusal(ec2.create_placement_group, GroupName="near") == "InvalidPlacementGroup.Duplicate"
     near = records.request(Placement={"GroupName": "near"})
     (one,) = ec2.run_instances(**near)["Instances"]
