@@ -373,7 +373,7 @@ def test_without_rsync_or_ssh_at_home_that_is_said(
     with pytest.raises(ConfigError, match="ssh not found"):
         push(one, home)
     (bin / "ssh").symlink_to("/usr/bin/ssh")
-    with pytest.raises(ConfigError, match="not rsync 3"):
+    with pytest.raises(ConfigError, match=r"not rsync 3\.2\.5"):
         push(one, home)
 
 
