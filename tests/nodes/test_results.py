@@ -393,33 +393,65 @@ def test_a_link_comes_home_as_the_file_that_it_leads_to(lab: MakeLab, target: Pa
     assert not (target / "node0/x").is_symlink()
 
 
-HOSTILE = """\
-#!/bin/sh
-mkdir -p '{root}/evil{parent}/deep' && cd '{root}/evil'
-ln -sf '{mine}' ".{parent}/link"
-for name in evil x deep/y; do echo evil > ".{parent}/$name"; done
-exec /usr/bin/rsync --server --sender {words} . '{root}/evil/'
+LIES = """\
+import os, sys
+old, new = (word.encode().decode("unicode_escape").encode("latin-1") for word in sys.argv[1:])
+while data := os.read(0, 65536):
+    open('{root}/lied', 'a').write('x' * (old in data))
+    os.write(1, data.replace(old, new))
 """
 
 
-@pytest.mark.parametrize("words", ["-lLogDtprRe.iLsfxCIvu", "-ltRe.iLsfxCIvu", "-lte.iLsfxCIvu"])
-def test_a_node_whose_rsync_sends_something_else_changes_nothing_else(
-    lab: MakeLab, target: Path, tmp_path: Path, words: str
+@pytest.mark.parametrize(
+    ("true", "lie"),
+    [
+        ("/needle", "/needlz"),
+        ("/needle", "/../../"),
+        ("/needle", "/../../../.."),
+        ("awsddp", "../../"),
+        (r"\xa4\x81", r"\xff\xa1"),  # a file's mode, a link's
+        (r"\xa4\x81", r"\xa4\x11"),  # a pipe's
+    ],
+)
+def test_a_node_whose_rsync_lies_about_names_and_kinds_changes_nothing_else(
+    lab: MakeLab, target: Path, true: str, lie: str
+) -> None:
+    one = lab(1)
+    host = one.hosts[0]
+    wanted = made(host, "needle/x", b"data")
+    Path(wanted.path).chmod(0o644)
+    host.script("lies", LIES)
+    script = f"""#!/bin/sh\n/usr/bin/rsync "$@" | exec python3 '{{root}}/bin/lies' '{true}' '{lie}'\n"""
+    host.script("rsync", script)
+    before = tree(target.parent.parent)
+    with suppress(NodesFailed):
+        pull(one, {0: [wanted]}, target, also=job_json)
+    assert (host.root / "lied").read_text()
+    after = {path: data for path, data in tree(target.parent.parent).items() if data is not None}
+    home = target.relative_to(target.parent.parent).as_posix()
+    new = {path for path in after if before.get(path) != after[path]}
+    ours = {
+        path for path in new if path.startswith((f"{home}/{PART}/node0/", f"{one.folder.name}/", "node0/l"))
+    }
+    assert new - ours <= {f"{home}/job.json"}
+    assert not any(path.is_symlink() for path in target.rglob("*"))
+
+
+@pytest.mark.parametrize("leads", ["{mine}", "{mine}/x", "/etc/hostname", "nowhere"])
+def test_a_file_that_becomes_a_link_is_read_and_written_through_no_link_here(
+    lab: MakeLab, target: Path, tmp_path: Path, leads: str
 ) -> None:
     one = lab(1)
     host = one.hosts[0]
     wanted = made(host, "x", b"data")
     mine = tmp_path / "mine"
     mine.mkdir()
-    parent = str(host.work)
-    text = HOSTILE.replace("{parent}", parent).replace("{mine}", str(mine)).replace("{words}", words)
-    host.script("rsync", text)
-    with suppress(NodesFailed):
-        pull(one, {0: [wanted]}, target, also=job_json)
-    assert tree(mine) == {}
-    home = {path.relative_to(target).as_posix() for path in target.rglob("*")}
+    (mine / "x").write_bytes(b"mine")
+    (host.work / "x").unlink()
+    (host.work / "x").symlink_to(leads.format(mine=mine))
+    pull(one, {0: [wanted]}, target, also=job_json)
+    assert tree(mine) == {"x": b"mine"}
     assert not any(path.is_symlink() for path in target.rglob("*"))
-    assert {name for name in home if not name.startswith(PART)} <= {"job.json", "node0", "node0/x"}
 
 
 def test_links_come_home_after_the_files_and_replace_what_has_their_name(lab: MakeLab, target: Path) -> None:
