@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from awsddp.jobs.supervisor.folder import JobFolder
-from awsddp.jobs.supervisor.requests import Fields, Manifest, Sparse
+from awsddp.jobs.supervisor.requests import Manifest, Sparse, Told
 from awsddp.jobs.supervisor.walk import file_kind, readlink, real, stamp, walk
 
 EVENTS = "events.out.tfevents."
@@ -38,7 +38,7 @@ _BLOCK, _BLOCKS = 16 << 10, 8
 _FRESH_SECONDS = 60.0
 
 
-def manifest(request: Manifest, folder: JobFolder | None = None) -> Listed:
+def manifest(request: Manifest, folder: JobFolder | None = None) -> Told:
     """Return the job's results here. Logs of ranks come without data: who watched has them."""
     folder = folder or JobFolder(request.job)
     launched = folder.request()
@@ -95,14 +95,6 @@ class Line(Sparse):
     owed: bool = False
 
 
-class Listed(Fields):
-    """The results; `excluded` counts the files and bytes that `exclude` of the request matches."""
-
-    files: list[Line]
-    skipped: list[Line]
-    excluded: Mapping[str, int]
-
-
 class _Excluded:
     """Counts what job.exclude matches: regular expressions, of which the last that matches decides."""
 
@@ -133,8 +125,11 @@ class _Found:
         self._parents: dict[Path, Path] = {}
         self._links: list[tuple[Path, str, bool]] = []
 
-    def listed(self) -> Listed:
-        """Return the answer: the files as they are now; what the list has no room for is one line of it."""
+    def listed(self) -> Told:
+        """Return the answer: the files as they are now; what the list has no room for is one line of it.
+
+        `excluded` counts the files and bytes that `exclude` of the request matches.
+        """
         self._settle()
         room, beyond = LIST_BYTES, []
 
@@ -151,7 +146,7 @@ class _Found:
             why = f"{len(beyond)} more files than the list of results has room for; pack them into fewer"
             skipped.append(Line(path=str(self._workdir), size=sum(beyond), why=why, owed=True))
         excluded = {"files": self._excluded.files, "size": self._excluded.size}
-        return Listed(files=files, skipped=skipped, excluded=excluded)
+        return Told(files=files, skipped=skipped, excluded=excluded)
 
     def _settle(self) -> None:
         """Read the files, and mark those that may be in the middle of a write.
