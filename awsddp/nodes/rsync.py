@@ -40,7 +40,8 @@ def program() -> str:
     version = re.match(r"rsync\s+version v?(\d+)\.(\d+)\.(\d+)", said)
     if version is None or tuple(map(int, version.groups())) < (3, 2, 5):
         first = said.splitlines()[0] if said else "its version is unknown"
-        raise ConfigError(f"{path} is not rsync 3.2.5 or later", first, f"install a later one: {install}")
+        later = f"{install}\nconda install -c conda-forge rsync   # where the system has no later one"
+        raise ConfigError(f"{path} is not rsync 3.2.5 or later", first, later)
     return path
 
 
