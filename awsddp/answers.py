@@ -37,6 +37,7 @@ _MOST_TEXT = 1 << 20
 _MOST_ITEMS = 1_000_000
 
 _Size = Annotated[int, Meta(ge=0, lt=1 << 60)]
+_Nanoseconds = Annotated[int, Meta(gt=-(1 << 62), lt=1 << 62)]
 _Port = Annotated[int, Meta(ge=0, lt=65536)]
 _Pid = Annotated[int, Meta(ge=0, lt=1 << 32)]
 _Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z")]
@@ -51,21 +52,21 @@ _Of = TypeVar("_Of")
 class ResultFile(msgspec.Struct, frozen=True, kw_only=True):
     """A file to fetch: `path` is absolute on the node, `home` relative to runs/JOB, `size` in bytes.
 
-    `limited`: it counts against job.results_limit. `sha256` is None until the node was asked for it; `data`
-    holds what came with the list; `ephemeral` tells that it lies on instance store, `sparse` that it has
-    holes, `writing` that it was read in the middle of a write. With `target`, relative to runs/JOB as well,
-    it is a symbolic link. `node` is what the client writes down.
+    `limited`: it counts against job.results_limit. `modified` is in ns since 1970, `sample` a hash of some of
+    its blocks (manifest.py), `data` what came with the list; `ephemeral` tells that it lies on instance
+    store, `sparse` that it has holes, `writing` that it is in the middle of a write. With `target`, relative
+    to runs/JOB as well, it is a symbolic link. `node` is what the client writes down.
     """
 
     path: _Remote
     home: _Path
     size: _Size
     limited: bool = False
-    modified: Seconds = 0.0
+    modified: _Nanoseconds = 0
     ephemeral: bool = False
     sparse: bool = False
     writing: bool = False
-    sha256: _Sha256 | None = None
+    sample: _Sha256 | None = None
     data: bytes | None = None
     target: _Path | None = None
     node: NodeNumber = 0
@@ -93,21 +94,6 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     files: tuple[ResultFile, ...]
     skipped: tuple[SkippedFile, ...]
     excluded: Excluded = Excluded()
-
-
-class FileHash(msgspec.Struct, frozen=True, kw_only=True):
-    """Size and hash of a file, or `why` there are none; `writing` as for `ResultFile`."""
-
-    size: _Size = 0
-    sha256: _Sha256 | None = None
-    writing: bool = False
-    why: Text = ""
-
-
-class Hashes(msgspec.Struct, frozen=True, kw_only=True):
-    """The hashes of files, in the order of the request."""
-
-    hashes: tuple[FileHash, ...]
 
 
 class Platform(msgspec.Struct, frozen=True, kw_only=True):

@@ -5,19 +5,20 @@ What stays on the nodes is named, with the reason and what to type.
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from msgspec import structs
 
-from awsddp.answers import OURS, Manifest, ResultFile
+from awsddp.answers import Manifest, ResultFile
 from awsddp.errors import NodeError, NotFoundError
 from awsddp.jobs.files import exclude_patterns, name_at_home, over_limit
-from awsddp.jobs.protocol import answers_of, ask
+from awsddp.jobs.protocol import answers_of
 from awsddp.jobs.results import encode
 from awsddp.jobs.supervisor import requests
+from awsddp.jobs.supervisor.manifest import sample
 from awsddp.known import full_name, jobs_of, note_fetched, told_job
 from awsddp.parallel import soon, split
 from awsddp.reach import NoNodes, connect_reachable, in_order
@@ -38,8 +39,6 @@ FRESH_S = 2.0
 """How old the nodes' tags may be that are written back, if no client of this machine has held them since."""
 MANIFEST_S = 300.0
 """How long a node may take to list its results."""
-HASHED_A_SECOND = 20e6
-"""Bytes that the slowest disk of a node hashes in a second."""
 NAMED = 10
 """How many files are named one by one."""
 ALL = "all results"
@@ -139,12 +138,18 @@ def _bring(cluster: "Cluster", job: JobRecord, lost: Mapping[int, str]) -> dict[
         missing = sorted({*job.missing, *(one.node for one in selected.owed)})
         return {"job.json": encode(replace(job, missing=tuple(missing)))}
 
+    def look(nodes: Collection[int]) -> dict[tuple[int, str], ResultFile]:
+        listed, failures = _manifests(cluster, job, nodes, at_once=0)
+        split({**listed, **failures})
+        return {(node, one.path): one for node, manifest in listed.items() for one in manifest.files}
+
     fetched = pull(
         selected.wanted,
         folder,
         ssh_config=cluster.folder.ssh_config,
+        look=look,
+        grown=_begins if job.state in ACTIVE else None,
         also=job_json,
-        grows=job.state in ACTIVE,
         on_event=cluster.on_event,
     )
     note_fetched(cluster, job.job, sum(one.bytes for one in fetched.values()))
@@ -197,7 +202,7 @@ def select(cluster: "Cluster", job: JobRecord, nodes: Sequence[int], target: Pat
     if failures and not manifests:
         split(failures)
     selected = Selected(wanted={node: [] for node in manifests})
-    _take(cluster, job, _within_limit(cluster, job, name_at_home(manifests), target, selected), selected)
+    _take(job, _within_limit(cluster, job, name_at_home(manifests), target, selected), selected)
     again = f"awsddp fetch {job.job}   # again, once the node answers"
     selected.owed += _skipped(cluster, manifests)
     selected.owed += [Owed(node, ALL, 0, error.message, again) for node, error in failures.items()]
@@ -220,7 +225,7 @@ class Ephemeral(NodeError):
 def refuse_ephemeral(cluster: "Cluster", jobs: Sequence[JobRecord]) -> None:
     """Raise Ephemeral if results of these jobs that are not fetched are on instance store."""
     for job in jobs:
-        manifests, failures = _manifests(cluster, job, cluster.fleet.holders(job))
+        manifests, failures = _manifests(cluster, job, cluster.fleet.holders(job), at_once=0)
         split({**manifests, **failures})
         lost = [
             Owed(node, file.path, file.size, "empty after a stop")
@@ -260,10 +265,10 @@ def _named(owed: Sequence[Owed]) -> str:
 
 
 def _manifests(
-    cluster: "Cluster", job: JobRecord, used: Sequence[int]
+    cluster: "Cluster", job: JobRecord, used: Collection[int], **more: Any
 ) -> tuple[dict[int, Manifest], dict[int, NodeError]]:
     """Return what the nodes list, and the errors of those that do not."""
-    request = manifest_request(cluster, job)
+    request = manifest_request(cluster, job, **more)
     listed = answers_of(cluster.fleet, dict.fromkeys(used, request), timeout_s=MANIFEST_S)
     failures = {node: one for node, one in listed.items() if isinstance(one, NodeError)}
     return split({node: one for node, one in listed.items() if node not in failures}), failures
@@ -298,33 +303,18 @@ def _within_limit(
     return [one for one in files if one.home not in left_out]
 
 
-def _take(cluster: "Cluster", job: JobRecord, files: list[ResultFile], selected: Selected) -> None:
-    """Select these files, with their hashes; but what cannot be read is owed, what is being written grows.
+def _begins(path: Path, one: ResultFile) -> bool:
+    """Tell whether a file begins, in all likelihood, with what a node described. Raises OSError."""
+    return sample(path, one.size) == one.sample
 
-    The nodes are asked for the hashes that did not come yet. Only a job that runs is taken to write.
-    """
-    runs = job.state in ACTIVE
-    unhashed: dict[int, list[ResultFile]] = {}
+
+def _take(job: JobRecord, files: list[ResultFile], selected: Selected) -> None:
+    """Select these files; but what a job that runs is writing grows."""
     for one in files:
-        if one.sha256 is None and one.target is None:
-            unhashed.setdefault(one.node, []).append(one)
-    wishes = {node: requests.Hashes(paths=[one.path for one in some]) for node, some in unhashed.items()}
-    slowest = max((sum(one.size for one in some) for some in unhashed.values()), default=0)
-    hashed = ask(cluster.fleet, wishes, timeout_s=MANIFEST_S + slowest / HASHED_A_SECOND)
-    found = {
-        one.home: entry
-        for node, some in unhashed.items()
-        for one, entry in zip(some, hashed[node].hashes, strict=True)
-    }
-    late = selected.growing if runs else selected.owed
-    for one in files:
-        entry = found.get(one.home)
-        told = entry or one
-        half = runs and told.writing and not one.home.startswith(("logs/", OURS))
-        if one.target is None and (half or told.sha256 is None):
-            late.append(Owed(one.node, one.path, one.size, entry.why if entry else "", READABLE))
+        if job.state in ACTIVE and one.writing:
+            selected.growing.append(Owed(one.node, one.path, one.size, ""))
         else:
-            selected.wanted[one.node].append(structs.replace(one, size=told.size, sha256=told.sha256))
+            selected.wanted[one.node].append(one)
 
 
 def _skipped(cluster: "Cluster", manifests: Mapping[int, Manifest]) -> list[Owed]:

@@ -442,7 +442,7 @@ class Events:
         listed = {node: one for node, one in answers.items() if not isinstance(one, AwsddpError)}
         wanted: dict[int, list[ResultFile]] = {}
         for one in name_at_home(listed):
-            if one.data is not None and one.sha256 and one.path.rpartition("/")[2].startswith(EVENTS):
+            if one.data is not None and one.path.rpartition("/")[2].startswith(EVENTS):
                 wanted.setdefault(one.node, []).append(one)
         with self._writing, cluster.folder.lock("fetch", part="results"):
             if wanted and not self._ended.is_set():

@@ -34,7 +34,7 @@ CAUSE = {
     "explanation": "x",
     "kind": "exit",
 }
-FILE = {"path": "/w/x", "home": "node1/x", "size": 1, "sha256": "0" * 64}
+FILE = {"path": "/w/x", "home": "node1/x", "size": 1, "sample": "0" * 64}
 LINK = {"path": "/w/l", "home": "node1/a/l", "size": 0, "target": "node1/x"}
 SKIPPED = {"path": "/w/s", "size": 0, "why": "no", "owed": True}
 LIST = {"files": [FILE, LINK], "skipped": [SKIPPED], "excluded": {"files": 1, "size": 2}}
@@ -60,7 +60,6 @@ ANSWERS: list[tuple[Request[Any], dict[str, Any]]] = [
     (requests.Slots(), {"used": [0], "taken": [29400], "jobs": {"seq-1": [0, 1]}}),
     (launch_of(job="j"), {"job": "j"}),
     (requests.Manifest(job="j"), LIST),
-    (requests.Hashes(paths=["/w/x"]), {"hashes": [{"size": 1, "sha256": "0" * 64}]}),
 ]
 
 
@@ -184,10 +183,6 @@ def test_a_name_of_a_job_is_a_name_where_all_jobs_are_asked_for() -> None:
     assert "twice" in refused(requests.State(), {"jobs": [DOCUMENT, DOCUMENT]})
 
 
-def test_hashes_are_as_many_as_were_asked_for() -> None:
-    assert "0 hashes of 1 files" in refused(requests.Hashes(paths=["/x"]), {"hashes": []})
-
-
 @pytest.mark.parametrize(
     "change",
     [
@@ -294,7 +289,14 @@ def test_a_nodes_own_places_and_the_logs_of_its_ranks_are_taken() -> None:
 
 @pytest.mark.parametrize(
     "file",
-    [{}, {**FILE, "size": -1}, {**FILE, "size": 2**70}, {**FILE, "sha256": "x"}, {**FILE, "data": "%"}],
+    [
+        {},
+        {**FILE, "size": -1},
+        {**FILE, "size": 2**70},
+        {**FILE, "sample": "x"},
+        {**FILE, "modified": 2**70},
+        {**FILE, "data": "%"},
+    ],
 )
 def test_a_file_has_a_size_and_a_hash(file: dict[str, Any]) -> None:
     with pytest.raises(NodeError, match="node1"):

@@ -1,19 +1,20 @@
-"""Fetch results: into a folder within theirs, verified, and each then moved to its name.
+"""Fetch results: by rsync into a folder within theirs, and each then moved to its name.
 
 A node is not trusted: its names are checked where its answer comes in (answers.py, jobs/files.py), a file
-counts once its size and sha256 match, nothing is written through a link, and links are made last.
+counts once rsync has found it whole and its node says that it is still as described, nothing is written
+through a link, and links are made last.
 """
 
 import contextlib
-import hashlib
 import os
 import shutil
 import stat
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from pathlib import Path, PurePosixPath
 
-from awsddp.answers import OURS, ResultFile
+from awsddp.answers import ResultFile
 from awsddp.errors import ConfigError
 from awsddp.nodes import rsync
 from awsddp.parallel import ignore, run_on_nodes, split
@@ -22,6 +23,14 @@ from awsddp.returns import NodeFiles
 
 PART = ".part"
 """The folder among the results that holds what has not come whole: a fetch that was cut goes on with it."""
+ALIKE_BYTES = 1 << 20
+"""From what size on a file is worth a second connection if another one here is the same in all likelihood."""
+_UNITS = (1, 100, 1000, 10**6, 10**7, 10**9, 2 * 10**9)
+"""The ns in which file systems keep time: 2 s on FAT."""
+Listed = Mapping[tuple[int, str], ResultFile]
+"""What nodes list, by node and path."""
+Look = Callable[[Collection[int]], Listed]
+Begins = Callable[[Path, ResultFile], bool]
 
 
 def pull(
@@ -29,74 +38,84 @@ def pull(
     target: Path,
     *,
     ssh_config: Path,
-    grows: bool = False,
+    look: Look = lambda _: {},
+    grown: Begins | None = None,
     also: Callable[[Sequence[ResultFile]], Mapping[str, bytes]] | None = None,
     on_event: OnEvent = ignore,
 ) -> dict[int, NodeFiles]:
     """Fetch files of several nodes into the folder `target`, from all nodes at once, and make the links last.
 
-    A file gets its name, in place of what has it, once it is whole and checked; files that are there as they
-    should be are not fetched again, and the same bytes travel once. With `grows` they may have become longer:
-    then they come as they were described. What was cut stays in `target`/.part, and the next call goes on
-    there. `also`, called once every node has sent all that it could, gets what came otherwise than described,
-    which is not here, and returns small files that are written last: then nothing is kept for a next call.
-    Raises NodesFailed for nodes that were lost, and ConfigError for a disk without the room.
+    A file gets its name, in place of what has it, once it is whole, and as `look` lists it afterwards. Files
+    that are there as they should be are not fetched again; the same bytes travel once. Where files may have
+    grown, `grown` tells whether one begins as described. What was cut stays in `target`/.part, and the next
+    call goes on there. `also`, called once every node has sent all that it could, gets what changed
+    meanwhile, which is not here, and returns small files that are written last: then nothing is kept for a
+    next call. Raises NodesFailed for nodes that were lost, and ConfigError for a disk without the room.
     """
     target = Path(os.path.abspath(target))  # noqa: PTH100 (resolve() would follow a link that the user made)
-    results = _Results(target, ssh_config, wanted, grows=grows)
+    results = _Results(target, ssh_config, wanted, grown)
     try:
-        results.make_room(keep=also is not None)
-        outcomes = run_on_nodes(results.fetch, wanted, on_event=on_event)
-        for source, one in results.copies:
-            results.copy(source, one)
-        fetched = split(outcomes)
+        results.make_room(clear=also is not None)
+        outcomes = run_on_nodes(partial(results.bring, results.missing), wanted, on_event=on_event)
+        alike = {node: some for node, some in results.alike.items() if outcomes[node] is None}
+        outcomes |= run_on_nodes(partial(results.bring, alike), alike, on_event=on_event)
+        good = [node for node, failure in outcomes.items() if failure is None]
+        results.take(good, look)
+        for one in results.fetched.values():
+            text = f"fetched: {amount(one.files, one.bytes)}"
+            on_event(Event(text, who=node_name(one.node), fraction=1.0))
+        split(outcomes)
         results.make_links()
         if also is not None:
-            results.write_last(also(sorted(results.changed, key=lambda one: one.node)))
+            results.write_last(also(results.changed))
     except OSError as error:
         raise ConfigError(f"cannot write {target}", error.strerror or str(error)) from error
     finally:
         _remove_empty(results.part)
-    return fetched
+    return results.fetched
 
 
 class _Results:
     """The folder `top` of a job's results, and within it `part`, where files come before they get a name.
 
-    `missing` is what each node must send, `copies` what is copied from another file that came or is here,
-    `links` are made, `changed` is what came otherwise than described.
+    `missing` is what each node must send, `alike` what is in all likelihood the same as another file, which
+    is here or comes before; `links` are made, `changed` is what changed while it came.
     """
 
     def __init__(
-        self, top: Path, ssh_config: Path, wanted: Mapping[int, Sequence[ResultFile]], *, grows: bool
+        self, top: Path, ssh_config: Path, wanted: Mapping[int, Sequence[ResultFile]], grown: Begins | None
     ) -> None:
-        self.top, self.part, self._ssh_config, self._grows = top, top / PART, ssh_config, grows
+        self.top, self.part, self._ssh_config, self._grown = top, top / PART, ssh_config, grown
         self.missing: dict[int, list[ResultFile]] = {node: [] for node in wanted}
+        self.alike: dict[int, list[ResultFile]] = {}
+        self.fetched: dict[int, NodeFiles] = {}
         self.changed: list[ResultFile] = []
-        self.copies: list[tuple[Path, ResultFile]] = []
         described = [one for _, some in sorted(wanted.items()) for one in some]
         self.links = [(Path(one.home), one.target) for one in described if one.target is not None]
-        sources: dict[tuple[str | None, int], Path] = {}
-        for one in (one for one in described if one.target is None):
-            path = self.top / one.home
-            source = sources.setdefault((one.sha256, one.size), path)
-            if self._has(one):
-                sources[one.sha256, one.size] = path
-            elif source == path or one.data is not None:
-                self.missing[one.node].append(one)
+        files = [one for one in described if one.target is None]
+        here = {one.home for one in files if self._has(one)}
+        self._sources = {(one.sample, one.size): self.top / one.home for one in files if one.home in here}
+        for one in (one for one in files if one.home not in here):
+            if one.size >= ALIKE_BYTES and (one.sample, one.size) in self._sources:
+                self.alike.setdefault(one.node, []).append(one)
             else:
-                self.copies.append((source, one))
+                self._sources.setdefault((one.sample, one.size), self._staged(one))
+                self.missing[one.node].append(one)
 
-    def make_room(self, *, keep: bool) -> None:
-        """Make `part`, with `keep` cleared of what an earlier call left but cannot go on with.
+    def make_room(self, *, clear: bool) -> None:
+        """Make `part`, with `clear` without what an earlier call left and this one cannot go on with.
 
         Raises OSError, and ConfigError where the disk has too little room.
         """
         if self.part.is_symlink():
             self.part.unlink()
-        coming = [one for some in self.missing.values() for one in some]
-        kept = self._clear({self._staged(one) for one in coming if one.data is None}) if keep else 0
-        size = sum(one.size for one in (*coming, *(one for _, one in self.copies))) - kept
+        coming = [one for some in (*self.missing.values(), *self.alike.values()) for one in some]
+        keep = {self._staged(one) for one in coming if one.data is None}
+        for path in sorted(self.part.rglob("*"), reverse=True) if clear else ():
+            if path not in keep or _size(path) is None:
+                with contextlib.suppress(OSError):  # a folder that is not empty
+                    path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink()
+        size = sum(one.size for one in coming) - sum(_size(path) or 0 for path in keep)
         folder = next(parent for parent in self.top.parents if parent.is_dir())
         free = shutil.disk_usage(folder).free
         if size > free:
@@ -107,41 +126,70 @@ class _Results:
             )
         self.part.mkdir(parents=True, exist_ok=True, mode=0o700)
 
-    def fetch(self, node: int, on_event: OnEvent, stop: threading.Event) -> NodeFiles:
-        """Fetch the files of one node, verify each and give it its name. Raises NodeFailure, OSError."""
-        files, who = self.missing[node], node_name(node)
-        size = sum(one.size for one in files)
+    def bring(
+        self, files: Mapping[int, Sequence[ResultFile]], node: int, on_event: OnEvent, stop: threading.Event
+    ) -> None:
+        """Bring the files of one node into `part`. Raises NodeFailure, OSError."""
+        who, size = node_name(node), sum(one.size for one in files[node])
         came = self.part / who
         came.mkdir(exist_ok=True)
-        for one in files:
+        far = [one for one in files[node] if one.data is None]
+        for one in files[node]:
+            path, source = self._staged(one), self._sources[one.sample, one.size]
+            path.parent.mkdir(parents=True, exist_ok=True)
             if one.data is not None:
-                self._staged(one, make=True).write_bytes(one.data)
-        if far := [one for one in files if one.data is None]:
-            progress = rsync.Progress(node, f"fetching {amount(len(files), size)}", size, on_event)
-            progress.report(0)
-            # Neither links nor devices nor owners nor modes: what is left are files and their times. What an
-            # earlier fetch was cut in is written on, and compared by blocks.
-            words = ["-t", "--inplace", "--no-implied-dirs"]
-            words += rsync.SPARSE if any(one.sparse for one in far) else ()
-            rsync.transfer(
-                [*words, "--", f"{who}:/", f"{os.fspath(came)}/"],
-                [one.path for one in far],
-                ssh_config=self._ssh_config,
-                stop=stop,
-                progress=progress,
-                partly=True,
-            )
-        came_whole = [one.size for one in files if not stop.is_set() and self._take(one)]
-        fetched = NodeFiles(node=node, files=len(came_whole), bytes=sum(came_whole))
-        on_event(Event(f"fetched: {amount(fetched.files, fetched.bytes)}", who=who, fraction=1.0))
-        return fetched
+                path.write_bytes(one.data)
+                os.utime(path, ns=(one.modified, one.modified))
+            elif files is not self.missing and source.exists() and not path.exists():
+                shutil.copyfile(source, path, follow_symlinks=False)  # rsync brings what differs
+        if not far:
+            return
+        progress = rsync.Progress(node, f"fetching {amount(len(files[node]), size)}", size, on_event)
+        progress.report(0)
+        # Neither devices nor owners nor modes, and links as what they lead to: what is left are files and
+        # their times. What an earlier fetch was cut in is written on, and compared by blocks.
+        words = ["-tL", "--modify-window=-1", "--inplace", "--no-implied-dirs"]
+        words += rsync.SPARSE if any(one.sparse for one in far) else ()
+        rsync.transfer(
+            [*words, "--", f"{who}:/", f"{os.fspath(came)}/"],
+            [one.path for one in far],
+            ssh_config=self._ssh_config,
+            stop=stop,
+            progress=progress,
+            partly=True,
+        )
 
-    def copy(self, source: Path, one: ResultFile) -> None:
-        """Copy a file from another one here that is equal to it. Raises OSError."""
-        path = self._staged(one, make=True)
-        with contextlib.suppress(FileNotFoundError):
-            shutil.copyfile(source, path, follow_symlinks=False)
-        self._take(one)
+    def take(self, nodes: Sequence[int], look: Look) -> None:
+        """Give what nodes sent its name, if it is as they list it now. Raises OSError."""
+        alike = [one for node in nodes for one in self.alike.get(node, ())]
+        far = [one.node for node in nodes for one in self.missing[node] if one.data is None]
+        now = look({*far, *(one.node for one in alike)}) if far or alike else {}
+        for node in nodes:
+            sizes = [one.size for one in self.missing[node] if self._take(one, now)]
+            self.fetched[node] = NodeFiles(node=node, files=len(sizes), bytes=sum(sizes))
+        for one in alike:
+            self._take(one, now)
+
+    def _take(self, one: ResultFile, listed: Listed) -> bool:
+        """Give a file its name if it is whole; tell whether it is."""
+        path, now = self._staged(one), listed.get((one.node, one.path))
+        whole = one.data is not None or (now is not None and self._is_whole(path, one, now))
+        if whole:
+            self._place(path, one.home)
+        else:
+            self.changed.append(one)
+        return whole
+
+    def _is_whole(self, path: Path, one: ResultFile, now: ResultFile) -> bool:
+        """Tell whether a file came as its node lists it now, or as it was, and longer.
+
+        rsync gives it its time only once it has found it whole.
+        """
+        size = _size(path)
+        if size == now.size and _has_time(path, now.modified):
+            return True
+        longer = size is not None and one.size <= size <= now.size and not now.writing
+        return longer and self._grown is not None and self._grown(path, one)
 
     def make_links(self) -> None:
         """Make the links, each in place of a link or file that has its name. Raises OSError."""
@@ -158,39 +206,9 @@ class _Results:
             self._place(self.part / "also", home)
         shutil.rmtree(self.part)
 
-    def _staged(self, one: ResultFile, *, make: bool = False) -> Path:
+    def _staged(self, one: ResultFile) -> Path:
         """Return where in `part` a file comes: where rsync puts what has this path on the node."""
-        path = self.part / node_name(one.node) / one.path.lstrip("/")
-        if make:
-            path.parent.mkdir(parents=True, exist_ok=True)
-        return path
-
-    def _clear(self, keep: Collection[Path]) -> int:
-        """Remove what an earlier call left in `part` but the files `keep`; return their bytes."""
-        kept = 0
-        for path in list(self.part.rglob("*")):
-            info = path.lstat()
-            if stat.S_ISREG(info.st_mode) and path in keep:
-                kept += info.st_size
-            elif not stat.S_ISDIR(info.st_mode):
-                path.unlink()
-        _remove_empty(self.part)
-        return kept
-
-    def _take(self, one: ResultFile) -> bool:
-        """Give a file its name if it is as the node described it, else remove it; tell which."""
-        path = self._staged(one)
-        if not _is(path, one, longer=self._grows):
-            if not path.is_dir():  # an empty folder is removed with the others
-                path.unlink(missing_ok=True)
-            self.changed.append(one)
-            return False
-        if path.stat().st_size > one.size:
-            os.truncate(path, one.size)
-        if one.modified:
-            os.utime(path, (one.modified, one.modified))
-        self._place(path, one.home)
-        return True
+        return self.part / node_name(one.node) / one.path.lstrip("/")
 
     def _place(self, path: Path, home: str) -> None:
         """Move a file to its name. The owner alone reads logs and what awsddp wrote."""
@@ -203,10 +221,15 @@ class _Results:
 
     def _has(self, one: ResultFile) -> bool:
         """Whether exactly this file is here already, below no link; of a log that grows at least that."""
-        folders = [self.top / parent for parent in PurePosixPath(one.home).parents[:-1]]
-        longer = self._grows and one.home.startswith(("logs/", OURS))
-        linked = any(folder.is_symlink() for folder in folders)
-        return not linked and _is(self.top / one.home, one, longer=longer)
+        path = self.top / one.home
+        size = _size(path)
+        if size is None or any(
+            (self.top / folder).is_symlink() for folder in PurePosixPath(one.home).parents[:-1]
+        ):
+            return False
+        if one.home.endswith(".log") and not one.home.startswith("node"):  # who watched has written it
+            return size == one.size or (self._grown is not None and size > one.size)
+        return size == one.size and _has_time(path, one.modified)
 
     def _folder(self, path: Path) -> Path:
         """Return the folder `path`, made where it is not there; a link in its place is removed."""
@@ -226,17 +249,13 @@ def _remove_empty(part: Path) -> None:
             folder.rmdir()
 
 
-def _is(path: Path, one: ResultFile, *, longer: bool) -> bool:
-    """Whether a path is exactly this file, or, with `longer`, begins with it."""
+def _size(path: Path) -> int | None:
+    """Return the size of a file, None for what is none."""
     with contextlib.suppress(OSError):
-        found = path.lstat()
-        if stat.S_ISREG(found.st_mode) and (
-            found.st_size == one.size or (longer and found.st_size > one.size)
-        ):
-            digest, left = hashlib.sha256(), one.size
-            with path.open("rb") as stream:
-                while left and (chunk := stream.read(min(left, 1 << 20))):
-                    digest.update(chunk)
-                    left -= len(chunk)
-            return digest.hexdigest() == one.sha256
-    return False
+        info = path.lstat()
+        return info.st_size if stat.S_ISREG(info.st_mode) else None
+    return None
+
+
+def _has_time(path: Path, modified: int) -> bool:
+    return path.lstat().st_mtime_ns in {modified - modified % unit for unit in _UNITS}

@@ -26,16 +26,22 @@ _NETWORK = {10, 12, 30, 35, 255}
 
 @functools.cache
 def program() -> str:
-    """Return the path of rsync 3 on this machine. Raises ConfigError."""
+    """Return the path of rsync on this machine. Raises ConfigError.
+
+    One before 3.2.5 takes files that were not asked for from a node that lies:
+    https://download.samba.org/pub/rsync/NEWS#3.2.5.
+    """
     install = "sudo apt-get install rsync   # macOS: brew install rsync"
     path = find_program("rsync", "files are transferred by rsync", f"install it: {install}")
     find_program("ssh", "files are transferred over ssh", "install it: sudo apt-get install openssh-client")
     said = subprocess.run(
         [path, "--version"], capture_output=True, text=True, stdin=subprocess.DEVNULL
     ).stdout
-    if not re.match(r"rsync\s+version v?[3-9]", said):
+    version = re.match(r"rsync\s+version v?(\d+)\.(\d+)\.(\d+)", said)
+    if version is None or tuple(map(int, version.groups())) < (3, 2, 5):
         first = said.splitlines()[0] if said else "its version is unknown"
-        raise ConfigError(f"{path} is not rsync 3", first, f"install rsync 3: {install}")
+        later = f"{install}\nconda install -c conda-forge rsync   # where the system has no later one"
+        raise ConfigError(f"{path} is not rsync 3.2.5 or later", first, later)
     return path
 
 

@@ -60,7 +60,8 @@ from awsddp.status import write_report as report
 
 DOCUMENTED = {0, 1, 2, 3, 4, 5, 6, 7, 8, 130}
 JOB = "job1"
-STAGES = ("state", "state", "manifest", "manifest", "hashes", "follow", "cancel", "files", "stacks")
+MODIFIED = 1_750_000_000_123_456_789
+STAGES = ("state", "state", "manifest", "manifest", "follow", "cancel", "files", "stacks")
 VERBS = ("fetch", "fetch", "fetch", "jobs", "logs", "logs", "cancel", "prepare", "status", "why")
 OWN = {"jobs": "state", "status": "state", "logs": "follow", "cancel": "cancel", "why": "stacks"}
 """The stage of which a verb shows the words."""
@@ -189,6 +190,8 @@ class Drawn:
             os.mkfifo(place)
         elif way != 2:
             place.write_bytes(self.chance.randbytes(len(data)) if way == 3 else data * (2 if way == 4 else 1))
+            modified = MODIFIED if way != 5 else 0
+            os.utime(place, ns=(modified, modified))
 
     def _aim(self, kind: str, document: dict[str, Any]) -> None:
         """Change the document so that a client that believes it does harm."""
@@ -375,9 +378,6 @@ def _honest(drawn: Drawn, node: int, request: dict[str, Any]) -> dict[str, Any]:
         return _stacks(node)
     if request["do"] == "cancel":
         return _document(node)
-    if request["do"] == "hashes":
-        held = [files.get(path, b"") for path in request["paths"]]
-        return {"hashes": [{"size": len(data), "sha256": hashlib.sha256(data).hexdigest()} for data in held]}
     assert request["do"] == "manifest", request
     entries = []
     for path, data in files.items():
@@ -386,10 +386,10 @@ def _honest(drawn: Drawn, node: int, request: dict[str, Any]) -> dict[str, Any]:
             .replace("/j/run", f"node{node}/run")
             .replace("/w/", f"node{node}/")
         )
-        entry = {"path": path, "home": home, "size": len(data), "limited": True}
-        if drawn.chance.random() < 0.7:
-            entry["sha256"] = hashlib.sha256(data).hexdigest()
-            if drawn.chance.random() < 0.5:
+        entry = {"path": path, "home": home, "size": len(data), "limited": True, "modified": MODIFIED}
+        if request["at_once"]:
+            entry["sample"] = hashlib.sha256(data).hexdigest()
+            if drawn.chance.random() < 0.35:
                 entry["data"] = base64.b64encode(data).decode()
         entries.append(entry)
     link = {"path": "/w/deep/latest", "home": f"node{node}/deep/latest", "size": 0}
@@ -570,6 +570,7 @@ def _faked(drawn: Drawn) -> Iterator[None]:
 
     with (
         mock.patch.object(rsync, "transfer", transfer),
+        mock.patch("awsddp.nodes.results.ALIKE_BYTES", drawn.chance.choice((1, 1 << 20))),
         mock.patch("awsddp.aws.power.release"),
         mock.patch("awsddp.aws.power.unfetched_of"),
         mock.patch("awsddp.aws.clusters.describe", return_value=[]),

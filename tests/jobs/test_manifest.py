@@ -1,6 +1,5 @@
 """Which files come home, and what is named instead."""
 
-import hashlib
 import json
 import os
 import sys
@@ -150,7 +149,7 @@ def test_everything_new_or_changed_comes_home(make_fleet: "Callable[[int], Fleet
         f"node0/outside{fleet.homes[0]}/elsewhere/e",
     }
     weights = files["node0/saved_models/x.pth"]
-    assert (weights.size, weights.sha256) == (9, hashlib.sha256(b"weights 0").hexdigest())
+    assert (weights.size, weights.sample) == (9, on_node.sample(Path(weights.path), 9))
     assert Path(files['node0/odd \udcff "name"\n-x'].path).exists()
     assert skipped(result) == {"there": "it is not there", "pipe": "a pipe"}
     assert not any(one.owed for one in result.skipped)
@@ -160,9 +159,6 @@ def test_everything_new_or_changed_comes_home(make_fleet: "Callable[[int], Fleet
         "node0/big1",
         f"node0/outside{fleet.homes[0]}/elsewhere/e",
     }
-    paths = [weights.path, str(fleet.homes[0])]
-    told = fleet.ask(0, requests.Hashes(paths=paths)).hashes
-    assert (told[0].size, told[0].sha256, told[1].why) == (9, weights.sha256, "Is a directory")
 
 
 def test_small_results_come_with_the_list_and_logs_do_not(node: Node) -> None:
@@ -180,12 +176,24 @@ def test_small_results_come_with_the_list_and_logs_do_not(node: Node) -> None:
     assert node.manifest(at_once=64).files[-1].data is None
 
 
-def test_large_files_are_hashed_only_when_they_are_asked_for(
-    node: Node, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(on_node, "HASH_BYTES", 10)
-    node.file("large", "x" * 100)
-    assert [file.sha256 for file in node.manifest().files] == [hashlib.sha256(b"log").hexdigest(), None]
+def test_a_sample_tells_files_apart_by_a_part_of_them(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    for size in (0, 1, 100_000, 3_000_000):
+        file.write_bytes(os.urandom(size))
+        told = on_node.sample(file, size)
+        with file.open("ab") as more:
+            more.write(b"more")
+        assert on_node.sample(file, size) == told
+        assert on_node.sample(file, size + 4) != told
+    changed = file.read_bytes()
+    for at in (0, 2_999_999):
+        file.write_bytes(changed[:at] + bytes([changed[at] ^ 1]) + changed[at + 1 :])
+        assert on_node.sample(file, 3_000_000) != told
+
+
+def test_a_list_of_what_there_is_reads_no_file(node: Node) -> None:
+    node.file("x")
+    assert {(one.sample, one.data) for one in node.manifest().files} == {(None, None)}
 
 
 def test_link_to_what_is_fetched_stays_a_link(node: Node) -> None:
@@ -209,7 +217,7 @@ def test_link_to_a_file_outside_comes_home_as_the_file(node: Node) -> None:
     node.link("best.pt", outside)
     node.link("same.pt", outside)
     result = node.manifest()
-    assert files(result) == {"best.pt": str(outside), "same.pt": str(outside)}
+    assert files(result) == {"best.pt": f"{node.work}/best.pt", "same.pt": f"{node.work}/same.pt"}
     assert {file.size for file in result.files if file.limited} == {7}
     assert (links(result), skipped(result)) == ({}, {})
 
@@ -220,14 +228,14 @@ def test_link_of_an_earlier_job_comes_home_when_its_file_outside_changes(node: N
     node.begin()
     assert files(node.manifest()) == {}
     outside.write_text("newer")
-    assert files(node.manifest()) == {"best.pt": str(outside)}
+    assert files(node.manifest()) == {"best.pt": f"{node.work}/best.pt"}
 
 
 def test_link_to_a_file_that_did_not_change_comes_home_as_the_file(node: Node) -> None:
     node.file("pretrained.pt")
     node.begin()
     node.link("start.pt", "pretrained.pt")
-    assert files(node.manifest()) == {"start.pt": str(node.work / "pretrained.pt")}
+    assert files(node.manifest()) == {"start.pt": f"{node.work}/start.pt"}
 
 
 def test_link_to_a_folder_outside_is_named_and_followed_as_an_output_only(node: Node) -> None:
@@ -250,7 +258,7 @@ def test_output_that_is_a_link_comes_home_with_what_it_points_to(node: Node) -> 
     node.file("steps/1")
     node.link("latest", "steps")
     result = node.manifest(outputs=["best.pt", "latest", "latest/1"])
-    assert files(result) == {"best.pt": str(node.top / "store/model.pt"), "steps/1": f"{node.work}/steps/1"}
+    assert files(result) == {"best.pt": f"{node.work}/best.pt", "steps/1": f"{node.work}/steps/1"}
     assert links(result) == {"latest": "steps"}
     assert not any(file.limited for file in result.files)
 
@@ -287,11 +295,12 @@ def test_what_cannot_be_read_is_owed(node: Node) -> None:
     assert owed == {"closed": "Permission denied", "secret": "Permission denied"}
 
 
-def as_a_user(node: Node) -> on_node.Listed:
+def as_a_user(node: Node) -> Any:
     """Return the manifest as somebody sees it who may not read everything, as root may."""
     request = requests.Manifest(job="job")
     if os.geteuid() != 0:
         return on_node.manifest(request, node.folder)
+    request.at_once = 1
     for path in (node.top, *node.top.parents):
         if path == Path(tempfile.gettempdir()):
             break
@@ -411,26 +420,20 @@ def test_what_is_being_written_is_marked(node: Node) -> None:
             file.write("x")
             file.flush()
         found = node.manifest()
-        paths = [one.path for one in found.files]
-        request = requests.Hashes(paths=paths)
-        told = answered(request, on_node.hashes(request)).hashes
     assert [Path(one.path).name for one in found.files if one.writing] == ["half"]
-    marked = {Path(path).name for path, one in zip(paths, told, strict=True) if one.writing}
-    assert marked == {"half", "rank5.log"}
     assert not any(one.writing for one in node.manifest().files)
 
 
-def test_what_changed_while_it_was_read_is_read_again(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_changed_since_it_was_read_comes_without_data(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = node.file("ckpt.pt", "half")
-    read = on_node._hashed
+    opened = on_node._opened
 
-    def write_then(path: Path, *settings: Any, **more: Any) -> on_node.Line:
-        found = read(path, *settings, **more)
-        if path == file and file.read_text() == "half":
-            file.write_text("whole")
-        return found
+    def write_then() -> dict[tuple[int, int], bool]:
+        file.write_text("whole")
+        return opened()
 
-    monkeypatch.setattr(on_node, "_hashed", write_then)
-    (found,) = [one for one in node.manifest(at_once=100).files if one.path == str(file)]
-    assert (found.sha256, found.size) == (hashlib.sha256(b"whole").hexdigest(), 5)
-    assert (found.data, found.writing) == (None, False)
+    assert {one.data for one in node.manifest(at_once=100).files if one.path == str(file)} == {b"half"}
+    monkeypatch.setattr(on_node, "_opened", write_then)
+    assert {one.data for one in node.manifest(at_once=100).files if one.path == str(file)} == {None}

@@ -29,8 +29,8 @@ def test_command_is_the_same_for_every_request() -> None:
     argv, _ = protocol.program()
     assert argv[:3] == ["python3", "-I", "-c"]
     assert "$" not in "".join(argv)
-    message = protocol.message(requests.Hashes(paths=["$(touch canary)"]))
-    assert message == b'46\n{"do": "hashes", "paths": ["$(touch canary)"]}'
+    message = protocol.message(requests.Cancel(job="$(touch canary)"))
+    assert message == b'73\n{"do": "cancel", "job": "$(touch canary)", "grace": null, "launch": null}'
 
 
 def test_program_that_is_sent_is_small() -> None:

@@ -1,6 +1,6 @@
-import hashlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from awsddp.answers import ResultFile
 from awsddp.errors import ConfigError
+from awsddp.jobs.supervisor.manifest import sample
 from awsddp.nodes import results
 from awsddp.nodes.results import PART
 from awsddp.parallel import NodesFailed
@@ -26,13 +27,16 @@ def made(host: Host, name: str, data: bytes, *, home: str | None = None) -> Resu
     path = host.work / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(data)
-    return ResultFile(
-        path=str(path),
-        home=home if home is not None else f"node{host.node}/{name}",
-        size=len(data),
-        sha256=hashlib.sha256(data).hexdigest(),
-        node=host.node,
+    return described(
+        ResultFile(path=str(path), home=home or f"node{host.node}/{name}", size=0, node=host.node)
     )
+
+
+def described(one: ResultFile) -> ResultFile:
+    """Return what an honest node says of a file now."""
+    info = Path(one.path).stat()
+    told = sample(Path(one.path), info.st_size) if Path(one.path).is_file() else None
+    return replace(one, size=info.st_size, modified=info.st_mtime_ns, sample=told)
 
 
 def link_to(home: str, target: str) -> ResultFile:
@@ -42,7 +46,15 @@ def link_to(home: str, target: str) -> ResultFile:
 def pull(
     lab: Lab, wanted: dict[int, list[ResultFile]], target: Path, **settings: object
 ) -> dict[int, NodeFiles]:
-    return results.pull(wanted, target, ssh_config=lab.ssh_config, **settings)  # type: ignore[arg-type]
+    def look(nodes: Collection[int]) -> dict[tuple[int, str], ResultFile]:
+        files = [one for node in nodes for one in wanted[node] if Path(one.path).exists()]
+        return {(one.node, one.path): described(one) for one in files}
+
+    return results.pull(wanted, target, ssh_config=lab.ssh_config, look=look, **settings)  # type: ignore[arg-type]
+
+
+def grown(path: Path, one: ResultFile) -> bool:
+    return sample(path, one.size) == one.sample
 
 
 def job_json(changed: Sequence[ResultFile]) -> dict[str, bytes]:
@@ -85,18 +97,13 @@ def test_the_results_of_all_nodes_come_into_one_folder(lab: MakeLab, target: Pat
     assert said[-1].fraction == 1.0
 
 
-def test_what_came_with_the_list_is_checked_and_not_fetched(lab: MakeLab, target: Path) -> None:
+def test_what_came_with_the_list_is_not_fetched(lab: MakeLab, target: Path) -> None:
     one = lab(1)
     told = made(one.hosts[0], "out/x.pth", b"data")
-    here = replace(told, data=b"data")
     one.hosts[0].stop()
-    assert pull(one, {0: [here]}, target) == {0: NodeFiles(node=0, files=1, bytes=4)}
+    assert pull(one, {0: [replace(told, data=b"data")]}, target) == {0: NodeFiles(node=0, files=1, bytes=4)}
     assert (target / "node0/out/x.pth").read_bytes() == b"data"
-    wrong = replace(here, home="y", data=b"atad", sha256="0" * 64)
-    changed = Changed()
-    assert pull(one, {0: [wrong]}, target, also=changed) == {0: NodeFiles(node=0, files=0, bytes=0)}
-    assert changed == [wrong]
-    assert not (target / "y").exists()
+    assert pull(one, {0: [told]}, target) == {0: NodeFiles(node=0, files=0, bytes=0)}
 
 
 def test_a_second_time_only_what_is_new_comes_and_what_is_at_home_stays(lab: MakeLab, target: Path) -> None:
@@ -131,24 +138,21 @@ def test_nothing_wanted_is_a_folder_all_the_same(lab: MakeLab, target: Path) -> 
     assert tree(target) == {"job.json": b"{}"}
 
 
-def wrong_sha(host: Host) -> ResultFile:
-    return replace(made(host, "x", b"data"), sha256="0" * 64)
+def rewritten(host: Host) -> ResultFile:
+    wanted = made(host, "x", b"data")
+    host.script("rsync", '#!/bin/sh\n/usr/bin/rsync "$@"\nprintf atad > {home}/awsddp/work/x\n')
+    return wanted
 
 
-def wrong_size(host: Host) -> ResultFile:
-    return replace(made(host, "x", b"data"), size=5)
+def torn(host: Host) -> ResultFile:
+    wanted = made(host, "x", b"data" * 1000)
+    host.script("rsync", '#!/bin/sh\n/usr/bin/rsync "$@"\nprintf data >> {home}/awsddp/work/x\n')
+    return wanted
 
 
 def missing(host: Host) -> ResultFile:
     wanted = made(host, "x", b"data")
     Path(wanted.path).unlink()
-    return wanted
-
-
-def link(host: Host) -> ResultFile:
-    wanted = made(host, "x", b"data")
-    Path(wanted.path).rename(host.work / "real")
-    Path(wanted.path).symlink_to("real")
     return wanted
 
 
@@ -164,7 +168,7 @@ def pipe(host: Host) -> ResultFile:
     return wanted
 
 
-@pytest.mark.parametrize("spoil", [wrong_sha, wrong_size, missing, link, folder, pipe])
+@pytest.mark.parametrize("spoil", [rewritten, torn, missing, folder, pipe])
 @pytest.mark.parametrize("there", [False, True])
 def test_what_is_not_as_the_node_said_costs_no_other_file(
     lab: MakeLab, target: Path, spoil: Callable[[Host], ResultFile], there: bool
@@ -183,18 +187,17 @@ def test_what_is_not_as_the_node_said_costs_no_other_file(
     assert tree(target) == old | new
 
 
-def test_of_what_grows_comes_what_was_described(lab: MakeLab, target: Path) -> None:
+def test_of_what_grows_comes_at_least_what_was_described(lab: MakeLab, target: Path) -> None:
     one = lab(1)
     host = one.hosts[0]
     names = ("grown", "rotated", "removed", "shrunk", "whole")
     files = [made(host, name, name.encode() * 1000) for name in names]
-    with (host.work / "grown").open("a") as file:
-        file.write("more")
-    (host.work / "rotated").write_text("new")
     (host.work / "removed").unlink()
-    os.truncate(host.work / "shrunk", 10)
+    words = "cd {home}/awsddp/work; printf more >> grown; printf %9999s >> rotated; printf new > shrunk"
+    host.script("rsync", f'#!/bin/sh\n/usr/bin/rsync "$@"\n{words}\n')
+    (host.work / "rotated").write_text("new" * 2000)
     changed = Changed()
-    came = pull(one, {0: files}, target, grows=True, also=changed)
+    came = pull(one, {0: files}, target, grown=grown, also=changed)
     assert (came, changed) == ({0: NodeFiles(node=0, files=2, bytes=10_000)}, files[1:4])
     assert tree(target / "node0") == {"grown": b"grown" * 1000, "whole": b"whole" * 1000}
     assert [path.name for path in target.iterdir()] == ["node0"]
@@ -205,7 +208,7 @@ def test_a_log_that_is_here_and_longer_is_not_cut(lab: MakeLab, target: Path) ->
     log = made(one.hosts[0], "log", b"one\n", home="logs/rank0.log")
     (target / "logs").mkdir(parents=True)
     (target / "logs/rank0.log").write_bytes(b"one\ntwo\n")
-    assert pull(one, {0: [log]}, target, grows=True) == {0: NodeFiles(node=0, files=0, bytes=0)}
+    assert pull(one, {0: [log]}, target, grown=grown) == {0: NodeFiles(node=0, files=0, bytes=0)}
     assert (target / "logs/rank0.log").read_bytes() == b"one\ntwo\n"
     assert pull(one, {0: [log]}, target) == {0: NodeFiles(node=0, files=1, bytes=4)}
 
@@ -275,8 +278,7 @@ def test_holes_stay_holes_and_do_not_travel(lab: MakeLab, target: Path) -> None:
         stream.truncate(20_000_000)
         stream.seek(10_000_000)
         stream.write(b"data")
-    sha256 = hashlib.sha256((host.work / "holes").read_bytes()).hexdigest()
-    pull(one, {0: [replace(file, size=20_000_000, sha256=sha256, sparse=True)]}, target)
+    pull(one, {0: [replace(described(file), sparse=True)]}, target)
     assert (target / "node0/holes").stat().st_blocks * 512 < 1_000_000
     assert sent.stat().st_size < 200_000
 
@@ -285,7 +287,7 @@ def test_a_disk_without_the_room_is_said_before_anything_comes(
     lab: MakeLab, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=8_400_000))
-    large = ResultFile(path="/x", home="x", size=20_000_000, sha256="0")
+    large = ResultFile(path="/x", home="x", size=20_000_000)
     with pytest.raises(ConfigError, match=r"need 20\.0 MB, .* has 8\.4 MB free"):
         pull(lab(1), {0: [large]}, target)
     assert not target.parent.exists()
@@ -338,32 +340,118 @@ def test_a_node_that_is_gone_is_named_and_home_is_as_it_was(lab: MakeLab, target
 
 def test_the_same_bytes_under_the_same_path_travel_once(lab: MakeLab, target: Path) -> None:
     two = lab(2)
-    wanted = {host.node: [made(host, "deep/model.pt", b"weights")] for host in two.hosts}
-    wanted[0].append(replace(wanted[0][0], home="node0/link to it.pt"))
-    two.hosts[1].stop()
-    assert pull(two, wanted, target) == {
-        0: NodeFiles(node=0, files=1, bytes=7),
+    sent, weights = [counted(host) for host in two.hosts], os.urandom(1_500_000)
+    wanted = {host.node: [made(host, "deep/model.pt", weights)] for host in two.hosts}
+    changed = Changed()
+    assert pull(two, wanted, target, also=changed) == {
+        0: NodeFiles(node=0, files=1, bytes=1_500_000),
         1: NodeFiles(node=1, files=0, bytes=0),
     }
-    copies = [target / name for name in ("node0/deep/model.pt", "node0/link to it.pt", "node1/deep/model.pt")]
-    assert [path.read_bytes() for path in copies] == [b"weights"] * 3
-    assert len({path.stat().st_ino for path in copies}) == 3
-    copies[2].unlink()
-    two.hosts[0].stop()
-    pull(two, wanted, target)
-    assert copies[2].read_bytes() == b"weights"
+    assert changed == []
+    copies = [target / "node0/deep/model.pt", target / "node1/deep/model.pt"]
+    assert [path.read_bytes() for path in copies] == [weights] * 2
+    assert len({path.stat().st_ino for path in copies}) == 2
+    assert sum(path.stat().st_size for path in sent) < 1_600_000
+    copies[0].unlink()
+    pull(two, wanted, target, also=changed)
+    assert copies[0].read_bytes() == weights
+    assert sum(path.stat().st_size for path in sent) < 1_700_000
 
 
 def test_the_same_bytes_under_several_names_travel_once(lab: MakeLab, target: Path) -> None:
     one = lab(1)
     host = one.hosts[0]
-    first = made(host, "last.pth", b"weights" * 100_000)
+    weights = os.urandom(1_500_000)
+    files = [made(host, name, weights) for name in ("last.pth", "copy.pth")]
     sent = counted(host)
     (host.work / "best.pth").hardlink_to(host.work / "last.pth")
-    second = made(host, "best.pth", b"weights" * 100_000)
-    pull(one, {0: [first, second]}, target)
-    assert (target / "node0/last.pth").read_bytes() == (target / "node0/best.pth").read_bytes()
-    assert sent.stat().st_size < 1_000_000
+    files.append(described(replace(files[0], path=str(host.work / "best.pth"), home="node0/best.pth")))
+    pull(one, {0: files}, target)
+    assert {path.read_bytes() for path in (target / "node0").iterdir()} == {weights}
+    assert sent.stat().st_size < 1_700_000
+
+
+def test_what_only_seemed_the_same_comes_as_it_is(lab: MakeLab, target: Path) -> None:
+    one = lab(1)
+    host = one.hosts[0]
+    weights = os.urandom(1_500_000)
+    other = weights[:100_000] + b"other" + weights[100_005:]
+    files = [made(host, "a", weights), made(host, "b", other)]
+    pull(one, {0: [files[0], replace(files[1], sample=files[0].sample)]}, target)
+    assert tree(target / "node0") == {"a": weights, "b": other}
+
+
+def test_a_link_comes_home_as_the_file_that_it_leads_to(lab: MakeLab, target: Path) -> None:
+    one = lab(1)
+    host = one.hosts[0]
+    file = made(host, "real", b"data")
+    for name in ("x", "y"):
+        (host.work / name).symlink_to("real")
+    links = [replace(file, path=str(host.work / name), home=f"node0/{name}") for name in ("x", "y")]
+    pull(one, {0: [file, *links]}, target)
+    assert tree(target / "node0") == {"real": b"data", "x": b"data", "y": b"data"}
+    assert not (target / "node0/x").is_symlink()
+
+
+LIES = """\
+import os, sys
+old, new = (word.encode().decode("unicode_escape").encode("latin-1") for word in sys.argv[1:])
+while data := os.read(0, 65536):
+    open('{root}/lied', 'a').write('x' * (old in data))
+    os.write(1, data.replace(old, new))
+"""
+
+
+@pytest.mark.parametrize(
+    ("true", "lie"),
+    [
+        ("/needle", "/needlz"),
+        ("/needle", "/../../"),
+        ("/needle", "/../../../.."),
+        ("awsddp", "../../"),
+        (r"\xa4\x81", r"\xff\xa1"),  # a file's mode, a link's
+        (r"\xa4\x81", r"\xa4\x11"),  # a pipe's
+    ],
+)
+def test_a_node_whose_rsync_lies_about_names_and_kinds_changes_nothing_else(
+    lab: MakeLab, target: Path, true: str, lie: str
+) -> None:
+    one = lab(1)
+    host = one.hosts[0]
+    wanted = made(host, "needle/x", b"data")
+    Path(wanted.path).chmod(0o644)
+    host.script("lies", LIES)
+    script = f"""#!/bin/sh\n/usr/bin/rsync "$@" | exec python3 '{{root}}/bin/lies' '{true}' '{lie}'\n"""
+    host.script("rsync", script)
+    before = tree(target.parent.parent)
+    with suppress(NodesFailed):
+        pull(one, {0: [wanted]}, target, also=job_json)
+    assert (host.root / "lied").read_text()
+    after = {path: data for path, data in tree(target.parent.parent).items() if data is not None}
+    home = target.relative_to(target.parent.parent).as_posix()
+    new = {path for path in after if before.get(path) != after[path]}
+    ours = {
+        path for path in new if path.startswith((f"{home}/{PART}/node0/", f"{one.folder.name}/", "node0/l"))
+    }
+    assert new - ours <= {f"{home}/job.json"}
+    assert not any(path.is_symlink() for path in target.rglob("*"))
+
+
+@pytest.mark.parametrize("leads", ["{mine}", "{mine}/x", "/etc/hostname", "nowhere"])
+def test_a_file_that_becomes_a_link_is_read_and_written_through_no_link_here(
+    lab: MakeLab, target: Path, tmp_path: Path, leads: str
+) -> None:
+    one = lab(1)
+    host = one.hosts[0]
+    wanted = made(host, "x", b"data")
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "x").write_bytes(b"mine")
+    (host.work / "x").unlink()
+    (host.work / "x").symlink_to(leads.format(mine=mine))
+    pull(one, {0: [wanted]}, target, also=job_json)
+    assert tree(mine) == {"x": b"mine"}
+    assert not any(path.is_symlink() for path in target.rglob("*"))
 
 
 def test_links_come_home_after_the_files_and_replace_what_has_their_name(lab: MakeLab, target: Path) -> None:

@@ -2,6 +2,7 @@ import os
 import subprocess
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -373,8 +374,19 @@ def test_without_rsync_or_ssh_at_home_that_is_said(
     with pytest.raises(ConfigError, match="ssh not found"):
         push(one, home)
     (bin / "ssh").symlink_to("/usr/bin/ssh")
-    with pytest.raises(ConfigError, match="not rsync 3"):
+    with pytest.raises(ConfigError, match=r"not rsync 3\.2\.5"):
         push(one, home)
+    for version, is_late in {
+        "2.6.9": False,
+        "3.2.3": False,
+        "3.2.5": True,
+        "v3.2.7": True,
+        "3.10.0": True,
+    }.items():
+        (bin / "rsync").write_text(f"#!/bin/sh\necho 'rsync  version {version}  protocol version 31'\n")
+        rsync.program.cache_clear()
+        with nullcontext() if is_late else pytest.raises(ConfigError, match="conda install"):
+            assert rsync.program() == str(bin / "rsync")
 
 
 def test_ssh_and_rsync_reach_the_nodes_through_the_ssh_config(lab: MakeLab) -> None:

@@ -241,7 +241,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
         for name in names:  # a node's files are this machine's
             place = Path(words[-1]) / name.lstrip("/")
             place.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(name, place)
+            shutil.copy2(name, place)
 
     monkeypatch.setattr(rsync, "transfer", transfer)
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from awsddp.answers import Hashes
+from awsddp.answers import Slots
 from awsddp.errors import NodeError, UsageError
 from awsddp.jobs import protocol
 from awsddp.jobs.protocol import answers_in_turn, answers_of
@@ -17,12 +17,12 @@ class Nothing(requests.Request["answers.Jobs"]):
 def test_request_that_fails_does_not_keep_a_node_from_the_next_one(world: World) -> None:
     line = world.line()
     line.cut = {1}
-    turns = [Nothing(), requests.State(), requests.Hashes(paths=["/none"])]
+    turns = [Nothing(), requests.State(), requests.Slots()]
     answers = answers_in_turn(line, dict.fromkeys((0, 1), turns))
-    unknown, state, hashes = answers[0]
+    unknown, state, slots = answers[0]
     assert isinstance(unknown, UsageError)
     assert state.jobs == ()
-    assert isinstance(hashes, Hashes)
+    assert isinstance(slots, Slots)
     assert [isinstance(one, NodeError) for one in answers[1]] == [True] * 3
     assert len(line.asked) == 1
 

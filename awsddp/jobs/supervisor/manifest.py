@@ -2,8 +2,8 @@
 
 Three sources: the run folder, the `outputs` that the launch or this request names, and what is new or changed
 in the synced folder since the snapshot that was taken before the ranks started. Paths are text with surrogate
-escapes, so that any bytes in a name survive JSON. Half of a checkpoint is no result: what was read in the
-middle of a write is marked.
+escapes, so that any bytes in a name survive JSON. Half of a checkpoint is no result: what is in the middle of
+a write is marked.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ import stat
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from awsddp.jobs.supervisor.folder import JobFolder
-from awsddp.jobs.supervisor.requests import Fields, Hashes, Manifest, Sparse
+from awsddp.jobs.supervisor.requests import Manifest, Sparse, Told
 from awsddp.jobs.supervisor.walk import file_kind, readlink, real, stamp, walk
 
 EVENTS = "events.out.tfevents."
@@ -30,26 +30,23 @@ OURS = ".awsddp/"
 """Where a job's results hold what only awsddp reads."""
 LIST_BYTES = 48 << 20
 """How long the list of results may be; the client reads no answer of more than 64 MB."""
-HASH_BYTES = 64 << 20
-"""How much is hashed for the list; the client asks for the other hashes once it knows what it fetches."""
 HOLES_BYTES = 1 << 20
 """How much of a file must be holes to be worth the time of a transfer that leaves them out."""
 _INSTANCE_STORE = "Amazon EC2 NVMe Instance Storage"
 _SYSFS = Path("/sys/dev/block")
-_TRIES = 3
+_BLOCK, _BLOCKS = 16 << 10, 8
 _FRESH_SECONDS = 60.0
 
 
-def manifest(request: Manifest, folder: JobFolder | None = None) -> Listed:
+def manifest(request: Manifest, folder: JobFolder | None = None) -> Told:
     """Return the job's results here. Logs of ranks come without data: who watched has them."""
     folder = folder or JobFolder(request.job)
     launched = folder.request()
-    node, excluded = launched.node, _Excluded(request.exclude)
-    found = _Found(f"node{node}", Path(launched.workdir), folder.run, excluded, request.events)
+    node = launched.node
+    found = _Found(node, Path(launched.workdir), folder, request)
     for rank in launched.own_ranks:
         found.add(folder.logs / f"rank{rank}.log", f"logs/rank{rank}.log")
     found.add(folder.logs / f"launcher{node}.log", f"{OURS}launcher{node}.log")
-    found.data_left = request.at_once
     found.add(folder.path / "supervisor.log", f"{OURS}supervisor{node}.log")
     found.add(folder.samples, f"{OURS}samples{node}.json")
     found.add_tree(folder.run, f"{found.node}/run")
@@ -60,52 +57,42 @@ def manifest(request: Manifest, folder: JobFolder | None = None) -> Listed:
     return found.listed()
 
 
-def hashes(request: Hashes) -> dict[str, list[Line]]:
-    """Return {"hashes": [...]}, in the order of `paths`: `size` and `sha256`, or `why` there are none."""
-    read = [_Read(path, _looked_at(path), _hashed_or_why(path)) for path in request.paths]
-    _mark_writing(read)
-    return {"hashes": [one.line for one in read]}
+def sample(path: Path, size: int) -> str:
+    """Return a hash of blocks of the first `size` bytes of a file, of all where they are few. Raises OSError.
+
+    Files that differ in it differ; those that do not are the same in all likelihood.
+    """
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        for at in (*range(0, size, max(_BLOCK, size // _BLOCKS)), max(0, size - _BLOCK)):
+            file.seek(at)
+            digest.update(file.read(min(_BLOCK, size - at)))
+    return digest.hexdigest()
 
 
 class Line(Sparse):
     """A file, a link, or what is skipped, as the list tells of it: with the fields that are set.
 
-    `path` is absolute and without links, `home` where it belongs in the folder of results. A file is
+    `path` is absolute and leads through no link, `home` where it belongs in the folder of results. A file is
     `limited` where it counts against job.results_limit, `ephemeral` where a stop loses it, `sparse` where it
-    has holes, `writing` where it was read in the middle of a write; one that is small has `sha256` and `data`
-    (base64). A link has `target`: where it leads in the folder of results. What is skipped has `why` and
-    `owed`: the job made it, and it is not fetched.
+    has holes, `writing` where it is in the middle of a write; one that is small has `data` (base64). A link
+    has `target`: where it leads in the folder of results. What is skipped has `why` and `owed`: the job made
+    it, and it is not fetched.
     """
 
     path: str = ""
     home: str = ""
     size: int = 0
-    modified: float = 0.0  # s since 1970
+    modified: int = 0  # ns since 1970
     limited: bool = False
     ephemeral: bool = False
     sparse: bool = False
     writing: bool = False
-    sha256: str | None = None
+    sample: str = ""
     data: str | None = None
     target: str = ""
     why: str = ""
     owed: bool = False
-
-
-class Listed(Fields):
-    """The results; `excluded` counts the files and bytes that `exclude` of the request matches."""
-
-    files: list[Line]
-    skipped: list[Line]
-    excluded: Mapping[str, int]
-
-
-class _Read(NamedTuple):
-    """A file, as it was before it was read, and what was read: `line` is sent to the client."""
-
-    path: str
-    before: Any  # an os.stat_result, None where it was not there
-    line: Line
 
 
 class _Excluded:
@@ -126,36 +113,69 @@ class _Excluded:
 
 
 class _Found:
-    def __init__(
-        self, node: str, workdir: Path, run: Path, excluded: _Excluded, events: Mapping[str, int] | None
-    ) -> None:
-        self.node, self._excluded, self._events = node, excluded, events
-        self.hash_left, self.data_left = HASH_BYTES, 0
+    def __init__(self, node: int, workdir: Path, folder: JobFolder, request: Manifest) -> None:
+        self.node, self._excluded, self._events = f"node{node}", _Excluded(request.exclude), request.events
+        self._at_once = self._data_left = request.at_once
+        self._watched = real(folder.logs)
         self._workdir = real(workdir)
-        self._roots = [(real(run), f"{node}/run"), (self._workdir, node)]
+        self._roots = [(real(folder.run), f"{self.node}/run"), (self._workdir, self.node)]
         self._lines: list[Line] = []
         self._skipped: list[Line] = []
         self._homes: dict[Path, str] = {}  # of every file and link that was taken in
         self._parents: dict[Path, Path] = {}
         self._links: list[tuple[Path, str, bool]] = []
-        self._read: list[_Read] = []
-        self._room = LIST_BYTES
-        self._beyond: list[int] = []  # sizes of files
 
-    def listed(self) -> Listed:
-        """Return the answer; what the list has no room for is one line of it.
+    def listed(self) -> Told:
+        """Return the answer: the files as they are now; what the list has no room for is one line of it.
 
-        What was read in the middle of a write is marked, what has no hash yet with its hash.
+        `excluded` counts the files and bytes that `exclude` of the request matches.
         """
-        _mark_writing([one for one in self._read if one.line.sha256])
-        if self._beyond:
-            why = (
-                f"{len(self._beyond)} more files than the list of results has room for; pack them into fewer"
-            )
-            line = Line(path=str(self._workdir), size=sum(self._beyond), why=why, owed=True)
-            self._skipped.append(line)
+        self._settle()
+        room, beyond = LIST_BYTES, []
+
+        def fits(line: Line) -> bool:
+            nonlocal room
+            room -= len(json.dumps(vars(line)))
+            if room < 0 and (line.owed or not (line.why or line.target)):
+                beyond.append(line.size)
+            return room >= 0
+
+        files = [line for line in self._lines if not line.why and fits(line)]
+        skipped = [line for line in self._skipped if fits(line)]
+        if beyond:
+            why = f"{len(beyond)} more files than the list of results has room for; pack them into fewer"
+            skipped.append(Line(path=str(self._workdir), size=sum(beyond), why=why, owed=True))
         excluded = {"files": self._excluded.files, "size": self._excluded.size}
-        return Listed(files=self._lines, skipped=self._skipped, excluded=excluded)
+        return Told(files=files, skipped=skipped, excluded=excluded)
+
+    def _settle(self) -> None:
+        """Read the files, and mark those that may be in the middle of a write.
+
+        That is what a process has opened for writing, other than to append. What has changed since it was
+        read comes without data.
+        """
+        files = [line for line in self._lines if not line.target and self._read(line)]
+        opened = _opened()
+        for line in files:
+            _mark(line, opened)
+
+    def _read(self, line: Line) -> bool:
+        """Describe a file, and take in its data where that is little. One that cannot be read is skipped."""
+        path = Path(line.path)
+        try:
+            info = path.stat()
+            line.size, line.modified = info.st_size, info.st_mtime_ns
+            if self._at_once:
+                line.sample = sample(path, line.size)
+            if line.size <= self._data_left and path.parent != self._watched:
+                with path.open("rb") as file:
+                    line.data = base64.b64encode(file.read(line.size)).decode()
+                self._data_left -= line.size
+        except OSError as error:
+            line.why = error.strerror or str(error)
+            if not isinstance(error, FileNotFoundError):
+                self.skip(path, line.why, owed=True)
+        return not line.why
 
     def add(self, path: Path, home: str, *, limited: bool = False) -> None:
         """Take in one file, or keep a link for later; each path once."""
@@ -180,7 +200,7 @@ class _Found:
 
     def _is_new_event(self, name: str, home: str, info: os.stat_result) -> bool:
         """Tell whether a file is an event file that has grown, and still comes with the list."""
-        fits = stat.S_ISREG(info.st_mode) and info.st_size <= self.data_left
+        fits = stat.S_ISREG(info.st_mode) and info.st_size <= self._data_left
         return name.startswith(EVENTS) and fits and (self._events or {}).get(home) != info.st_size
 
     def add_tree(self, top: Path, home: str) -> None:
@@ -238,7 +258,7 @@ class _Found:
 
     def skip(self, path: Path, why: str, *, owed: bool = False) -> None:
         """Name what is not fetched. `owed`: the job made it, so that the node must be kept."""
-        self._append(self._skipped, Line(path=str(path), size=0, why=why, owed=owed), needed=owed)
+        self._skipped.append(Line(path=str(path), size=0, why=why, owed=owed))
 
     def _add_link(self, path: Path, home: str, limited: bool) -> None:
         """A link to what is fetched stays a link, else it becomes the file that it points to."""
@@ -246,38 +266,21 @@ class _Found:
         inside = self._homes.get(target) or self._home(target)
         if inside is not None and (target in self._homes or not target.is_file() or self._excludes(target)):
             shown = self._homes.get(first) or (self._home(first) if real(first) == target else None)
-            line = Line(path=str(path), home=home, size=0, target=shown or inside)
-            self._append(self._lines, line, needed=False)
+            self._lines.append(Line(path=str(path), home=home, size=0, target=shown or inside))
         elif target.is_file():
-            self._add_file(target, home, target.stat(), limited)
+            self._add_file(path, home, target.stat(), limited)
         elif target.is_dir():
             self.skip(path, f"a link to the folder {target}; it is fetched if an --output names it")
         else:
             self.skip(path, f"a link to {target}, which is not a file")
 
     def _add_file(self, path: Path, home: str, info: os.stat_result, limited: bool) -> None:
-        line = Line(path=str(path), home=home, size=info.st_size, limited=limited, modified=info.st_mtime)
+        line = Line(path=str(path), home=home, size=info.st_size, limited=limited)
         if info.st_size - info.st_blocks * 512 >= HOLES_BYTES:
             line.sparse = True
-        if not home.startswith(("logs/", OURS)):  # they are only appended to
-            self._read.append(_Read(str(path), info, line))
         if is_ephemeral(info.st_dev):
             line.ephemeral = True
-        if info.st_size <= self.hash_left:
-            line.take(_hashed(path, at_once=self.data_left))
-            self.hash_left -= line.size
-            self.data_left -= line.size if line.data is not None else 0
-        elif not os.access(str(path), os.R_OK):
-            self.skip(path, os.strerror(13), owed=True)
-            return
-        self._append(self._lines, line, needed=True)
-
-    def _append(self, lines: list[Line], line: Line, *, needed: bool) -> None:
-        self._room -= len(json.dumps(vars(line)))
-        if self._room > 0:
-            lines.append(line)
-        elif needed:
-            self._beyond.append(line.size)
+        self._lines.append(line)
 
     def _home(self, path: Path) -> str | None:
         """Return where a path without links belongs, None for one that is not fetched."""
@@ -302,27 +305,6 @@ class _Found:
         return f"{self.node}/outside{path}"
 
 
-def _hashed_or_why(path: str) -> Line:
-    try:
-        return _hashed(Path(path))
-    except OSError as error:
-        return Line(why=error.strerror or str(error))
-
-
-def _hashed(path: Path, *, at_once: int = -1) -> Line:
-    """Return size and hash of what was read, as a file may grow meanwhile; `data` up to `at_once` bytes."""
-    digest, size, read = hashlib.sha256(), 0, b""
-    with path.open("rb") as file:
-        for block in iter(lambda: file.read(1 << 20), b""):
-            digest.update(block)
-            size += len(block)
-            read = block if size == len(block) else b""
-    found = Line(size=size, sha256=digest.hexdigest())
-    if size <= at_once:
-        found.data = base64.b64encode(read).decode()
-    return found
-
-
 @functools.lru_cache  # a request asks once a file, for few devices
 def is_ephemeral(device: int, sysfs: Path = _SYSFS) -> bool:
     """Tell whether a device (st_dev) is instance store, or made of it, as DLAMIs do at /opt/dlami/nvme."""
@@ -337,34 +319,17 @@ def _is_instance_store(block: Path) -> bool:
     return any(path.is_file() and path.read_text().strip() == _INSTANCE_STORE for path in models)
 
 
-def _looked_at(path: str) -> os.stat_result | None:
-    """Return the state of a file, None where it cannot be had."""
+def _mark(line: Line, opened: Mapping[tuple[int, int], bool]) -> None:
+    """Mark a file that is in the middle of a write. Logs are only appended to."""
     try:
-        return os.stat(path)  # noqa: PTH116 (a path may hold any bytes)
+        now = Path(line.path).stat()
     except OSError:
-        return None
-
-
-def _mark_writing(read: list[_Read]) -> None:
-    """Set `writing` in the lines of files that may have been read in the middle of a write.
-
-    That is one that a process has opened for writing, other than to append, and one that has changed since
-    before it was read. Of the latter the write may be over: it is read again.
-    """
-    for _ in range(_TRIES):
-        opened, changed = _opened(), []
-        for path, before, line in read:
-            now = _looked_at(path)
-            if before is None or now is None:
-                continue
-            line.writing = opened.get(_id(now)) is False or _is_fresh_of_another(now)
-            if not line.writing and _id(now) not in opened and _state(now) != _state(before):
-                line.writing = True
-                changed.append(_Read(path, now, line))
-        for path, _, line in changed:
-            line.data = None
-            line.take(_hashed_or_why(path))
-        read = changed
+        return
+    appends = opened.get((now.st_dev, now.st_ino))
+    if not line.home.startswith(("logs/", OURS)) and (appends is False or _is_fresh_of_another(now)):
+        line.writing = True
+    if not appends and (now.st_size, now.st_mtime_ns) != (line.size, line.modified):
+        line.data = None
 
 
 def _opened() -> dict[tuple[int, int], bool]:
@@ -379,18 +344,11 @@ def _opened() -> dict[tuple[int, int], bool]:
             if stat.S_ISREG(info.st_mode):
                 details = (descriptor.parent.parent / "fdinfo" / descriptor.name).read_text()
                 appends = bool(int(details.split("flags:")[1].split()[0], 8) & os.O_APPEND)
-                files[_id(info)] = appends and files.get(_id(info), True)
+                key = (info.st_dev, info.st_ino)
+                files[key] = appends and files.get(key, True)
         except (OSError, LookupError, ValueError):
             continue
     return files
-
-
-def _id(info: os.stat_result) -> tuple[int, int]:
-    return info.st_dev, info.st_ino
-
-
-def _state(info: os.stat_result) -> tuple[int, int, int, int]:
-    return (*_id(info), info.st_size, info.st_mtime_ns)
 
 
 def _is_fresh_of_another(info: os.stat_result) -> bool:

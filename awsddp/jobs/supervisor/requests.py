@@ -205,6 +205,8 @@ class Stacks(Request["answers.Stacks"]):
 class Manifest(Request["answers.Manifest"]):
     """The results of a job on the node (manifest.py); small ones come with the list, `at_once` bytes in all.
 
+    With 0 none is read: the list says what there is.
+
     `ranks` are those of the job, each with its node: a node may name the logs of its own. `outputs` are paths
     beside those of the launch, `exclude` the patterns of `files.exclude_patterns`. With `events` (sizes at
     home by place) only TensorBoard's event files of another size, whole.
@@ -217,13 +219,6 @@ class Manifest(Request["answers.Manifest"]):
     exclude: Sequence[Sequence[Any]] = ()
     at_once: int = 256 << 10
     events: Mapping[str, int] | None = None
-
-
-class Hashes(Request["answers.Hashes"]):
-    """Size and sha256 of files."""
-
-    module = "manifest"
-    paths: Sequence[str]
 
 
 class Probe(Request["answers.Probed"]):
