@@ -211,13 +211,12 @@ def _dial(endpoint: Endpoint, jump: Jump | None, left_s: float) -> Line:
             return jump.dial(endpoint.host, endpoint.port, min(jump.dial_s, left_s))
         line = socket.create_connection((endpoint.host, endpoint.port), min(_DIAL_S, left_s))
     except OSError as error:
-        late = isinstance(error, TimeoutError)
+        why = "no answer" if isinstance(error, TimeoutError) else error.strerror or str(error)
         if jump is not None:
-            why, message = "no answer" if late else str(error), f"unreachable through {jump.name}"
+            message = f"unreachable through {jump.name}"
             raise endpoint.failure("no route", message, why, jump.advice) from error
         if isinstance(error, ConnectionRefusedError):
-            raise endpoint.failure("refused", "no sshd is listening", "connection refused") from error
-        why = "no answer" if late else error.strerror or str(error)
+            raise endpoint.failure("refused", "no sshd is listening", why) from error
         raise endpoint.failure("no route", "unreachable", why) from error
     line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # else each command waits 40 ms for an ACK
     if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux: a peer that acknowledges nothing is gone

@@ -260,7 +260,7 @@ class Fleet:
             self._drop(node)
         try:
             if self.login.jump is not None:
-                self.login.jump.reach(deadline_s=deadline_s if partial else 0)
+                self.login.jump.reach()
             outcomes = run_on_nodes(work, chosen, meanwhile=self.meanwhile, on_event=self.on_event)
         except JumpFailure as failure:
             if not partial:
