@@ -4,7 +4,7 @@ import contextlib
 import logging
 import shlex
 import socket
-import stat
+import subprocess
 import threading
 import time
 from collections.abc import Collection
@@ -18,7 +18,7 @@ import paramiko
 
 from awsddp.errors import ConfigError, NodeError
 from awsddp.nodes import hostkeys
-from awsddp.nodes.failures import NodeFailure
+from awsddp.nodes.failures import NodeFailure, find_program, tail
 from awsddp.nodes.login import Endpoint, Jump, Line, Login
 from awsddp.parallel import ignore, soon
 from awsddp.report import Event, OnEvent, node_name
@@ -88,32 +88,22 @@ def check_own_key(path: Path, *, name: str, public: str) -> None:
     `public` is its public half as EC2 has it, "" where that is not told. Raises ConfigError.
     """
     place, file = f"access.key_file: {path}", shlex.quote(str(path))
-    try:
-        mode = path.stat().st_mode
-        key = paramiko.PKey.from_path(path)
-    except FileNotFoundError as error:
-        raise ConfigError(f"{place} is not a file", "", f"name the private half of {name}") from error
-    except TypeError as error:  # this is how cryptography asks for one
+    program = find_program("ssh-keygen", f"it checks {place}", "install openssh-client")
+    read = subprocess.run(
+        [program, "-y", "-P", "", "-f", path], stdin=subprocess.DEVNULL, capture_output=True, text=True
+    )
+    if read.returncode != 0:
         raise ConfigError(
-            f"{place} is protected by a passphrase",
-            "a job runs unattended, so it cannot be entered",
-            f"ssh-keygen -p -N '' -f {file}   # on a copy for awsddp; or omit access.key_file: each cluster "
-            "then has a key of its own",
-        ) from error
-    except Exception as error:  # what reads keys has no error of its own
-        raise ConfigError(
-            f"{place} cannot be read as a private key", str(error), f"name the private half of {name}"
-        ) from error
-    if mode & 0o077:
-        raise ConfigError(
-            f"{place} can be read by others on this machine",
-            f"its mode is {stat.S_IMODE(mode):04o}: ssh refuses such a key",
-            f"chmod 600 {file}",
+            f"{place} cannot be used as the private half of {name}",
+            tail(read.stderr),
+            f"chmod 600 {file}   # only you may be able to read it\n"
+            f"ssh-keygen -p -N '' -f {file}   # unattended jobs enter no passphrase: on a copy",
         )
-    if public and key.get_base64() != public.split()[1]:
+    own = " ".join(read.stdout.split()[:2])
+    if public and own != " ".join(public.split()[:2]):
         raise ConfigError(
             f"{place} is not the private half of {name}",
-            f"EC2 has another public key under that name; that of the file is {_public(key)}",
+            f"EC2 has another public key under that name; that of the file is {own}",
             "name the right file; its name is that of the key pair: aws ec2 describe-key-pairs",
         )
 
