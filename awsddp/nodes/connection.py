@@ -16,7 +16,7 @@ from queue import SimpleQueue
 
 import paramiko
 
-from awsddp.errors import ConfigError, NodeError
+from awsddp.errors import ConfigError
 from awsddp.nodes import hostkeys
 from awsddp.nodes.failures import NodeFailure, find_program, tail
 from awsddp.nodes.login import Endpoint, Jump, Line, Login
@@ -66,6 +66,10 @@ class Connection:
             self.line.socket.shutdown(socket.SHUT_RDWR)
         self.transport.close()
         self.line.close()
+
+
+Preconnect = dict[Endpoint, Future[Connection]]
+"""Connections that are being opened, by endpoint; who takes one removes it."""
 
 
 def load_key(path: Path) -> paramiko.PKey:
@@ -142,34 +146,20 @@ def connect(
         pause = min(1.0 if login.jump else 0.3, pause * 1.3)  # over a jump host each try is a process
 
 
-class Preconnect:
-    """Connections to nodes at their last known addresses: one attempt each, all at once.
+def preconnect(endpoints: Collection[Endpoint], login: Login) -> Preconnect:
+    """Begin to connect to nodes at their last known addresses: one attempt each, all at once.
 
-    `take` hands one out, `close` cuts the others. Host keys are checked as always. Raises ConfigError for an
-    invalid login key.
+    Host keys are checked as always; a connection that nobody takes gets `cut` as its callback. Raises
+    ConfigError for an invalid login key.
     """
-
-    def __init__(self, endpoints: Collection[Endpoint], login: Login) -> None:
-        self._begun: dict[Endpoint, Future[Connection]] = {}
-        if endpoints:
-            once = threading.Event()
-            once.set()
-            connected = partial(connect, key=load_key(login.key), login=login, deadline_s=_EARLY_S)
-            self._begun = {one: soon(connected, one, stop=once, on_event=ignore) for one in endpoints}
-
-    def take(self, endpoint: Endpoint) -> Connection | None:
-        """Wait for the connection to this endpoint and return it; None if there is none or it failed."""
-        with contextlib.suppress(KeyError, NodeError):
-            return self._begun.pop(endpoint).result()
-        return None
-
-    def close(self) -> None:
-        """Cut the connections that were not taken, and those that are still being opened."""
-        for begun in self._begun.values():
-            begun.add_done_callback(_cut)
+    once = threading.Event()
+    once.set()
+    connected = partial(connect, key=load_key(login.key), login=login, deadline_s=_EARLY_S)
+    return {one: soon(connected, one, stop=once, on_event=ignore) for one in endpoints}
 
 
-def _cut(begun: Future[Connection]) -> None:
+def cut(begun: Future[Connection]) -> None:
+    """Cut a connection that was opened for nothing: what to do where it is done."""
     if begun.exception() is None:
         begun.result().drop()
 
