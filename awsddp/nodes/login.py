@@ -181,8 +181,8 @@ class Jump:
         """Return the error of a login that failed: in ssh's own words, with what to type."""
         destination, port = jump_host(self.name)
         next = f"ssh {f'-p {port} ' if port else ''}{destination}   # {_HOW}"
-        if "too long" in said:  # the path of the socket
-            next = "set a shorter AWSDDP_HOME"
+        if "ControlPath" in said or "unix_listener" in said:  # the socket that is to share the connection
+            next = "set another AWSDDP_HOME: a shorter path, on a disk that holds sockets"
         return JumpFailure(f"network.jump: cannot log in to {self.name}", said, next)
 
 

@@ -34,9 +34,9 @@ WORK = "work"
 AT_ONCE_BYTES = 1 << 20
 """How much a node gets over its open connection, the rest goes by rsync.
 
-Both are needed. To two local nodes, on two cores: 1 kB in 0.10 s (rsync: 0.41 s; 0.13 s where its ssh shares an
-open connection), 100 ms away in 1.1 s (3.8 s; 2.1 s). But 256 MB take 10.8 s (4.8 s), as paramiko needs more
-than twice the CPU of ssh for each byte.
+Both are needed. To two local nodes, on two cores: 1 kB in 0.10 s (rsync: 0.41 s; 0.13 s where its ssh shares
+an open connection), 100 ms away in 1.1 s (3.8 s; 2.1 s). But 256 MB take 10.8 s (4.8 s), as paramiko needs
+more than twice the CPU of ssh for each byte.
 """
 LARGE_BYTES = 100e6
 """From when on it is said how much goes to a node."""

@@ -266,7 +266,7 @@ def test_a_folder_whose_path_is_too_long_for_a_socket_is_named(bastion: Bastion,
     with pytest.raises(JumpFailure, match="bastion") as caught:
         Jump(name="bastion", folder=folder).reach()
     assert "too long" in caught.value.why
-    assert "shorter AWSDDP_HOME" in caught.value.next
+    assert "AWSDDP_HOME: a shorter path" in caught.value.next
 
 
 @pytest.mark.parametrize(
