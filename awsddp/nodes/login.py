@@ -27,7 +27,7 @@ from awsddp.errors import ConfigError, NodeError
 from awsddp.nodes.failures import Layer, NodeFailure, find_program
 from awsddp.report import node_name
 from awsddp.resources import render
-from awsddp.state import make_folder
+from awsddp.state import make_folder, open_to_append
 from awsddp.values import jump_host
 
 # Nothing is asked, as nobody may be there to answer, and no host key is ever added.
@@ -126,7 +126,7 @@ class Jump:
         """Log in to the jump host, unless a connection to it is kept. Raises JumpFailure, ConfigError."""
         find_program("ssh", f"the jump host {self.name} needs it", "install openssh-client")
         make_folder(self.folder)
-        with self.log.open("a+", encoding="utf-8", errors="replace") as log:
+        with open_to_append(self.log) as log:
             fcntl.flock(log, fcntl.LOCK_EX)  # commands that begin at once log in once
             if _ended(self._words("-O", "check")) == 0:
                 return
@@ -135,7 +135,7 @@ class Jump:
             ended = _ended(self._words("-o", "LogLevel=INFO", "-E", os.fspath(self.log), "-N"))
             if ended != 0 and _ended(self._words("-O", "check")) != 0:
                 log.seek(0)
-                raise self._failure(log.read().strip() or f"no answer within {_OPEN_S:.0f} s")
+                raise self._failure(log.read().decode(errors="replace").strip() or "no answer")
 
     def dial(self, host: str, port: int, timeout_s: float) -> Line:
         """Return a line to a port of a node, on which the other side has begun to speak.
