@@ -176,7 +176,8 @@ def _attempt(endpoint: Endpoint, key: paramiko.PKey, login: Login, left_s: float
         timeout_s = min(_HANDSHAKE_S, left_s)
         transport.banner_timeout = transport.handshake_timeout = transport.auth_timeout = timeout_s
         _shake_hands(endpoint, transport, accepted)
-        shown = _public(transport.get_remote_server_key())
+        public = transport.get_remote_server_key()
+        shown = f"{public.get_name()} {public.get_base64()}"
         if shown not in accepted:
             raise endpoint.failure("host key", "host key mismatch", f"it showed: {shown}")
         _log_in(endpoint, transport, key)
@@ -227,7 +228,3 @@ def _log_in(endpoint: Endpoint, transport: paramiko.Transport, key: paramiko.PKe
         if not transport.is_active():  # as pam_nologin does while "System is booting up"
             raise endpoint.failure("banner", "connection closed during login", why) from error
         raise endpoint.failure("login", f"login refused for {endpoint.user}", why) from error
-
-
-def _public(key: paramiko.PKey) -> str:
-    return f"{key.get_name()} {key.get_base64()}"

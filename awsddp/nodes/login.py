@@ -94,6 +94,11 @@ class Jump:
         "its sshd_config must allow it: AllowTcpForwarding, and PermitOpen where there is one"
     )
     """What to do about such a refusal."""
+    advice: ClassVar[str] = (
+        "network.ssh_cidr must hold the address, or the group, of the jump host as the nodes see it\n"
+        "awsddp status   # whether the machine runs"
+    )
+    """What to look at where it does not reach a node."""
 
     @property
     def socket(self) -> Path:
@@ -104,14 +109,6 @@ class Jump:
     def log(self) -> Path:
         """Why the connection, or a line over it, was refused."""
         return self.socket.with_suffix(".log")
-
-    @property
-    def advice(self) -> str:
-        """What to look at where it does not reach a node."""
-        return (
-            f"network.ssh_cidr must hold the address, or the group, of {self.name} as the nodes see it\n"
-            "awsddp status   # whether the machine runs"
-        )
 
     def carrier(self, host: str, port: int | str) -> list[str]:
         """Return the command line whose stdin and stdout are a port of a node. Raises ConfigError."""
@@ -212,14 +209,10 @@ class Ssm(Jump):
         "usage:",
     )
     remedy: ClassVar[str] = "awsddp doctor --iam-policy   # prints the rights that it needs"
-
-    @property
-    def advice(self) -> str:
-        """What to look at where it does not reach a node."""
-        return (
-            "the role of access.instance_profile needs AmazonSSMManagedInstanceCore, and the node a way to "
-            "Systems Manager: a route out, or VPC endpoints"
-        )
+    advice: ClassVar[str] = (
+        "the role of access.instance_profile needs AmazonSSMManagedInstanceCore, and the node a way to "
+        "Systems Manager: a route out, or VPC endpoints"
+    )
 
     def carrier(self, host: str, port: int | str) -> list[str]:
         """Return the command line whose stdin and stdout are a port of the node with this instance id."""
