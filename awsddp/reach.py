@@ -159,19 +159,19 @@ def login(cluster: "Cluster", record: Record | None = None) -> "Login":
 
 
 @contextlib.contextmanager
-def preconnected(cluster: "Cluster", record: Record | None) -> "Iterator[Preconnect | None]":
+def preconnected(cluster: "Cluster", record: Record | None) -> "Iterator[Preconnect]":
     """Begin to connect to the last known addresses, for as long as the context; over a jump host do not."""
-    from awsddp.nodes.connection import Preconnect
+    from awsddp.nodes.connection import cut, preconnect
 
-    how = None
+    begun: Preconnect = {}
     with contextlib.suppress(OSError, ConfigError):
-        how = login(cluster, record) if record is not None else None
-    if record is None or how is None or how.jump is not None:
-        yield None
-        return
-    endpoints = _endpoints(record, record.prepared, record.addresses)
-    with contextlib.closing(Preconnect(endpoints, how)) as made:
-        yield made
+        if record is not None and (how := login(cluster, record)).jump is None:
+            begun = preconnect(_endpoints(record, record.prepared, record.addresses), how)
+    try:
+        yield begun
+    finally:
+        for connection in begun.values():
+            connection.add_done_callback(cut)
 
 
 def fleet_of(
@@ -190,7 +190,7 @@ def fleet_of(
         login(cluster),
         deadline_s=deadline_s,
         partial=partial,
-        preconnect=cluster.preconnect,
+        preconnect=cluster.preconnect or {},
         meanwhile=meanwhile,
         on_event=cluster.on_event,
     )

@@ -6,11 +6,10 @@ which paths differ here, and which an earlier sync sent and home did not name no
     in:   <kind> <mode> <size> <mtime in ns> <path> NUL       kind f, d or l
     out:  NUL, changed <path> NUL ... , missing <path> NUL ...
 
-With the second word `receive` it reads records too, each followed by `size` bytes, what the file or link
-holds, puts them in place, each at once, and answers NUL, received NUL.
-
-With the second word `remove` it reads paths that are to be removed: only what an earlier sync sent, and while
-it is as it was sent. What this node made or changed stays. May be repeated and interrupted.
+With the second word `change` it reads paths that are to be removed, with NUL between them, NUL, NUL, and
+then records, each followed by `size` bytes, what the file or link holds. It removes only what an earlier sync
+sent, and while it is as it was sent: what this node made or changed stays. Then it puts the records in place,
+each at once. What fails is told on stderr. May be repeated and interrupted.
 """
 
 # File names are bytes here, which pathlib does not take.
@@ -150,12 +149,11 @@ def put(path, kind, mode, mtime, held):
 def main():
     """Answer on stdout."""
     data = sys.stdin.buffer.read()
-    if sys.argv[2:] == ["receive"]:
-        receive(data)
-        sys.stdout.buffer.write(b"\0received\0")
-        return
-    if sys.argv[2:] == ["remove"]:
-        remove([path for path in data.split(b"\0") if path])
+    if sys.argv[2:]:
+        gone, _, held = data.partition(b"\0\0")
+        if gone:
+            remove(gone.split(b"\0"))
+        receive(held)
         return
     changed, missing = compare(records(data))
     out = sys.stdout.buffer
@@ -166,4 +164,7 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except OSError as error:
+        sys.exit(str(error))

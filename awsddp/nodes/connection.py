@@ -4,7 +4,7 @@ import contextlib
 import logging
 import shlex
 import socket
-import stat
+import subprocess
 import threading
 import time
 from collections.abc import Collection
@@ -16,9 +16,9 @@ from queue import SimpleQueue
 
 import paramiko
 
-from awsddp.errors import ConfigError, NodeError
+from awsddp.errors import ConfigError
 from awsddp.nodes import hostkeys
-from awsddp.nodes.failures import NodeFailure
+from awsddp.nodes.failures import NodeFailure, find_program, tail
 from awsddp.nodes.login import Endpoint, Jump, Line, Login
 from awsddp.parallel import ignore, soon
 from awsddp.report import Event, OnEvent, node_name
@@ -68,6 +68,10 @@ class Connection:
         self.line.close()
 
 
+Preconnect = dict[Endpoint, Future[Connection]]
+"""Connections that are being opened, by endpoint; who takes one removes it."""
+
+
 def load_key(path: Path) -> paramiko.PKey:
     """Return the login key in the file `path`. Raises ConfigError."""
     try:
@@ -88,32 +92,22 @@ def check_own_key(path: Path, *, name: str, public: str) -> None:
     `public` is its public half as EC2 has it, "" where that is not told. Raises ConfigError.
     """
     place, file = f"access.key_file: {path}", shlex.quote(str(path))
-    try:
-        mode = path.stat().st_mode
-        key = paramiko.PKey.from_path(path)
-    except FileNotFoundError as error:
-        raise ConfigError(f"{place} is not a file", "", f"name the private half of {name}") from error
-    except TypeError as error:  # this is how cryptography asks for one
+    program = find_program("ssh-keygen", f"it checks {place}", "install openssh-client")
+    read = subprocess.run(
+        [program, "-y", "-P", "", "-f", path], stdin=subprocess.DEVNULL, capture_output=True, text=True
+    )
+    if read.returncode != 0:
         raise ConfigError(
-            f"{place} is protected by a passphrase",
-            "a job runs unattended, so it cannot be entered",
-            f"ssh-keygen -p -N '' -f {file}   # on a copy for awsddp; or omit access.key_file: each cluster "
-            "then has a key of its own",
-        ) from error
-    except Exception as error:  # what reads keys has no error of its own
-        raise ConfigError(
-            f"{place} cannot be read as a private key", str(error), f"name the private half of {name}"
-        ) from error
-    if mode & 0o077:
-        raise ConfigError(
-            f"{place} can be read by others on this machine",
-            f"its mode is {stat.S_IMODE(mode):04o}: ssh refuses such a key",
-            f"chmod 600 {file}",
+            f"{place} cannot be used as the private half of {name}",
+            tail(read.stderr),
+            f"chmod 600 {file}   # only you may be able to read it\n"
+            f"ssh-keygen -p -N '' -f {file}   # unattended jobs enter no passphrase: on a copy",
         )
-    if public and key.get_base64() != public.split()[1]:
+    own = " ".join(read.stdout.split()[:2])
+    if public and own != " ".join(public.split()[:2]):
         raise ConfigError(
             f"{place} is not the private half of {name}",
-            f"EC2 has another public key under that name; that of the file is {_public(key)}",
+            f"EC2 has another public key under that name; that of the file is {own}",
             "name the right file; its name is that of the key pair: aws ec2 describe-key-pairs",
         )
 
@@ -152,34 +146,20 @@ def connect(
         pause = min(1.0 if login.jump else 0.3, pause * 1.3)  # over a jump host each try is a process
 
 
-class Preconnect:
-    """Connections to nodes at their last known addresses: one attempt each, all at once.
+def preconnect(endpoints: Collection[Endpoint], login: Login) -> Preconnect:
+    """Begin to connect to nodes at their last known addresses: one attempt each, all at once.
 
-    `take` hands one out, `close` cuts the others. Host keys are checked as always. Raises ConfigError for an
-    invalid login key.
+    Host keys are checked as always; a connection that nobody takes gets `cut` as its callback. Raises
+    ConfigError for an invalid login key.
     """
-
-    def __init__(self, endpoints: Collection[Endpoint], login: Login) -> None:
-        self._begun: dict[Endpoint, Future[Connection]] = {}
-        if endpoints:
-            once = threading.Event()
-            once.set()
-            connected = partial(connect, key=load_key(login.key), login=login, deadline_s=_EARLY_S)
-            self._begun = {one: soon(connected, one, stop=once, on_event=ignore) for one in endpoints}
-
-    def take(self, endpoint: Endpoint) -> Connection | None:
-        """Wait for the connection to this endpoint and return it; None if there is none or it failed."""
-        with contextlib.suppress(KeyError, NodeError):
-            return self._begun.pop(endpoint).result()
-        return None
-
-    def close(self) -> None:
-        """Cut the connections that were not taken, and those that are still being opened."""
-        for begun in self._begun.values():
-            begun.add_done_callback(_cut)
+    once = threading.Event()
+    once.set()
+    connected = partial(connect, key=load_key(login.key), login=login, deadline_s=_EARLY_S)
+    return {one: soon(connected, one, stop=once, on_event=ignore) for one in endpoints}
 
 
-def _cut(begun: Future[Connection]) -> None:
+def cut(begun: Future[Connection]) -> None:
+    """Cut a connection that was opened for nothing: what to do where it is done."""
     if begun.exception() is None:
         begun.result().drop()
 
@@ -196,7 +176,8 @@ def _attempt(endpoint: Endpoint, key: paramiko.PKey, login: Login, left_s: float
         timeout_s = min(_HANDSHAKE_S, left_s)
         transport.banner_timeout = transport.handshake_timeout = transport.auth_timeout = timeout_s
         _shake_hands(endpoint, transport, accepted)
-        shown = _public(transport.get_remote_server_key())
+        public = transport.get_remote_server_key()
+        shown = f"{public.get_name()} {public.get_base64()}"
         if shown not in accepted:
             raise endpoint.failure("host key", "host key mismatch", f"it showed: {shown}")
         _log_in(endpoint, transport, key)
@@ -211,13 +192,12 @@ def _dial(endpoint: Endpoint, jump: Jump | None, left_s: float) -> Line:
             return jump.dial(endpoint.host, endpoint.port, min(jump.dial_s, left_s))
         line = socket.create_connection((endpoint.host, endpoint.port), min(_DIAL_S, left_s))
     except OSError as error:
-        late = isinstance(error, TimeoutError)
+        why = "no answer" if isinstance(error, TimeoutError) else error.strerror or str(error)
         if jump is not None:
-            why, message = "no answer" if late else str(error), f"unreachable through {jump.name}"
+            message = f"unreachable through {jump.name}"
             raise endpoint.failure("no route", message, why, jump.advice) from error
         if isinstance(error, ConnectionRefusedError):
-            raise endpoint.failure("refused", "no sshd is listening", "connection refused") from error
-        why = "no answer" if late else error.strerror or str(error)
+            raise endpoint.failure("refused", "no sshd is listening", why) from error
         raise endpoint.failure("no route", "unreachable", why) from error
     line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # else each command waits 40 ms for an ACK
     if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux: a peer that acknowledges nothing is gone
@@ -248,7 +228,3 @@ def _log_in(endpoint: Endpoint, transport: paramiko.Transport, key: paramiko.PKe
         if not transport.is_active():  # as pam_nologin does while "System is booting up"
             raise endpoint.failure("banner", "connection closed during login", why) from error
         raise endpoint.failure("login", f"login refused for {endpoint.user}", why) from error
-
-
-def _public(key: paramiko.PKey) -> str:
-    return f"{key.get_name()} {key.get_base64()}"

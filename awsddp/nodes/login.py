@@ -8,6 +8,7 @@ https://docs.aws.amazon.com/systems-manager/latest/userguide/session-manager-get
 """
 
 import contextlib
+import fcntl
 import hashlib
 import os
 import platform
@@ -17,7 +18,6 @@ import signal
 import socket
 import subprocess
 import tempfile
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +27,7 @@ from awsddp.errors import ConfigError, NodeError
 from awsddp.nodes.failures import Layer, NodeFailure, find_program
 from awsddp.report import node_name
 from awsddp.resources import render
-from awsddp.state import make_folder
+from awsddp.state import make_folder, open_to_append
 from awsddp.values import jump_host
 
 # Nothing is asked, as nobody may be there to answer, and no host key is ever added.
@@ -46,48 +46,17 @@ _OPTIONS = (
     "ControlMaster=auto",
     "ControlPersist=30",
 )
-_LONGEST = 86  # of a socket's path: 104 at the least, less what ssh adds to it while it is made
 _OPEN_S = 60.0
-_AGAIN_S = 1.0
+_REFUSED = "open failed: "
+_HOW = (
+    "must ask nothing: compare its fingerprint and accept it; ssh-add KEY, or User and IdentityFile in "
+    "~/.ssh/config"
+)
 PLUGIN = "session-manager-plugin"
 _PACKAGES = "https://s3.amazonaws.com/session-manager-downloads/plugin/latest"
 _KEY = (
     "https://docs.aws.amazon.com/systems-manager/latest/userguide/install-plugin-linux-verify-signature.html"
 )
-# What no repetition helps against; a node that boots is TargetNotConnected until its agent has reported.
-_FINAL = (
-    "AccessDenied",
-    "is not found",
-    "ExpiredToken",
-    "InvalidClientTokenId",
-    "locate credentials",
-    "usage:",
-)
-# What ssh says where trying again does not help: what failed, and what to type. The first row counts.
-_REFUSALS = (
-    (
-        ("IDENTIFICATION HAS CHANGED",),
-        "it shows another host key than the one that you know",
-        "somebody else may answer there; if its key was changed, drop the old one as ssh says above",
-    ),
-    (
-        ("Host key verification failed", "host key is known"),
-        "unknown host key",
-        "{command}   # compare the fingerprint, and say yes if it is right; then again",
-    ),
-    (
-        ("Permission denied", "authentication failures"),
-        "login refused",
-        "{command}   # must ask nothing: ssh-add KEY, or User and IdentityFile in ~/.ssh/config",
-    ),
-    (
-        ("prohibited",),
-        "it does not let connections through",
-        "its sshd_config must allow it: AllowTcpForwarding, and PermitOpen where there is one",
-    ),
-    (("resolve hostname",), "unknown host", "fix network.jump, or define the host in ~/.ssh/config"),
-)
-_UNREACHABLE = ("unreachable", "{command}   # must work first: is it up, are you in its network?")
 
 
 class Line(NamedTuple):
@@ -97,19 +66,16 @@ class Line(NamedTuple):
     carrier: "subprocess.Popen[bytes] | None" = None
 
     def close(self) -> None:
-        """Close the socket, and end the program."""
+        """Close the socket, and end the program with its children."""
         self.socket.close()
         if self.carrier is not None:
-            self.carrier.kill()
+            with contextlib.suppress(OSError):
+                os.killpg(self.carrier.pid, signal.SIGKILL)
             self.carrier.wait()
 
 
 class JumpFailure(NodeError):
-    """The jump host lets nothing through. `final` tells that trying again would not help."""
-
-    def __init__(self, message: str, why: str, next: str, *, final: bool) -> None:
-        super().__init__(message, why, next)
-        self.final = final
+    """The jump host lets nothing through, and trying again would not help."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,8 +88,17 @@ class Jump:
     """Whether it knows nodes by their instance id, not by an address."""
     dial_s: ClassVar[float] = 8.0
     """How long a line may take to open: a jump host goes on with what was given up, so rather fewer tries."""
-    program: ClassVar[type[subprocess.Popen[bytes]]] = subprocess.Popen
-    """What runs the carrier of a line."""
+    final: ClassVar[tuple[str, ...]] = ("prohibited",)
+    """The texts of a refusal that stays, whatever is tried again."""
+    remedy: ClassVar[str] = (
+        "its sshd_config must allow it: AllowTcpForwarding, and PermitOpen where there is one"
+    )
+    """What to do about such a refusal."""
+    advice: ClassVar[str] = (
+        "network.ssh_cidr must hold the address, or the group, of the jump host as the nodes see it\n"
+        "awsddp status   # whether the machine runs"
+    )
+    """What to look at where it does not reach a node."""
 
     @property
     def socket(self) -> Path:
@@ -135,53 +110,29 @@ class Jump:
         """Why the connection, or a line over it, was refused."""
         return self.socket.with_suffix(".log")
 
-    @property
-    def command(self) -> str:
-        """What the user types to get there."""
-        destination, port = jump_host(self.name)
-        return f"ssh {f'-p {port} ' if port else ''}{destination}"
-
-    def words(self, *more: str) -> list[str]:
-        """Return the command line of ssh to it, with `more` options. Raises ConfigError."""
-        if len(os.fsencode(self.socket)) > _LONGEST:
-            raise ConfigError(
-                f"path too long for the connection to {self.name}: {self.folder}",
-                "a socket's path is limited to about 100 characters",
-                "set a shorter AWSDDP_HOME",
-            )
-        destination, port = jump_host(self.name)
-        options = [*_OPTIONS, f"ControlPath={_config_path(self.socket)}"]
-        given = [word for option in options for word in ("-o", option)]
-        return ["ssh", *more, *given, *(["-p", str(port)] if port else []), "--", destination]
+    def carrier(self, host: str, port: int | str) -> list[str]:
+        """Return the command line whose stdin and stdout are a port of a node. Raises ConfigError."""
+        return self._words("-W", f"[{host}]:{port}")
 
     def proxy_command(self) -> str:
         """Return the ProxyCommand with which an ssh_config goes over it. Raises ConfigError."""
-        before, place, after = shlex.join(self.words("-W", "PLACE")).replace("%", "%%").partition("PLACE")
-        assert place
-        return f"{before}'[%h]:%p'{after}"
+        line = shlex.join(self.carrier("{host}", "{port}")).replace("%", "%%")
+        return line.replace("{host}", "%h").replace("{port}", "%p")
 
-    @property
-    def advice(self) -> str:
-        """What to look at where it does not reach a node."""
-        return (
-            f"network.ssh_cidr must hold the address, or the group, of {self.name} as the nodes see it\n"
-            "awsddp status   # whether the machine runs"
-        )
-
-    def reach(self, *, deadline_s: float = 0) -> None:
-        """Connect to the jump host, unless that is done; until the deadline try again.
-
-        Raises JumpFailure, ConfigError.
-        """
+    def reach(self) -> None:
+        """Log in to the jump host, unless a connection to it is kept. Raises JumpFailure, ConfigError."""
         find_program("ssh", f"the jump host {self.name} needs it", "install openssh-client")
-        end = time.monotonic() + deadline_s
-        while not self._answers():
-            try:
-                self._connect()
-            except JumpFailure as failure:
-                if failure.final or time.monotonic() + _AGAIN_S > end:
-                    raise
-                time.sleep(_AGAIN_S)
+        make_folder(self.folder)
+        with open_to_append(self.log) as log:
+            fcntl.flock(log, fcntl.LOCK_EX)  # commands that begin at once log in once
+            if _ended(self._words("-O", "check")) == 0:
+                return
+            log.truncate(0)
+            # Once it is logged in it goes on in the background.
+            ended = _ended(self._words("-o", "LogLevel=INFO", "-E", os.fspath(self.log), "-N"))
+            if ended != 0 and _ended(self._words("-O", "check")) != 0:
+                log.seek(0)
+                raise self._failure(log.read().decode(errors="replace").strip() or "no answer")
 
     def dial(self, host: str, port: int, timeout_s: float) -> Line:
         """Return a line to a port of a node, on which the other side has begun to speak.
@@ -191,7 +142,14 @@ class Jump:
         ours, theirs = socket.socketpair()
         with tempfile.TemporaryFile() as errors:
             with theirs:
-                line = Line(ours, self._start(self.carrier(host, port), theirs.fileno(), errors.fileno()))
+                carrier = subprocess.Popen(
+                    self.carrier(host, port),
+                    stdin=theirs.fileno(),
+                    stdout=theirs.fileno(),
+                    stderr=errors.fileno(),
+                    start_new_session=True,  # Ctrl-C is for awsddp, which still needs its lines
+                )
+            line = Line(ours, carrier)
             with contextlib.ExitStack() as on_failure:
                 on_failure.callback(line.close)
                 ours.settimeout(timeout_s)
@@ -199,67 +157,38 @@ class Jump:
                     on_failure.pop_all()
                     return line
             errors.seek(0)
-            raise self.refusal(host, errors.read().decode(errors="replace").strip())
+            why = self._why(errors.read().decode(errors="replace").strip())
+        if any(text in why for text in self.final):
+            raise JumpFailure(f"network.jump: {self.name}: no way to {host}", why, self.remedy)
+        raise ConnectionRefusedError(why)
 
-    def carrier(self, host: str, port: int | str) -> list[str]:
-        """Return the command line whose stdin and stdout are a port of a node. Raises ConfigError."""
-        return self._logged("-W", f"[{host}]:{port}")
+    def _words(self, *more: str) -> list[str]:
+        """Return the command line of ssh to it, with `more` options."""
+        destination, port = jump_host(self.name)
+        options = [*_OPTIONS, f"ControlPath={_config_path(self.socket)}"]
+        given = [word for option in options for word in ("-o", option)]
+        return ["ssh", *more, *given, *(["-p", str(port)] if port else []), "--", destination]
 
-    def refusal(self, host: str, said: str) -> Exception:
-        """Return the error for a line that was not opened: `said` is what its carrier says of it."""
-        lines = [text for text in self._said().splitlines() if "open failed: " in text]
-        why = lines[-1].partition("open failed: ")[2] if lines else "the jump host opened no way to it"
-        return self._explained(why) if "prohibited" in why else ConnectionRefusedError(why)
+    def _why(self, said: str) -> str:
+        """Return why a line was not opened: the program that keeps the connection writes it to the log."""
+        lines = [text for text in self.log.read_text(errors="replace").splitlines() if _REFUSED in text]
+        return lines[-1].partition(_REFUSED)[2] if lines else said
 
-    def _answers(self) -> bool:
-        return subprocess.run(self.words("-O", "check"), capture_output=True).returncode == 0
-
-    def _connect(self) -> None:
-        make_folder(self.folder)
-        self.log.unlink(missing_ok=True)
-        process = self._start(self._logged("-N"))  # goes on in the background once it is logged in
-        end = time.monotonic() + _OPEN_S
-        try:
-            while process.poll() is None and time.monotonic() < end:
-                try:
-                    process.wait(1)
-                except subprocess.TimeoutExpired:
-                    if self._answers():  # another awsddp was faster
-                        return
-            if process.returncode != 0 and not self._answers():
-                raise self._explained(self._said() or f"no answer within {_OPEN_S:.0f} s")
-        finally:
-            process.kill()
-            process.wait()
-
-    def _start(
-        self, argv: list[str], line: int = subprocess.DEVNULL, errors: int = subprocess.DEVNULL
-    ) -> "subprocess.Popen[bytes]":
-        """Start a program; Ctrl-C is for awsddp, which still needs its lines."""
-        return self.program(argv, stdin=line, stdout=line, stderr=errors, start_new_session=True)
-
-    def _logged(self, *words: str) -> list[str]:
-        return self.words("-o", "LogLevel=INFO", "-E", os.fspath(self.log), *words)
-
-    def _said(self) -> str:
-        with contextlib.suppress(FileNotFoundError):
-            return self.log.read_text(encoding="utf-8", errors="replace").strip()
-        return ""
-
-    def _explained(self, said: str) -> JumpFailure:
-        """Return the error for what ssh said: what failed, and what to type."""
-        rows = ((what, remedy) for words, what, remedy in _REFUSALS if any(word in said for word in words))
-        what, remedy = next(rows, _UNREACHABLE)
-        message, final = f"network.jump: {self.name}: {what}", what != _UNREACHABLE[0]
-        return JumpFailure(message, said, remedy.format(command=self.command), final=final)
+    def _failure(self, said: str) -> JumpFailure:
+        """Return the error of a login that failed: in ssh's own words, with what to type."""
+        destination, port = jump_host(self.name)
+        next = f"ssh {f'-p {port} ' if port else ''}{destination}   # {_HOW}"
+        if "ControlPath" in said or "unix_listener" in said:  # the socket that is to share the connection
+            next = "set another AWSDDP_HOME: a shorter path, on a disk that holds sockets"
+        return JumpFailure(f"network.jump: cannot log in to {self.name}", said, next)
 
 
-class _Session(subprocess.Popen[bytes]):
-    """The aws command line; the plug-in that it starts is its child, and has to end with it."""
-
-    def kill(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.pid, signal.SIGKILL)
+def _ended(argv: list[str]) -> int | None:
+    """Return the exit code of a program without input and output; None if it runs on, and is ended."""
+    none = subprocess.DEVNULL
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        return subprocess.call(argv, stdin=none, stdout=none, stderr=none, timeout=_OPEN_S)
+    return None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -270,7 +199,20 @@ class Ssm(Jump):
     profile: str | None = None
     by_id: ClassVar[bool] = True
     dial_s: ClassVar[float] = 30.0
-    program: ClassVar[type[subprocess.Popen[bytes]]] = _Session
+    # A node that boots is TargetNotConnected until its agent has reported.
+    final: ClassVar[tuple[str, ...]] = (
+        "AccessDenied",
+        "is not found",
+        "ExpiredToken",
+        "InvalidClientTokenId",
+        "locate credentials",
+        "usage:",
+    )
+    remedy: ClassVar[str] = "awsddp doctor --iam-policy   # prints the rights that it needs"
+    advice: ClassVar[str] = (
+        "the role of access.instance_profile needs AmazonSSMManagedInstanceCore, and the node a way to "
+        "Systems Manager: a route out, or VPC endpoints"
+    )
 
     def carrier(self, host: str, port: int | str) -> list[str]:
         """Return the command line whose stdin and stdout are a port of the node with this instance id."""
@@ -279,31 +221,13 @@ class Ssm(Jump):
         words += ["--region", self.region] if self.region else []
         return [*words, *(["--profile", self.profile] if self.profile else [])]
 
-    def proxy_command(self) -> str:
-        """Return the ProxyCommand with which an ssh_config goes over it."""
-        words = [word.replace("%", "%%") for word in self.carrier("HOST", "PORT")]
-        return shlex.join(words).replace(" HOST ", " %h ").replace("portNumber=PORT", "portNumber=%p")
-
-    @property
-    def advice(self) -> str:
-        """What to look at where it does not reach a node."""
-        return (
-            "the role of access.instance_profile needs AmazonSSMManagedInstanceCore, and the node a way to "
-            "Systems Manager: a route out, or VPC endpoints"
-        )
-
-    def reach(self, *, deadline_s: float = 0) -> None:
+    def reach(self) -> None:
         """Check that the programs are here: a session is with a node. Raises ConfigError."""
         for program, line in (("aws", "pip install awscli"), (PLUGIN, _install())):
             find_program(program, 'network.jump = "ssm" needs it', line)
 
-    def refusal(self, host: str, said: str) -> Exception:
-        """Return the error for a session that was not opened."""
-        said = said or "the session ended"
-        if not any(word in said for word in _FINAL):
-            return ConnectionRefusedError(said)
-        advice = "awsddp doctor --iam-policy   # prints the rights that it needs"
-        return JumpFailure(f"network.jump: ssm: no session with {host}", said, advice, final=True)
+    def _why(self, said: str) -> str:
+        return said or "the session ended"
 
 
 def _install() -> str:

@@ -3,22 +3,22 @@
 import functools
 import os
 import re
-import select
 import subprocess
 import tempfile
 import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 from awsddp.errors import ConfigError
 from awsddp.nodes.failures import Layer, NodeFailure, find_program, tail
+from awsddp.parallel import soon
 from awsddp.report import Event, OnEvent, node_name
 
 SPARSE = ("--sparse", "--compress")
 """Options for files with holes: they travel as few bytes, and are holes again."""
-_PROGRESS = re.compile(rb"^\s*(\d+)\s+\d+%")
+_PROGRESS = re.compile(r"\s*(\d+)\s+\d+%")
+_STEPS = 200  # of what is reported
 _PARTLY = 23
 _GONE_AT_SENDER = 24
 _NETWORK = {10, 12, 30, 35, 255}
@@ -87,15 +87,19 @@ def transfer(
             stdout=subprocess.PIPE,
             stderr=complaints,
             env={**environ, "LC_ALL": "C"},
+            errors="replace",  # text, in which a carriage return ends a line, too
         ) as process:
             assert process.stdout is not None
+            soon(_end, process, stop)
             try:
-                _follow(process.stdout, progress, stop)
+                done = 0
+                for line in process.stdout:
+                    match = _PROGRESS.match(line)
+                    if match and int(match[1]) - done > progress.size / _STEPS:
+                        progress.report(done := int(match[1]))
             except BaseException:
                 process.terminate()  # it ends its children, too; what leaves the block waits for it
                 raise
-            if stop.is_set():
-                process.terminate()
         code = process.returncode
         if stop.is_set() or code in (0, _GONE_AT_SENDER) or (partly and code == _PARTLY):
             return
@@ -103,20 +107,9 @@ def transfer(
         raise _failure(progress.node, code, complaints.read().decode(errors="replace"))
 
 
-def _follow(stdout: IO[bytes], progress: Progress, stop: threading.Event) -> None:
-    """Read rsync's progress, lines that end with a carriage return, until its end or until `stop` is set."""
-    rest, said = b"", select.poll()
-    said.register(stdout, select.POLLIN)
-    while not stop.is_set():
-        if not said.poll(100):
-            continue
-        if not (data := os.read(stdout.fileno(), 65536)):
-            return
-        *lines, rest = re.split(rb"[\r\n]", rest + data)
-        for line in lines[-1:]:
-            match = _PROGRESS.match(line)
-            if match:
-                progress.report(int(match[1]))
+def _end(process: subprocess.Popen[str], stop: threading.Event) -> None:
+    stop.wait()
+    process.terminate()
 
 
 def _failure(node: int, code: int, said: str) -> NodeFailure:

@@ -1,5 +1,6 @@
 """The nodes, connected: one SSH transport a node, all opened at once, and commands over their channels."""
 
+import contextlib
 import functools
 import shlex
 import threading
@@ -187,7 +188,7 @@ class Fleet:
     """Connections to nodes, as a context manager.
 
     Entering connects to all nodes at once and raises NodesFailed when any cannot be reached; with `partial`
-    the others are used and `failures` holds the rest. `preconnect` holds what may be connected already.
+    the others are used and `failures` holds the rest. What `preconnect` holds of them is taken.
     Events come from the caller's thread, as do calls of `meanwhile` while nodes are connected to.
     """
 
@@ -196,7 +197,7 @@ class Fleet:
     _: KW_ONLY
     deadline_s: float = 600
     partial: bool = False
-    preconnect: Preconnect | None = None
+    preconnect: Preconnect = field(default_factory=dict)
     meanwhile: Callable[[], None] | None = None
     on_event: OnEvent = ignore
     failures: dict[int, NodeError] = field(default_factory=dict, init=False)
@@ -249,8 +250,10 @@ class Fleet:
         )
 
         def work(node: int, on_event: OnEvent, stop: threading.Event) -> Connection:
-            early = self.preconnect.take(self.endpoints[node]) if self.preconnect is not None else None
-            connection = early or dial(self.endpoints[node], stop=stop, on_event=on_event)
+            endpoint, connection = self.endpoints[node], None
+            with contextlib.suppress(KeyError, NodeError):
+                connection = self.preconnect.pop(endpoint).result()
+            connection = connection or dial(endpoint, stop=stop, on_event=on_event)
             if stop.is_set():
                 connection.drop()
             return connection
@@ -260,7 +263,7 @@ class Fleet:
             self._drop(node)
         try:
             if self.login.jump is not None:
-                self.login.jump.reach(deadline_s=deadline_s if partial else 0)
+                self.login.jump.reach()
             outcomes = run_on_nodes(work, chosen, meanwhile=self.meanwhile, on_event=self.on_event)
         except JumpFailure as failure:
             if not partial:

@@ -68,29 +68,29 @@ def test_a_private_key_with_a_passphrase_is_told(look: Look, own: Path, form: tu
     else:
         subprocess.run(["ssh-keygen", "-q", "-p", "-P", "", "-N", "secret", "-f", own], check=True)
     told = refusal(look, access__key_file=str(own))
-    assert told.message == f"access.key_file: {own} is protected by a passphrase"
+    assert told.message == f"access.key_file: {own} cannot be used as the private half of mine"
+    assert "passphrase" in told.why
     assert f"ssh-keygen -p -N '' -f '{own}'" in told.next
 
 
 def test_a_private_key_that_others_can_read_is_told(look: Look, own: Path) -> None:
     own.chmod(0o644)
     told = refusal(look, access__key_file=str(own))
-    assert (told.message, told.next) == (
-        f"access.key_file: {own} can be read by others on this machine",
-        f"chmod 600 '{own}'",
-    )
+    assert told.message == f"access.key_file: {own} cannot be used as the private half of mine"
+    assert "too open" in told.why
+    assert f"chmod 600 '{own}'" in told.next
 
 
 @pytest.mark.parametrize(
     ("content", "why"),
-    [(None, "is not a file"), ("ssh-ed25519 AAAA mine\n", "cannot"), ("\0", "cannot")],
+    [(None, "No such file"), ("ssh-ed25519 AAAA mine\n", "Load key"), ("\0", "Load key")],
 )
 def test_what_is_no_private_key_is_told(look: Look, own: Path, content: str | None, why: str) -> None:
     own.unlink()
     if content is not None:
         own.write_text(content)
     told = refusal(look, access__key_file=str(own))
-    assert f"access.key_file: {own} {why}" in told.message
+    assert (f"access.key_file: {own} cannot be used" in told.message, why in told.why) == (True, True)
 
 
 def test_an_instance_profile_that_is_not_there_is_told(look: Look, aws: Aws) -> None:

@@ -3,9 +3,13 @@
 from collections.abc import Callable
 from dataclasses import replace
 
+import pytest
+
 from awsddp.nodes import hostkeys
-from awsddp.nodes.connection import Preconnect
+from awsddp.nodes.connection import Preconnect, cut, preconnect
 from awsddp.nodes.hostkeys import make_key
+from awsddp.nodes.transport import Fleet
+from awsddp.parallel import NodesFailed
 from tests.nodes.ssh_hosts import Host, Lab, wait_until
 
 MakeLab = Callable[[int], Lab]
@@ -20,7 +24,7 @@ def hung_up(host: Host) -> bool:
 
 
 def preconnect_to(lab: Lab) -> Preconnect:
-    return Preconnect([host.endpoint for host in lab.hosts], lab.login())
+    return preconnect([host.endpoint for host in lab.hosts], lab.login())
 
 
 def test_a_fleet_goes_on_with_the_connections_that_were_begun(lab: MakeLab) -> None:
@@ -40,12 +44,13 @@ def test_a_node_that_is_elsewhere_now_is_connected_to_there_and_the_other_connec
     two = lab(2)
     here, there = two.hosts
     hostkeys.accept(two.known_hosts, {here.endpoint.instance_id: there.seed.public})
-    preconnect = Preconnect([replace(here.endpoint, host=there.host, port=there.port)], two.login())
+    begun = preconnect([replace(here.endpoint, host=there.host, port=there.port)], two.login())
     wait_until(lambda: logins(there) == 1, "the login at the old address")
-    with two.fleet(preconnect=preconnect) as fleet:
+    with two.fleet(preconnect=begun) as fleet:
         said = fleet.run(["pwd"], nodes=[0], timeout_s=20)
     assert said[0].stdout.decode().strip() == str(here.home)
-    preconnect.close()
+    for connection in begun.values():
+        connection.add_done_callback(cut)
     wait_until(lambda: hung_up(there), "the end of the connection that nobody took")
 
 
@@ -54,6 +59,10 @@ def test_a_host_with_another_key_gets_no_login_and_the_node_is_asked_anew(lab: M
     here, there = two.hosts
     hostkeys.settle(two.known_hosts, {there.endpoint.instance_id: make_key("another").public})
     elsewhere = replace(there.endpoint, host=here.host, port=here.port)
-    preconnect = Preconnect([elsewhere], two.login())
-    assert preconnect.take(elsewhere) is None
-    assert logins(here) == 0
+    begun = preconnect([elsewhere], two.login())
+    with (
+        pytest.raises(NodesFailed, match="host key mismatch"),
+        Fleet([elsewhere], two.login(), preconnect=begun),
+    ):
+        pass
+    assert (begun, logins(here)) == ({}, 0)

@@ -232,10 +232,12 @@ def test_a_node_cannot_ask_for_what_is_not_listed(lab: MakeLab, home: Path) -> N
     make(home, "a", ".git/secret")
     (home.parent / "key").write_text("private")
     answer = r"changed a\0changed .git/secret\0changed ../key\0changed /etc/passwd\0missing ../key\0"
-    one.hosts[0].script("python3", f"#!/bin/sh\ncat >/dev/null\nprintf '\\0{answer}'\n")
+    one.hosts[0].script("python3", f"#!/bin/sh\ncat >> '{{root}}/heard'\nprintf '\\0{answer}'\n")
     (one.hosts[0].work).mkdir(parents=True)
     assert push(one, home)[0].files == 1
-    assert set(tree(one.hosts[0].work)) == {"a"}
+    heard = (one.hosts[0].root / "heard").read_bytes()
+    assert (b" a\0" in heard, b"private" in heard, b"secret" in heard) == (True, False, False)
+    assert set(tree(one.hosts[0].work)) <= {"a"}
     assert (home.parent / "key").exists()
 
 
