@@ -3,8 +3,9 @@
 Reads one JSON object from stdin, and writes lines of JSON: {"at": text} as it goes on, the answer last.
 
     {"do": "look" or "build", "stamp", "setup_stamp", "kind", "image": path of the image's python, "python",
-     "setup": [], "lines": [], "constraints": [], "options": [], "torch": [], "conda",
-     "environ": {}, "ca", "offline": whether the client provides packages, "wheels": whether it sent any}
+     "setup": [], "lines": [], "constraints": [], "torch": [], "conda",
+     "environ": {}: also where packages are, "ca",
+     "offline": whether the client provides packages, "wheels": whether it sent any}
 
     {"ready": bool, "python": path, "facts": {}, "platform": {}}     the platform where it is not ready
     {"failed": what was being done, "said": its last lines}
@@ -174,8 +175,8 @@ def reach(asked):
 
 
 def offline(asked):
-    """Return pip's words for packages that were sent, or those for the indexes."""
-    return ["--no-index", "--find-links", str(WHEELS)] if asked["wheels"] else asked["options"]
+    """Return pip's words for packages that were sent; the indexes are in its variables."""
+    return ["--no-index", "--find-links", str(WHEELS)] if asked["wheels"] else []
 
 
 def torch_words(asked):
@@ -271,7 +272,8 @@ def venv(place, asked, env):
     if not python.exists():
         words = ["venv", "--no-project", "--python", interpreter(asked), place]
         run("making the environment", [program, *words], env=env)
-    pip = [program, "pip", "install", "--no-progress", "--python", python]
+    alone = ["--no-index"] if "PIP_NO_INDEX" in env else []
+    pip = [program, "pip", "install", "--no-progress", *alone, "--python", python]
     run("installing torch", [*pip, *torch_words(asked)], env=env)
     has = ask(python, PLATFORM)["packages"]
     kept = [f"{name}=={has[name]}" for name in ("torch", "torchvision") if name in has]
@@ -298,8 +300,6 @@ def conda(place, asked, env):
     program = conda_program(env)
     python = place / "bin/python"
     if asked["conda"]:
-        for url in asked["options"][1:]:  # that of the settings; the file's own options are in its text
-            env = dict(env, PIP_INDEX_URL=url)
         write(PLACE / "environment.yml", asked["conda"])
         verb, yes = ("update", []) if (place / "conda-meta").exists() else ("create", ["--yes"])
         words = ["env", verb, "--prefix", place, "--file", PLACE / "environment.yml", *yes]

@@ -100,6 +100,8 @@ def _request(plan: EnvironmentPlan, do: str, image: str, **more: object) -> Requ
     """Return the request to "look" whether the environment is there, or to "build" it."""
     asked = {
         **asdict(plan),
+        "environ": {**plan.environ, **plan.indexes.environ},
+        "ca": plan.indexes.ca,
         "stamp": plan.stamp,
         "setup_stamp": plan.setup_stamp,
         "offline": plan.packages_from == "client",

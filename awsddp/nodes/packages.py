@@ -16,7 +16,8 @@ from awsddp.answers import Platform
 from awsddp.errors import NodeError
 from awsddp.nodes.failures import tail
 from awsddp.parallel import each
-from awsddp.plan.environment import CREDENTIALS, EnvironmentPlan, explain, image_constraints
+from awsddp.plan.environment import EnvironmentPlan, explain, image_constraints
+from awsddp.plan.indexes import CREDENTIALS
 from awsddp.plan.requirements import IMAGE_PACKAGES, canonical
 from awsddp.report import Event, OnEvent
 from awsddp.state import make_folder
@@ -87,12 +88,13 @@ class _Work:
         self.env = dict(
             os.environ,
             **plan.environ,
+            **plan.indexes.environ,
             PIP_DISABLE_PIP_VERSION_CHECK="1",
             PIP_NO_INPUT="1",
             PIP_PROGRESS_BAR="off",
         )
-        if plan.ca:
-            (scratch / "ca.pem").write_text(plan.ca)
+        if plan.indexes.ca:
+            (scratch / "ca.pem").write_text(plan.indexes.ca)
             self.env["PIP_CERT"] = str(scratch / "ca.pem")
 
     def fetch(self) -> Path:
@@ -146,7 +148,7 @@ class _Work:
         self.on_event(Event(f"looking up the newest releases for {self.plan.name}", ""))
         asked = {number: _ANY_VERSION.fullmatch(line) for number, line in enumerate(self.plan.lines)}
         found = {number: one for number, one in asked.items() if one and canonical(one[1]) not in self.stubs}
-        words = [*self._target()[2:], *self.plan.options]
+        words = self._target()[2:]
         outputs = each(lambda one: self._pip("index", "versions", one[1], *words), found.values(), at_most=4)
         versions = [None if failure else _NEWEST.search(output) for failure, output in outputs]
         return {
@@ -177,7 +179,6 @@ class _Work:
         (self.scratch / "requirements.txt").write_text("".join(f"{one}\n" for one in lines))
         (self.scratch / "constraints.txt").write_text("".join(f"{one}\n" for one in pins))
         words = [*self._target(), "--find-links", str(self.image), "--find-links", str(self.built)]
-        words += self.plan.options
         words += ["--extra-index-url", torch_index[1]] if torch_index else []
         words += ["-r", str(self.scratch / "requirements.txt"), "-c", str(self.scratch / "constraints.txt")]
         failure, output = self._pip("download", "--dest", str(self.wheels), *words)
@@ -225,7 +226,7 @@ class _Work:
     def _build_into(self, folder: Path, requirement: str) -> str:
         """Build a wheel of pure Python; return "", or what pip said. Raises NodeError for another one."""
         before = set(folder.iterdir())
-        said, _ = self._pip("wheel", "--no-deps", "--wheel-dir", str(folder), *self.plan.options, requirement)
+        said, _ = self._pip("wheel", "--no-deps", "--wheel-dir", str(folder), requirement)
         for wheel in set(folder.iterdir()) - before:
             if not wheel.name.endswith("-none-any.whl"):
                 named = CREDENTIALS.sub("//", requirement)

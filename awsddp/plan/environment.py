@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import hashlib
-import itertools
 import json
 import re
 import tomllib
@@ -14,15 +13,8 @@ from typing import Any, Literal
 
 from awsddp.compat.releases import RELEASES, Release, least_driver, release
 from awsddp.errors import ConfigError, NodeError
-from awsddp.plan.requirements import (
-    FOLDERS,
-    IMAGE_PACKAGES,
-    Requirements,
-    canonical,
-    is_folder_here,
-    read_requirements,
-    toml_list,
-)
+from awsddp.plan.indexes import CREDENTIALS, Indexes, is_folder_here
+from awsddp.plan.requirements import IMAGE_PACKAGES, Requirements, canonical, read_requirements, toml_list
 from awsddp.report import node_name
 from awsddp.spec import EnvSection
 
@@ -33,7 +25,6 @@ _TORCH = "2.13"
 _PINNED = re.compile(r"torch\s*[=~]=\s*(\d+\.\d+(?:\.\d+)?)")
 _REHEARSED = "--env requirements.txt   # to rehearse: the same packages by their names on PyPI"
 _VENV = "-o env.kind=venv"
-CREDENTIALS = re.compile(r"//[^/@\s]+@")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +32,7 @@ class EnvironmentPlan(Requirements):
     """What is made on each node, of what a file asks for.
 
     `environ` are variables that pip, uv, conda and the job get, `variables` those of an environment.yml, for
-    the job alone; `ca` is the text of the CA bundle.
+    the job alone.
     """
 
     kind: Literal["image", "venv", "conda"] = "image"
@@ -50,7 +41,6 @@ class EnvironmentPlan(Requirements):
     torch: tuple[str, ...] = ()
     setup: tuple[str, ...] = ()
     environ: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    ca: str = ""
     packages_from: Literal["node", "client"] = "node"
 
     @property
@@ -62,7 +52,8 @@ class EnvironmentPlan(Requirements):
     def stamp(self) -> str:
         """The hash of what decides the environment; credentials and proxies do not."""
         inputs = [self.kind, self.lines, self.constraints, self.conda, self.python, self.torch]
-        text = CREDENTIALS.sub("//", json.dumps([*inputs, self.options]))
+        where = dataclasses.replace(self.indexes, ca="")
+        text = CREDENTIALS.sub("//", json.dumps([*inputs, dataclasses.asdict(where)]))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     @property
@@ -94,20 +85,17 @@ def make_environment_plan(
             f"{_REHEARSED}\n-o env.packages_from=node   # or with a channel that the nodes reach",
         )
     torch = () if kind == "image" or asked.conda else _torch(env, asked, driver)
-    options = (*asked.options, *(("--index-url", env.index_url) if env.index_url else ()))
+    indexes = Indexes(index_url=env.index_url or "", ca=_ca(env)).otherwise(asked.indexes)
     if packages_from == "node" and (internet or env.packages_from):
-        _check_folders(options)
-    if kind == "venv":  # uv has no such option: it takes wheels where there are any
-        options = tuple(one for one in options if one != "--prefer-binary")
+        _check_folders(indexes.find_links)
     return EnvironmentPlan(
-        **vars(dataclasses.replace(asked, options=options)),
+        **vars(dataclasses.replace(asked, indexes=indexes)),
         kind=kind,
         name=env.file or kind,
         python=env.python or (None if kind == "image" or packages_from == "client" else _python(asked)),
         torch=torch,
         setup=env.setup,
         environ=_environ(env),
-        ca=_ca(env),
         packages_from=packages_from,
     )
 
@@ -161,15 +149,14 @@ def _check_versions(asked: Requirements, file: str, image_torch: str | None) -> 
             raise ConfigError(f"env.file: {file}: {texts} {fault}", "", advice)
 
 
-def _check_folders(options: Sequence[str]) -> None:
+def _check_folders(find_links: Sequence[str]) -> None:
     """Refuse a folder of this machine where the nodes fetch packages themselves. Raises ConfigError."""
-    for name, place in itertools.pairwise(options):
-        if is_folder_here(name, place):
-            raise ConfigError(
-                f"--find-links {place!r} is a folder of this machine",
-                "the nodes fetch packages themselves",
-                "-o env.packages_from=client   # or the absolute path of a folder that the nodes have",
-            )
+    for place in filter(is_folder_here, find_links):
+        raise ConfigError(
+            f"--find-links {place!r} is a folder of this machine",
+            "the nodes fetch packages themselves",
+            "-o env.packages_from=client   # or the absolute path of a folder that the nodes have",
+        )
 
 
 def _release(asked: Requirements) -> str:
@@ -197,7 +184,7 @@ def _torch(env: EnvSection, asked: Requirements, driver: str | None) -> tuple[st
         )
     version = pinned if pinned.count(".") == 2 else f"{row.torch}.*"
     names = (f"torch=={version}", f"torchvision=={row.torchvision}.*")
-    if env.index_url or not FOLDERS.isdisjoint(asked.options):
+    if env.index_url or asked.indexes.find_links:
         return names
     return (*names, "--index-url", f"{TORCH_INDEX}/{_build(row, driver)}")
 

@@ -17,20 +17,18 @@ from urllib.parse import parse_qs
 import msgspec
 
 from awsddp.errors import ConfigError
+from awsddp.plan.indexes import OPTION, Indexes, is_folder_here, of_option
 from awsddp.values import VARIABLE
 
 _COMMENT = re.compile(r"(^|\s)#.*$")
 _HASH = re.compile(r"\s+--hash[= ]\S+")
 _INCLUDE = re.compile(r"(-r|--requirement|-c|--constraint)[= ]*(\S.*)")
-_INDEX = re.compile(r"(-i|--index-url|--extra-index-url|-f|--find-links|--no-index|--pre|--prefer-binary)\b")
 _EDITABLE = re.compile(r"(-e|--editable)[= ]*(?=[a-z][a-z+]*://(?<!file://))")
 """What is fetched by a URL is installed, not edited."""
 _PROJECT = re.compile(r"(?:-e|--editable)?[= ]*([\"']?)\./?(?:\[(?P<extras>[^\]]*)\])?\1")
 # https://packaging.python.org/en/latest/specifications/dependency-specifiers/
 _REQUIREMENT = re.compile(r"[A-Za-z0-9][\w.-]*\s*(\[[^]]*\])?\s*($|[;@(]|===?|~=|!=|<|>)|[a-z][a-z+]*://")
 _VARIABLE = re.compile(r"\$\{([A-Z0-9_]+)\}")
-FOLDERS = frozenset({"-f", "--find-links"})
-"""The options of pip that name a folder."""
 CONDA_SUFFIXES = (".yml", ".yaml")
 IMAGE_PACKAGES = re.compile(r"torch|torchvision|torchaudio|triton|nvidia[-_].*|pytorch[-_]triton.*")
 """Names that the image's build of torch decides; nothing that a project asks for may replace them."""
@@ -59,14 +57,14 @@ Table = dict[Any, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Requirements:
-    """Lines as pip reads them. `options` are the file's own words for pip, as ("--index-url", "https://...").
+    """Lines as pip reads them, and where it finds them.
 
     `conda` is an environment.yml, which conda reads itself, and `variables` those that it sets.
     """
 
     lines: tuple[str, ...] = ()
     constraints: tuple[str, ...] = ()
-    options: tuple[str, ...] = ()
+    indexes: Indexes = dataclasses.field(default_factory=Indexes)
     conda: str = ""
     variables: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
@@ -141,18 +139,15 @@ def _conda(text: str, file: Path) -> Requirements:
             "only this file is passed to conda",
             'write the versions into the file, or use a requirements.txt and env.kind = "venv"',
         )
-    options = [one for one in re.split(r" (?=-)", " ".join(pip.options)) if one]
-    for one in options:
-        name, _, folder = one.partition(" ")
-        if is_folder_here(name, folder):
-            raise _not_on_a_node(one, str(file))
+    for folder in filter(is_folder_here, pip.indexes.find_links):
+        raise _not_on_a_node(f"--find-links {folder}", str(file))
     lines: list[str] = []
     for key, values in (("channels", channels), ("platforms", platforms), ("dependencies", packages)):
         if values or key == "dependencies":
             lines += [f"{key}:", *(f"- {json.dumps(value)}" for value in values)]
-    if pip_lines := (*options, *pip.lines):
-        lines += ["- pip:", *(f"  - {json.dumps(one)}" for one in pip_lines)]
-    return Requirements(conda="\n".join(lines) + "\n", variables=variables)
+    if pip.lines:
+        lines += ["- pip:", *(f"  - {json.dumps(one)}" for one in pip.lines)]
+    return Requirements(conda="\n".join(lines) + "\n", variables=variables, indexes=pip.indexes)
 
 
 def _collected(
@@ -165,7 +160,7 @@ def _collected(
     """
     lines: list[str] = []
     constraints: list[str] = []
-    options: list[str] = []
+    indexes = Indexes()
     seen = (*seen, file.resolve())
     for number, raw in enumerate(text.replace("\\\n", " ").splitlines(), 1):
         line = _filled(_HASH.sub("", _COMMENT.sub("", raw)).strip())
@@ -189,12 +184,12 @@ def _collected(
                 found = _collected(_text(other), other, seen=seen)
                 (constraints if match[1] in ("-c", "--constraint") else lines).extend(found.lines)
                 constraints += found.constraints
-                options += found.options
-        elif _INDEX.match(line):
-            options += _option(line, file)
+                indexes = found.indexes.otherwise(indexes)
+        elif option := OPTION.fullmatch(line):
+            indexes = of_option(*_option(option[1], option[2], file)).otherwise(indexes)
         else:
             lines.append(_checked(_EDITABLE.sub("", line), where))
-    return Requirements(lines=tuple(lines), constraints=tuple(constraints), options=tuple(options))
+    return Requirements(lines=tuple(lines), constraints=tuple(constraints), indexes=indexes)
 
 
 def _of_project(file: Path, extras: Sequence[str], seen: tuple[str, ...] = ()) -> list[str]:
@@ -215,22 +210,16 @@ def _of_project(file: Path, extras: Sequence[str], seen: tuple[str, ...] = ()) -
     return list(dict.fromkeys(found))
 
 
-def is_folder_here(option: str, place: str) -> bool:
-    """Tell whether an option of pip names a folder relative to this machine's, which no node has."""
-    return option in FOLDERS and "://" not in place and not Path(place).is_absolute()
-
-
 def canonical(name: str) -> str:
     """Return a package's name as pip compares it (PEP 503)."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def _option(line: str, file: Path) -> list[str]:
-    """Return an option's words; a folder is relative to the file that names it."""
-    name, *value = re.split(r"[= ]+", line, maxsplit=1)
-    if value and is_folder_here(name, value[0]) and (file.parent / value[0]).is_dir():
-        value = [os.path.relpath(file.parent / value[0])]
-    return [name, *value]
+def _option(name: str, value: str, file: Path) -> tuple[str, str]:
+    """Return an option and its value; a folder is relative to the file that names it."""
+    if name.lstrip("-") in ("f", "find-links") and is_folder_here(value) and (file.parent / value).is_dir():
+        value = os.path.relpath(file.parent / value)
+    return name, value
 
 
 def _filled(text: str) -> str:

@@ -57,16 +57,9 @@ def test_requirements_below_pip_are_read_as_those_of_a_file(tmp_path: Path) -> N
         b"tqdm>=4  # a bar\r\n--extra-index-url https://x/simple\r\n--pre\r\n"
     )
     text = "dependencies:\n- pip:\n  - -r req/base.txt\n  - -e git+https://x/lib.git#egg=lib\n  - -e .\n"
-    assert dependencies(tmp_path, text) == [
-        {
-            "pip": [
-                "--extra-index-url https://x/simple",
-                "--pre",
-                "tqdm>=4",
-                "git+https://x/lib.git#egg=lib",
-            ]
-        }
-    ]
+    assert dependencies(tmp_path, text) == [{"pip": ["tqdm>=4", "git+https://x/lib.git#egg=lib"]}]
+    found = read(tmp_path, text).indexes
+    assert (found.extra_index_urls, found.pre) == (("https://x/simple",), True)
 
 
 def test_the_project_itself_below_pip_stands_for_its_dependencies(tmp_path: Path) -> None:
@@ -97,9 +90,9 @@ def test_its_stamp_holds_no_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     stamps = set()
     for token in ("one", "other"):
         monkeypatch.setenv("TOKEN", token)
-        conda = read(tmp_path, text).conda
-        assert conda.count(token) == 2
-        stamps.add(EnvironmentPlan(kind="conda", conda=conda).stamp)
+        found = read(tmp_path, text)
+        assert token in found.conda and token in found.indexes.index_url
+        stamps.add(EnvironmentPlan(kind="conda", conda=found.conda, indexes=found.indexes).stamp)
     assert len(stamps) == 1
 
 
@@ -156,7 +149,10 @@ def test_a_file_decides_its_own_python(tmp_path: Path) -> None:
         ("dependencies: [python]\nvariables: {A: [1]}\n", "variables: A: [1] is not text"),
         ("dependencies: [python]\nvariables: {A: on}\n", "variables: A: True is not text"),
         ("dependencies: [python]\nvariables: {1A: x}\n", "'1A' is not the name of a variable"),
-        ("dependencies:\n- pip:\n  - -f ./wheels\n  - x\n", "'-f ./wheels' does not work on a node"),
+        (
+            "dependencies:\n- pip:\n  - -f ./wheels\n  - x\n",
+            "'--find-links ./wheels' does not work on a node",
+        ),
     ],
 )
 def test_a_file_that_conda_would_misread_is_refused_by_line(tmp_path: Path, text: str, words: str) -> None:

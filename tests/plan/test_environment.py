@@ -15,6 +15,7 @@ from awsddp.plan.environment import (
     refuse_unlike,
     source_folders,
 )
+from awsddp.plan.indexes import Indexes
 from awsddp.plan.requirements import read_requirements
 from awsddp.spec import EnvSection
 
@@ -31,7 +32,7 @@ def test_a_requirements_file_is_read_with_what_it_includes(tmp_path: Path) -> No
     found = read_requirements(file)
     assert found.lines == ("numpy", "tqdm>=4 ; python_version > '3'", "plain==1", "raw @ https://x/a#sub")
     assert found.constraints == ("numpy==2.1",)
-    assert found.options == ("--extra-index-url", "https://x/simple")
+    assert found.indexes == Indexes(extra_index_urls=("https://x/simple",))
 
 
 def test_a_requirements_file_as_powershell_writes_it_is_read(tmp_path: Path) -> None:
@@ -47,7 +48,7 @@ def test_a_variable_in_a_requirements_file_is_one_of_this_machine(
     file = tmp_path / "requirements.txt"
     file.write_text("--index-url https://${INDEX_TOKEN}@x/simple\nmine @ git+https://x/mine@${NOT_SET}\n")
     found = read_requirements(file)
-    assert found.options == ("--index-url", "https://t@x/simple")
+    assert found.indexes == Indexes(index_url="https://t@x/simple")
     assert found.lines == ("mine @ git+https://x/mine@${NOT_SET}",)
 
 
@@ -167,8 +168,8 @@ def test_a_pyproject_gives_its_dependencies(tmp_path: Path) -> None:
         ("requirements.txt", "./wheels/x.whl\n", "line 1: './wheels/x.whl' does not work on a node"),
         (
             "requirements.txt",
-            "tqdm\n--trusted-host x\n",
-            "line 2: '--trusted-host x' is an option that is not",
+            "tqdm\n--use-feature x\n",
+            "line 2: '--use-feature x' is an option that is not",
         ),
         ("requirements.txt", "-e ../lib\n", "line 1: '-e ../lib' does not work on a node"),
         ("requirements.txt", "-e file:///x/lib\n", "does not work on a node"),
@@ -245,18 +246,10 @@ def test_a_folder_of_wheels_is_relative_to_the_file_that_names_it_and_needs_pack
     (tmp_path / "requirements.txt").write_text("-r req/base.txt\n")
     env = EnvSection(file="requirements.txt")
     plan = make_environment_plan(env, internet=False, driver=None)
-    assert plan.options == ("-f", "req/wheels", "--find-links", "https://x/wheels", "-f", "/shared")
-    assert make_environment_plan(env, internet=None, driver=None).options == plan.options
+    assert set(plan.indexes.find_links) == {"req/wheels", "https://x/wheels", "/shared"}
+    assert make_environment_plan(env, internet=None, driver=None).indexes == plan.indexes
     with pytest.raises(ConfigError, match="wheels' is a folder of this machine"):
         make_environment_plan(env, internet=True, driver=None)
-
-
-def test_uv_gets_no_option_that_it_does_not_have(tmp_path: Path) -> None:
-    file = tmp_path / "requirements.txt"
-    file.write_text("--prefer-binary\n--pre\nsmall\n")
-    for kind, options in (("image", ("--prefer-binary", "--pre")), ("venv", ("--pre",))):
-        env = EnvSection(kind=kind, file=str(file))  # type: ignore[arg-type]
-        assert make_environment_plan(env, internet=True, driver=None).options == options
 
 
 @pytest.mark.parametrize(
