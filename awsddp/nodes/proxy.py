@@ -15,7 +15,7 @@ import shutil
 import socket
 import ssl
 import urllib.request
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from concurrent import futures
 from functools import partial
 from http.client import HTTPConnection, HTTPException
@@ -28,111 +28,116 @@ import paramiko
 from awsddp.parallel import soon
 
 _ANSWER_S = 60.0
+_LOOK_S = 10.0
 _END_S = 5.0
 _HOPS = 5
-_LOOK_S = 10.0
 _CHUNK = 256 * 1024
 _HOST = "awsddp.invalid"
-_URL = re.compile(r"https?://[^\s\"'<>#;,]+")
-_LOGIN = re.compile(r"(https?://)[^/@\s\"']+@")
-_HREF = re.compile(r"href=[\"']([^\"'#]+)")
+URL = re.compile(r"https?://[^\s\"'<>#;,\\]+")
+_LOGIN = re.compile(r"(https?://)[^/@\s]+@")
 _PACKAGES = (".whl", ".tar.gz", ".tgz", ".tar.bz2", ".zip", ".metadata", ".html")
 """What is served of a folder of this machine."""
 _FAULTS = (OSError, EOFError, ValueError, HTTPException, paramiko.SSHException)
 _OWN_HEADER = re.compile(
-    "(proxy-)?(connection|authorization)|host|server|date|accept-encoding|transfer-encoding|content-length",
+    "(proxy-)?(connection|authorization)|host|server|date|location|accept-encoding|transfer-encoding|content-length",
     re.IGNORECASE,
 )
 """What each of two connections says for itself."""
 
 
 class _AsItIs(urllib.request.HTTPErrorProcessor):
-    """Leaves redirects and refusals to the client."""
-
     def http_response(self, request: Any, response: Any) -> Any:
-        """Return the answer."""
+        """Leave redirects and refusals to the client."""
         return response
 
     https_response = http_response
 
 
 class Proxy:
-    """The proxy of one installation, as a context manager; all its connections end with it.
+    """The proxy of one installation, as a context manager; its connections end with it.
 
-    `ca` holds certificates beside the system's; `proxy` replaces this machine's own proxies. `refused` holds
-    each host that was not reached, and why.
+    `everything` that nodes fetch comes through it, or only what `show` renames. `ca` holds certificates
+    beside the system's; `proxy` replaces this machine's own proxies.
     """
 
-    def __init__(self, *, ca: str = "", proxy: str = "") -> None:
-        self.password = secrets.token_hex(16)
+    def __init__(self, *, everything: bool, ca: str, proxy: str) -> None:
+        self.everything = everything
+        self.login = f"awsddp:{secrets.token_hex(16)}@"
         self.roots: list[str] = []
         self.hosts: set[str] = set()
-        self.linked: set[str] = set()
-        self.refused: dict[str, str] = {}
-        self._proxies = {"http": proxy, "https": proxy} if proxy else urllib.request.getproxies()
+        self.refused: set[str] = set()
+        own = everything and proxy
+        self._proxies = {"http": proxy, "https": proxy} if own else urllib.request.getproxies()
         context = ssl.create_default_context(cadata=ca or None)
         context.load_default_certs()
         handlers = urllib.request.ProxyHandler(self._proxies), urllib.request.HTTPSHandler(context=context)
         self.open = partial(urllib.request.build_opener(*handlers, _AsItIs).open, timeout=_ANSWER_S)
-        self._is_over = False
-        self._ends: set[Any] = set()
-        self._serving: list[futures.Future[None]] = []
+        self._served: dict[paramiko.Channel, futures.Future[None]] = {}
 
     def __enter__(self) -> "Proxy":
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._is_over = True
-        for end in list(self._ends):
-            _close(end)
-        futures.wait(self._serving, _END_S)
+        for channel in list(self._served):
+            channel.close()
+        futures.wait(self._served.values(), _END_S)
 
-    def url(self, port: int) -> str:
-        """Return how programs of a node find this proxy behind a port of the node."""
-        return f"http://awsddp:{self.password}@127.0.0.1:{port}"
+    def environ(self, port: int, urls: Iterable[str]) -> dict[str, str]:
+        """Return the variables by which programs of a node come here through its `port`."""
+        hosts = {urlsplit(url).hostname or "" for url in urls}
+        around = [] if self.everything else sorted(hosts - set(self.names))
+        found = {"http_proxy": f"http://{self.login}127.0.0.1:{port}", "no_proxy": ",".join(around)}
+        if self.everything:
+            found["https_proxy"] = found["http_proxy"]
+        upper = {name.upper(): value for name, value in found.items()}
+        return found | upper | {"GIT_HTTP_PROXY_AUTHMETHOD": "basic"}
 
-    def show(self, url: str) -> str:
-        """Return how a node names an index, or a folder of this machine."""
-        place = urlsplit(url if "://" in url else Path(url).absolute().as_uri())
-        root = f"{place.scheme}://{place.netloc}" if place.netloc else place.geturl()
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The hosts that `show` made."""
+        return tuple(f"{number}.{_HOST}" for number in range(len(self.roots)))
+
+    def show(self, place: str) -> str:
+        """Return how a node names a URL or a folder: as a host of this proxy, or as it is."""
+        if not (is_here(place) or _LOGIN.match(place) or (self.everything and URL.fullmatch(place))):
+            return place
+        url = urlsplit(place if "://" in place else Path(place).resolve().as_uri())
+        path = url.path if url.netloc or not Path(unquote(url.path)).is_dir() else url.path.rstrip("/") + "/"
+        root = f"{url.scheme}://{url.netloc}{'' if url.netloc else path}"
         if root not in self.roots:
             self.roots.append(root)
-        slash = "/" if not place.netloc and Path(unquote(place.path)).is_dir() else ""
-        return f"http://{self.roots.index(root)}.{_HOST}{place.path.rstrip('/' if slash else '')}{slash}"
+        return f"http://{self.roots.index(root)}.{_HOST}{path}" + (f"?{url.query}" if url.query else "")
 
-    def show_text(self, text: str) -> str:
-        """Return a text in which no URL has a password, and allow the hosts of its URLs."""
-        shown = _URL.sub(lambda url: self.show(url[0]) if _LOGIN.match(url[0]) else url[0], text)
-        self.allow(_URL.findall(shown))
-        return shown
+    def show_logins(self, text: str) -> str:
+        """Return a text in which no URL has a login."""
+        return URL.sub(lambda url: self.show(url[0]) if _LOGIN.match(url[0]) else url[0], text)
 
-    def hide(self, text: str) -> str:
-        """Return what a program of a node said, with the real names of indexes."""
-        for number, root in enumerate(self.roots):
-            name = "file://" if root.startswith("file:") else _LOGIN.sub(r"\1", root)
-            text = text.replace(f"http://{number}.{_HOST}", name)
-        return text
+    def translate(self, text: str) -> str:
+        """Return what a node's program said, with the real names of indexes; and the refused hosts."""
+        for name, root in zip(self.names, self.roots, strict=True):
+            real = "file://" if root.startswith("file:") else _LOGIN.sub(r"\1", root)
+            text = text.replace(f"http://{name}", real)
+        return "\n".join([text, *sorted(self.refused)])
 
-    def allow(self, urls: Iterable[str]) -> None:
-        """Allow the hosts of URLs, and those to which they redirect."""
-        for url in set(urls):
-            for _ in range(_HOPS):
-                host = urlsplit(url).hostname or ""
-                if host.endswith(_HOST):
-                    break
-                self.hosts.add(host)
-                look = urllib.request.Request(url, method="HEAD")
-                with contextlib.suppress(*_FAULTS), self.open(look, timeout=_LOOK_S) as answer:
-                    url = urljoin(url, answer.headers.get("Location", url))
-                if urlsplit(url).hostname == host:
-                    break
+    def allow(self, url: str, *, hops: int = _HOPS) -> None:
+        """Allow the host of a URL, and those to which it redirects."""
+        host = urlsplit(url).hostname or ""
+        if host.endswith(_HOST):
+            return
+        self.hosts.add(host)
+        look = urllib.request.Request(url, method="HEAD")
+        with contextlib.suppress(*_FAULTS), self.open(look, timeout=_LOOK_S) as answer:
+            further = urljoin(url, answer.headers.get("Location", url))
+            if further != url and hops:
+                self.allow(further, hops=hops - 1)
 
     def page(self, text: str, root: str) -> str:
         """Return a page of an index as a node gets it, and allow the hosts of the files that it names."""
         if root:
             text = text.replace(_LOGIN.sub(r"\1", root) + "/", self.show(root + "/"))
-        hosts = {urlsplit(url).hostname: url for url in _URL.findall(text)}
-        self.allow(url for host, url in hosts.items() if host not in self.hosts)
+        for host, url in {urlsplit(url).hostname or "": url for url in URL.findall(text)}.items():
+            if host not in self.hosts:
+                self.allow(url)
         return text
 
     def dial(self, host: str, port: int) -> socket.socket:
@@ -141,31 +146,18 @@ class Proxy:
         place = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
         way = HTTPConnection(place.hostname or host, place.port or (80 if proxy else port), _ANSWER_S)
         if proxy:
-            words = {"Proxy-Authorization": login(place.netloc)} if "@" in place.netloc else {}
-            way.set_tunnel(host, port, words)
+            way.set_tunnel(host, port, _authorization("Proxy-Authorization", place.netloc))
         way.connect()
         way.sock.settimeout(None)
         return way.sock
 
     def serve(self, channel: paramiko.Channel) -> None:
         """Serve the client behind a channel, on a thread of its own."""
-        self._serving.append(soon(self._serve, channel))
+        self._served[channel] = soon(self._serve, channel)
 
     def _serve(self, channel: paramiko.Channel) -> None:
-        with contextlib.suppress(*_FAULTS), self.closing(channel):
+        with contextlib.closing(channel):
             _Client(self, channel)
-
-    @contextlib.contextmanager
-    def closing(self, end: Any) -> Iterator[None]:
-        """Close a channel or a socket after its use, at the latest with the proxy."""
-        self._ends.add(end)
-        try:
-            if self._is_over:
-                raise EOFError
-            yield
-        finally:
-            _close(end)
-            self._ends.discard(end)
 
 
 class _Client(http.server.SimpleHTTPRequestHandler):
@@ -179,71 +171,64 @@ class _Client(http.server.SimpleHTTPRequestHandler):
         super().__init__(channel, nobody, nobody, directory="/")
 
     def parse_request(self) -> bool:
-        """Return whether a request came from a client that knows the password."""
+        """Return whether a request came, from a client that knows the password."""
         if not super().parse_request():
             return False
-        given = self.headers.get("Proxy-Authorization", "").encode()
-        if secrets.compare_digest(given, login(f"awsddp:{self.proxy.password}@").encode()):
+        wanted = _authorization("", self.proxy.login)[""]
+        if secrets.compare_digest(wanted.encode(), self.headers.get("Proxy-Authorization", "").encode()):
             return True
-        self.send_response(407)
-        self.send_header("Proxy-Authenticate", 'Basic realm="awsddp"')
-        self.send_header("Content-Length", "0")
-        self.end_headers()
+        self.send_error(407)
         return False
 
     def do_CONNECT(self) -> None:
         """Connect the client to a host."""
         host, _, port = self.path.rpartition(":")
-        self.close_connection = True
         if self._refuses(host):
             return
         try:
-            upstream = self.proxy.dial(host, int(port))
+            upstream = self.proxy.dial(host.strip("[]"), int(port))
         except _FAULTS as error:
             self._fail(502, host, error)
             return
-        with self.proxy.closing(upstream):
+        self.close_connection = True
+        with upstream:
             self.send_response_only(200, "Connection established")
             self.end_headers()
             back = soon(_copy, upstream, self.connection)
             _copy(self.connection, upstream)
+            with contextlib.suppress(OSError):
+                upstream.shutdown(socket.SHUT_RDWR)
             back.result()
 
     def do_GET(self) -> None:
         """Answer with what an index, a host or a folder of this machine has."""
         url = urlsplit(self.path)
-        number, _, index = (url.hostname or "").partition(".")
-        root = self.proxy.roots[int(number)] if index == _HOST else ""
+        host = url.hostname or ""
+        root = dict(zip(self.proxy.names, self.proxy.roots, strict=True)).get(host, "")
         if root.startswith("file:"):
-            self.path = url.path
-            self._show_folder(unquote(urlsplit(root).path))
+            self._show_folder(url.path, Path(unquote(urlsplit(root).path)))
         elif root:
-            self._fetch(root + self.path.partition(index)[2], root)
-        elif not self._refuses(url.hostname or "" if url.scheme == "http" else self.path):
+            self._fetch(root + self.path.partition(host)[2], root)
+        elif not self._refuses(host if url.scheme == "http" else self.path):
             self._fetch(self.path)
 
     do_HEAD = do_POST = do_GET  # git posts
 
-    def _show_folder(self, root: str) -> None:
-        path = Path(self.translate_path(self.path))
-        page = path / "index.html" if path.is_dir() else path
-        is_inside = path.is_relative_to(root)
-        if is_inside and page.name.endswith(".html") and page.is_file():
-            for link in _HREF.findall(page.read_text(errors="replace")):
-                self.proxy.linked.add(self.translate_path(urljoin(self.path, link)))
-        is_named = is_inside or str(path).removesuffix(".metadata") in self.proxy.linked
-        if is_named and (path.is_dir() or path.name.endswith(_PACKAGES)):
+    def _show_folder(self, path: str, root: Path) -> None:
+        """Answer with what a folder holds; files of an index may lie beside it (PEP 503, "simple")."""
+        self.path, file = path, Path(self.translate_path(path))
+        is_inside = file.is_relative_to(root.parent if root.name == "simple" else root)
+        if is_inside and (file.is_dir() or file.name.endswith(_PACKAGES)):
             getattr(super(), f"do_{self.command}")()
         else:
             self.send_error(404)
 
     def _fetch(self, url: str, root: str = "") -> None:
         """Pass a request on, to an index with its login, and pass the answer back."""
-        headers = {name: value for name, value in self.headers.items() if not _OWN_HEADER.fullmatch(name)}
-        if _LOGIN.match(url):
-            headers["Authorization"] = login(urlsplit(url).netloc)
-        posted = int(self.headers.get("Content-Length", 0)) if self.command == "POST" else None
-        data = None if posted is None else self.rfile.read(posted)
+        headers = _passed_on(self.headers)
+        headers |= _authorization("Authorization", urlsplit(url).netloc)
+        size = int(self.headers.get("Content-Length", 0))
+        data = self.rfile.read(size) if self.command == "POST" else None
         url = _LOGIN.sub(r"\1", url)
         try:
             answer = self.proxy.open(urllib.request.Request(url, data, headers, method=self.command))
@@ -255,22 +240,21 @@ class _Client(http.server.SimpleHTTPRequestHandler):
 
     def _pass_back(self, answer: Any, root: str) -> None:
         page: bytes | None = None
+        headers = _passed_on(answer.headers)
         length = answer.headers["Content-Length"]
-        self.send_response(answer.status, answer.reason)
-        for name, value in answer.headers.items():
-            if not _OWN_HEADER.fullmatch(name):
-                self.send_header(name, self.proxy.page(value, root) if name.lower() == "location" else value)
-        if root and self.command == "GET" and re.search("html|json", answer.headers.get("Content-Type", "")):
+        if location := answer.headers["Location"]:
+            headers["Location"] = self.proxy.page(location, root)
+        if root and self.command == "GET" and re.search("html|json", headers.get("Content-Type", "")):
             text = answer.read().decode(errors="surrogateescape")
             page = self.proxy.page(text, root).encode(errors="surrogateescape")
             if "gzip" in self.headers.get("Accept-Encoding", ""):
-                page = gzip.compress(page, 1)
-                self.send_header("Content-Encoding", "gzip")
+                page, headers["Content-Encoding"] = gzip.compress(page, 1), "gzip"
             length = len(page)
         else:
-            self.send_header("Connection", "close")
-        if length is not None:
-            self.send_header("Content-Length", str(length))
+            headers["Connection"] = "close"
+        self.send_response(answer.status, answer.reason)
+        for name, value in (headers | ({} if length is None else {"Content-Length": str(length)})).items():
+            self.send_header(name, value)
         self.end_headers()
         if page is not None:
             self.wfile.write(page)
@@ -283,31 +267,34 @@ class _Client(http.server.SimpleHTTPRequestHandler):
         return host not in self.proxy.hosts
 
     def _fail(self, code: int, host: str, why: object) -> None:
-        reason = " ".join(str(why).split())
+        said = f"{host}: {' '.join(str(why).split())}"
         if len(self.proxy.refused) < _HOPS:
-            self.proxy.refused[host] = reason
-        self.send_error(code, f"awsddp: {host}: {reason}")
+            self.proxy.refused.add(said)
+        self.send_error(code, f"awsddp: {said}")
 
     def log_message(self, *words: object) -> None:
         """Say nothing."""
 
 
-def login(netloc: str) -> str:
-    """Return the header of the login in a URL's USER:PASSWORD@HOST."""
-    words = unquote(netloc.rpartition("@")[0])
-    return "Basic " + base64.b64encode(words.encode()).decode()
+def is_here(place: str) -> bool:
+    """Tell whether an index or a place of links is a folder or a file of this machine."""
+    path = Path(unquote(urlsplit(place).path)) if place.startswith("file:") else Path(place)
+    return bool(place) and path.exists()
+
+
+def _passed_on(headers: Any) -> dict[str, str]:
+    return {name: value for name, value in headers.items() if not _OWN_HEADER.fullmatch(name)}
+
+
+def _authorization(header: str, netloc: str) -> dict[str, str]:
+    """Return the header for the login of USER:PASSWORD@HOST, none where there is no login."""
+    words, at, _ = netloc.rpartition("@")
+    return {header: "Basic " + base64.b64encode(unquote(words).encode()).decode()} if at else {}
 
 
 def _copy(source: Any, target: Any) -> None:
-    """Copy what comes from a channel or socket to another until it ends, and tell the other of the end."""
+    """Copy what comes from a channel or a socket to another until one of them ends, and end the other."""
     with contextlib.suppress(*_FAULTS):
         while data := source.recv(_CHUNK):
             target.sendall(data)
         target.shutdown(socket.SHUT_WR)
-
-
-def _close(end: Any) -> None:
-    """Close a channel or a socket, and wake who reads it."""
-    with contextlib.suppress(*_FAULTS):
-        end.shutdown(socket.SHUT_RDWR)
-    end.close()

@@ -23,7 +23,6 @@ PYTHON = re.compile(r"3\.\d{1,2}(\.\d{1,2})?")
 _TORCH = "2.13"
 """The newest release whose torchvision is confirmed (RELEASES)."""
 _PINNED = re.compile(r"torch\s*[=~]=\s*(\d+\.\d+(?:\.\d+)?)")
-_REHEARSED = "--env requirements.txt   # to rehearse: the same packages by their names on PyPI"
 _VENV = "-o env.kind=venv"
 
 
@@ -41,7 +40,8 @@ class EnvironmentPlan(Requirements):
     torch: tuple[str, ...] = ()
     setup: tuple[str, ...] = ()
     environ: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    packages_from: Literal["node", "client"] = "node"
+    packages_from: Literal["node", "client"] | None = None
+    """Whether all comes through this machine, or nothing; None: a folder of it and what needs a password."""
 
     @property
     def has_packages(self) -> bool:
@@ -76,23 +76,17 @@ def make_environment_plan(
     _check_kind(env, kind, is_conda_file=bool(asked.conda))
     if asked.lines:
         _check_versions(asked, str(env.file), image_torch if kind == "image" else None)
-    packages_from = env.packages_from or ("client" if internet is False else "node")
-    if kind == "conda" and packages_from == "client":
-        raise ConfigError(
-            "a conda environment needs nodes with internet",
-            "conda's packages are not sent from this machine"
-            + (": local nodes have no internet. On AWS the same line works" if internet is False else ""),
-            f"{_REHEARSED}\n-o env.packages_from=node   # or with a channel that the nodes reach",
-        )
+    packages_from = env.packages_from or ("client" if internet is False else None)
     torch = () if kind == "image" or asked.conda else _torch(env, asked, driver)
     indexes = Indexes(index_url=env.index_url or "", ca=_ca(env)).otherwise(asked.indexes)
-    if packages_from == "node" and (internet or env.packages_from):
+    if packages_from == "node":
         _check_folders(indexes.find_links)
+    is_image_python = kind == "venv" and packages_from == "client"  # another one would be a long way to send
     return EnvironmentPlan(
         **vars(dataclasses.replace(asked, indexes=indexes)),
         kind=kind,
         name=env.file or kind,
-        python=env.python or (None if kind == "image" or packages_from == "client" else _python(asked)),
+        python=env.python or (None if kind == "image" or is_image_python else _python(asked)),
         torch=torch,
         setup=env.setup,
         environ=_environ(env),
@@ -155,7 +149,7 @@ def _check_folders(find_links: Sequence[str]) -> None:
         raise ConfigError(
             f"--find-links {place!r} is a folder of this machine",
             "the nodes fetch packages themselves",
-            "-o env.packages_from=client   # or the absolute path of a folder that the nodes have",
+            "omit env.packages_from   # or the absolute path of a folder that the nodes have",
         )
 
 
@@ -278,6 +272,11 @@ _NOT_IN_CHANNEL = re.compile(
 """The solvers of conda: libmamba's two ways, the classic one, rattler's two."""
 # What pip, uv and conda say, what that means, and what to do: {name} lists the packages, {package} is one.
 _SAID = (
+    (
+        re.compile(r"(\S+): no packages come from there"),
+        "{name}: a package needs {package}, where none of its indexes has files",
+        "-o env.packages_from=node   # if nodes reach it; or name what comes from there by its URL",
+    ),
     (
         re.compile("No space left on device"),
         "a disk is full",

@@ -1,4 +1,4 @@
-"""Where packages come from in tests: an index, also one with a password or TLS; a proxy that counts; a git repository."""
+"""Where packages come from in tests: indexes, with a password or TLS; a proxy that counts; a repository."""
 
 import base64
 import datetime
@@ -69,9 +69,7 @@ def serve_folder(folder: Path, *, tls: Path | None = None) -> Iterator[Served]:
 
 
 @contextmanager
-def serve_index(
-    wheels: Path, *, files: str = "", password: str = "", hold: str = ""
-) -> Iterator[Served]:
+def serve_index(wheels: Path, *, files: str = "", password: str = "", hold: str = "") -> Iterator[Served]:
     """Serve wheels as a simple index below /simple/.
 
     `files` is where its pages say that the wheels are, else they are served here. It wants `password` of the
@@ -94,7 +92,9 @@ def serve_index(
                 self.served.release.wait(60)
             name = self.path.rstrip("/").rpartition("/")[2].replace("-", "_")
             if self.path.startswith("/simple/"):
-                found = [one.name for one in sorted(wheels.iterdir()) if one.name.lower().startswith(f"{name}-")]
+                found = [
+                    one.name for one in sorted(wheels.iterdir()) if one.name.lower().startswith(f"{name}-")
+                ]
                 if not found:
                     self.send_error(404)
                     return
@@ -117,7 +117,7 @@ def serve_index(
 
 @contextmanager
 def serve_proxy(*, password: str = "") -> Iterator[Served]:
-    """Run a proxy, which wants `password` of the user "staff"; `asked` holds what it was asked, as "CONNECT host:443"."""
+    """Run a proxy, which wants `password` of the user "staff"."""
 
     class Proxy(http.server.BaseHTTPRequestHandler):
         served = Served()
@@ -163,7 +163,7 @@ def serve_proxy(*, password: str = "") -> Iterator[Served]:
 
 
 def make_certificate(folder: Path) -> Path:
-    """Write a certificate for "localhost" with its key into one file, and return it; it is its own authority."""
+    """Write a certificate of "localhost", its own authority, and its key into one file; return it."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec

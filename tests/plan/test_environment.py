@@ -3,11 +3,11 @@
 from pathlib import Path
 
 import pytest
+from awsddp.nodes.packages import wheel_tags
 
 from awsddp.answers import Platform
 from awsddp.compat.releases import RELEASES
 from awsddp.errors import ConfigError, NodeError
-from awsddp.nodes.packages import wheel_tags
 from awsddp.plan.environment import (
     explain,
     image_constraints,
