@@ -77,10 +77,10 @@ class Proxy:
     def __enter__(self) -> "Proxy":
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, error: object, *_: object) -> None:
         for channel in list(self._served):
             channel.close()
-        futures.wait(self._served.values(), _END_S)
+        futures.wait(self._served.values(), 0 if error else _END_S)
 
     def environ(self, port: int, urls: Iterable[str]) -> dict[str, str]:
         """Return the variables by which programs of a node come here through its `port`."""

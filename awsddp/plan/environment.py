@@ -310,7 +310,7 @@ def explain(said: str, *, name: str) -> NodeError:
     """Explain the last output of pip, uv or conda; `name` is the file that lists the packages."""
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     tail = "\n".join(lines[-10:])
-    pinned = re.search(r"\(constraint\) (\S+?)==(\S+)", said)
+    pinned = re.search(r"\(constraint\) ([\w.-]+)\S*?==(\S+)", said)
     missing = re.search(r"No matching distribution found for ([^\s(]+)", said)
     versions = re.search(r"\(from versions: ([^)]*)\)", said)
     known = versions[1] if versions and versions[1] != "none" else ""

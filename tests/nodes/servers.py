@@ -18,6 +18,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 PASSWORD = "canary-7f3a"
+BUILT_BY = '[build-system]\nrequires = ["setuptools"]\nbuild-backend = "setuptools.build_meta"\n'
 
 
 @dataclass
@@ -208,6 +209,7 @@ def make_repository(folder: Path, name: str) -> Path:
     (tree / "setup.py").write_text(
         f"from setuptools import setup\nsetup(name={name!r}, version='1.0', py_modules=[{name!r}])\n"
     )
+    (tree / "pyproject.toml").write_text(BUILT_BY)
     (tree / f"{name}.py").write_text("VERSION = '1.0 of git'\n")
     who = ("-c", "user.name=a", "-c", "user.email=a@b")
     for words in (("init", "-q"), ("add", "."), (*who, "commit", "-qm", "one")):
