@@ -10,11 +10,11 @@ import msgspec
 from awsddp.answers import Environment, read_answer, take
 from awsddp.errors import NodeError
 from awsddp.nodes.failures import NodeFailure
-from awsddp.nodes.proxy import URL, Proxy, is_here
+from awsddp.nodes.proxy import URL, Proxy
 from awsddp.nodes.transport import Fleet, Request, Result
-from awsddp.parallel import split
+from awsddp.parallel import each, split
 from awsddp.plan.environment import EnvironmentPlan, explain, image_constraints, refuse_unlike
-from awsddp.plan.indexes import Indexes, indexes_here
+from awsddp.plan.indexes import Indexes, indexes_here, is_folder_here
 from awsddp.report import Event, node_name
 from awsddp.resources import template
 
@@ -92,15 +92,18 @@ def _lent(
     everything, indexes = plan.packages_from == "client", plan.indexes.otherwise(indexes_here())
     with Proxy(everything=everything, ca=indexes.ca, proxy=plan.environ.get("https_proxy", "")) as proxy:
         if plan.packages_from == "node" or not plan.has_packages:
-            yield replace(plan, indexes=_placed(indexes, lambda one: "" if is_here(one) else one)), {}, proxy
+            own = _placed(indexes, lambda one: "" if is_folder_here(one) else one)
+            yield replace(plan, indexes=own), {}, proxy
             return
         if everything and not indexes.no_index:
             indexes = replace(indexes, index_url=indexes.index_url or _PYPI)
-        known = 2 if indexes.no_index else None  # without the index of torch
+        torch = [
+            one.replace("--index", "--extra-index") for one in plan.torch[: 2 if indexes.no_index else None]
+        ]
         lent = replace(
             plan,
             indexes=_placed(indexes, proxy.show),
-            torch=tuple(proxy.show(one.replace("--index", "--extra-index")) for one in plan.torch[:known]),
+            torch=tuple(map(proxy.show, torch)) if everything else plan.torch,
             lines=tuple(map(proxy.show_logins, plan.lines)),
             constraints=tuple(map(proxy.show_logins, plan.constraints)),
             conda=proxy.show_logins(plan.conda),
@@ -113,8 +116,7 @@ def _lent(
         urls = URL.findall(json.dumps(asdict(lent)))
         if everything:
             fleet.on_event(Event("packages come through this machine", ""))
-            for url in (*urls, *_PROGRAMS.get(plan.kind, ())):
-                proxy.allow(url)
+            each(proxy.allow, (*urls, *_PROGRAMS.get(plan.kind, ())))
         with fleet.forwarded(nodes, proxy.serve) as ports:
             yield lent, {node: proxy.environ(port, urls) for node, port in ports.items()}, proxy
 

@@ -27,7 +27,9 @@ import paramiko
 
 from awsddp.parallel import soon
 
-_ANSWER_S = 60.0
+_ANSWER_S = 30.0
+_PATIENCE_S = 60
+"""How long programs of a node wait: longer than this machine does."""
 _LOOK_S = 10.0
 _END_S = 5.0
 _HOPS = 5
@@ -90,7 +92,8 @@ class Proxy:
         if self.everything:
             found["https_proxy"] = found["http_proxy"]
         upper = {name.upper(): value for name, value in found.items()}
-        return found | upper | {"GIT_HTTP_PROXY_AUTHMETHOD": "basic"}
+        patience = dict.fromkeys(("PIP_DEFAULT_TIMEOUT", "UV_HTTP_TIMEOUT"), str(_PATIENCE_S))
+        return found | upper | patience | {"GIT_HTTP_PROXY_AUTHMETHOD": "basic"}
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -188,7 +191,7 @@ class _Client(http.server.SimpleHTTPRequestHandler):
         try:
             upstream = self.proxy.dial(host.strip("[]"), int(port))
         except _FAULTS as error:
-            self._fail(502, host, error)
+            self._fail(504, host, f"not reached from here: {error}")
             return
         self.close_connection = True
         with upstream:
@@ -233,7 +236,7 @@ class _Client(http.server.SimpleHTTPRequestHandler):
         try:
             answer = self.proxy.open(urllib.request.Request(url, data, headers, method=self.command))
         except _FAULTS as error:
-            self._fail(502, urlsplit(url).hostname or "", error)
+            self._fail(504, urlsplit(url).hostname or "", f"not reached from here: {error}")
             return
         with answer:
             self._pass_back(answer, root)
@@ -266,8 +269,8 @@ class _Client(http.server.SimpleHTTPRequestHandler):
             self._fail(403, host, "no packages come from there")
         return host not in self.proxy.hosts
 
-    def _fail(self, code: int, host: str, why: object) -> None:
-        said = f"{host}: {' '.join(str(why).split())}"
+    def _fail(self, code: int, host: str, why: str) -> None:
+        said = f"{host}: {' '.join(why.split())}"
         if len(self.proxy.refused) < _HOPS:
             self.proxy.refused.add(said)
         self.send_error(code, f"awsddp: {said}")

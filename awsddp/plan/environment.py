@@ -247,19 +247,19 @@ def _holds_packages(project: Path, name: str) -> bool:
     return inside and not (folder / "__init__.py").exists() and any(folder.rglob("*.py"))
 
 
-def image_constraints(packages: Mapping[str, str], *, every: bool = False) -> tuple[str, ...]:
-    """Return the pins that keep what the image's torch is made of, or `every` package of the image."""
+def image_constraints(packages: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the pins that keep what the image's torch is made of."""
     return tuple(
         f"{name}=={version}"
         for name, version in sorted(packages.items())
-        if every or IMAGE_PACKAGES.fullmatch(name.lower())
+        if IMAGE_PACKAGES.fullmatch(name.lower())
     )
 
 
 _UNREACHED = re.compile(
     "NewConnectionError|ConnectTimeout|ReadTimeout|Name or service not known|Temporary failure in name|"
     "ProxyError|SSLError|dns error|error sending request|operation timed out|CondaHTTPError|"
-    r"Could not resolve host|curl: \((?:5|6|7|28|35|56)\)"
+    r"Could not resolve host|not reached from here|curl: \((?:5|6|7|28|35|56)\)"
 )
 
 _NOT_IN_CHANNEL = re.compile(

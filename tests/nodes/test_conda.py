@@ -60,6 +60,7 @@ def here(lab: Callable[[int], Lab], mirror: str) -> Lab:
     host.script(
         "conda",
         "#!/bin/sh\necho \"$@\" >> '{home}/conda.log'\n"
+        "export no_proxy=127.0.0.1 NO_PROXY=127.0.0.1\n"  # as for the true mirror, whose URL is https
         f"export CONDA_MIRROR='{mirror}' CONDA_CACHE='{{home}}/cache'\n"
         f"exec '{sys.executable}' '{PROGRAM}' \"$@\"\n",
     )

@@ -102,9 +102,9 @@ def test_an_environment_yml_says_that_it_is_condas(tmp_path: Path) -> None:
     assert make_environment_plan(EnvSection(file=file), internet=True, driver=None).kind == "conda"
     with pytest.raises(ConfigError, match=r'env\.kind = "venv": .* is a conda environment'):
         make_environment_plan(EnvSection(kind="venv", file=file), internet=True, driver=None)
-    with pytest.raises(ConfigError, match="needs nodes with internet") as local:
-        make_environment_plan(EnvSection(file=file), internet=False, driver=None)
-    assert local.value.next.startswith("--env requirements.txt   # to rehearse")
+    for internet, where in ((True, None), (False, "client")):  # in the local cloud as on AWS
+        plan = make_environment_plan(EnvSection(file=file), internet=internet, driver=None)
+        assert (plan.kind, plan.packages_from) == ("conda", where)
 
 
 def test_a_file_decides_its_own_python(tmp_path: Path) -> None:
