@@ -3,7 +3,7 @@
 import contextlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import msgspec
@@ -45,14 +45,15 @@ def ensure(
     if missing:
         if plan.setup:
             send_files()
-        sent = _send_packages(fleet, plan, [found[node].platform for node in missing], cache)
+        chosen = _choose(fleet, plan, found[missing[0]].platform, cache)
+        sent = _send_packages(fleet, chosen, [found[node].platform for node in missing], cache)
         builds = {
             node: _request(
                 plan,
                 "build",
                 pythons[node],
                 wheels=sent is not None,
-                lines=plan.lines if sent is None else sent,
+                lines=chosen.lines if sent is None else sent,
                 constraints=[*plan.constraints, *_pins(plan, found[node])],
             )
             for node in missing
@@ -65,6 +66,22 @@ def ensure(
             )
     refuse_unlike({node: one.facts for node, one in found.items()})
     return found
+
+
+def _choose(fleet: Fleet, plan: EnvironmentPlan, platform: Platform | None, cache: Path) -> EnvironmentPlan:
+    """Return the plan with the versions that all nodes get; as it is where the nodes are to choose them.
+
+    Raises ConfigError for what cannot be met.
+    """
+    if not plan.lines or platform is None:
+        return plan
+    from awsddp.plan.resolve import choose, target_of
+
+    fleet.on_event(Event(f"choosing packages for {plan.name}", ""))
+    pins, why = choose(plan, target_of(plan, platform), cache=cache)
+    if why:
+        fleet.on_event(Event(f"{plan.name}: {why}; the nodes choose its packages", ""))
+    return plan if pins is None or plan.kind == "conda" else replace(plan, lines=pins)
 
 
 def _pins(plan: EnvironmentPlan, found: Environment) -> tuple[str, ...]:

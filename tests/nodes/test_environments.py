@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from awsddp.answers import Environment
-from awsddp.errors import NodeError
+from awsddp.errors import ConfigError, NodeError
 from awsddp.nodes.environments import ensure
 from awsddp.nodes.packages import on_its_way
 from awsddp.plan.environment import EnvironmentPlan
@@ -106,9 +106,8 @@ def test_a_requirement_for_another_torch_is_refused_with_both_versions(
 ) -> None:
     plan = dataclasses.replace(PLAN, lines=("torch==2.5.1",))
     wheel(index, "torch", "2.5.1")
-    with pytest.raises(NodeError) as refused:
+    with pytest.raises(ConfigError) as refused:
         made(lab(1), plan, python)
-    assert refused.value.exit_code == 6
     assert refused.value.message == "requirements.txt needs another torch than the image's 2.13.0+cpu"
     assert "torch==2.5.1" in refused.value.why
 
@@ -168,9 +167,9 @@ def test_what_needs_another_torch_deep_down_is_named(
 ) -> None:
     wheel(index, "greedy", requires=("torch<2.6",))
     wheel(index, "torch", "2.5.1")
-    with pytest.raises(NodeError, match="needs another torch than the image") as refused:
+    with pytest.raises(ConfigError, match="needs another torch than the image") as refused:
         made(lab(1), dataclasses.replace(PLAN, lines=("greedy",)), python)
-    assert "greedy 1.0 depends on torch<2.6" in refused.value.why
+    assert "greedy depend on torch<2.6" in refused.value.why
 
 
 @pytest.mark.prove
@@ -238,7 +237,7 @@ def test_a_package_named_by_a_url_is_fetched_or_built_here_and_no_node_asks_for_
             server.shutdown()
     for one in found.values():
         assert imported(one.python, "import pure, tiny; print(pure.VERSION, tiny.VERSION)") == "1.0 1.0"
-    assert asked == ["/pure-1.0.tar.gz", "/tiny-1.0-py3-none-any.whl"]
+    assert set(asked) == {"/pure-1.0.tar.gz", "/tiny-1.0-py3-none-any.whl"}
 
 
 def sdist(index: Path, folder: Path, name: str, words: str) -> None:
