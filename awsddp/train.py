@@ -423,6 +423,7 @@ def ensure_environment(cluster: "Cluster", *, send_files: Callable[[], object]) 
             cluster.fleet,
             plan,
             pythons={one.node: one.python for one in record.prepared},
+            cache=cluster.home / "packages",
             send_files=send_files,
         )
         made = {node: one.python for node, one in found.items()} if plan.has_packages else {}

@@ -4,10 +4,11 @@ import contextlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
+from pathlib import Path
 
 import msgspec
 
-from awsddp.answers import Environment, read_answer, take
+from awsddp.answers import Environment, Platform, read_answer, take
 from awsddp.errors import NodeError
 from awsddp.nodes.failures import NodeFailure
 from awsddp.nodes.proxy import URL, Proxy
@@ -39,13 +40,14 @@ def ensure(
     plan: EnvironmentPlan,
     *,
     pythons: Mapping[int, str],
+    cache: Path,
     send_files: Callable[[], object] = lambda: None,
 ) -> dict[int, Environment]:
     """Return each node's environment, made where it is not there; one round trip where it is everywhere.
 
-    `pythons` are the image's; `send_files` sends the synced folder, in which commands of `env.setup` run.
-    Raises NodeError for nodes that failed, each with its last lines, and for nodes that differ. Events go
-    where the fleet's go.
+    `pythons` are the image's, `cache` keeps the versions that are chosen, `send_files` sends the synced
+    folder, in which commands of `env.setup` run. Raises NodeError for nodes that failed, each with its last
+    lines, and for nodes that differ; ConfigError. Events go where the fleet's go.
     """
     looks = {node: _request(plan, "look", pythons[node]) for node in fleet.nodes}
     found = _ask(fleet, plan, looks, _LOOK_S)
@@ -53,7 +55,8 @@ def ensure(
     if missing:
         if plan.setup:
             send_files()
-        with _lent(fleet, plan, missing) as (lent, environs, proxy):
+        chosen = _choose(fleet, plan, found[missing[0]].platform, cache)
+        with _lent(fleet, chosen, missing) as (lent, environs, proxy):
             builds = {
                 node: _request(
                     lent,
@@ -73,6 +76,22 @@ def ensure(
             )
     refuse_unlike({node: one.facts for node, one in found.items()})
     return found
+
+
+def _choose(fleet: Fleet, plan: EnvironmentPlan, platform: Platform | None, cache: Path) -> EnvironmentPlan:
+    """Return the plan with the versions that all nodes get; as it is where the nodes are to choose them.
+
+    Raises ConfigError for what cannot be met.
+    """
+    if not plan.lines or platform is None:
+        return plan
+    from awsddp.plan.resolve import choose, target_of
+
+    fleet.on_event(Event(f"choosing packages for {plan.name}", ""))
+    pins, why = choose(plan, target_of(plan, platform), cache=cache)
+    if why:
+        fleet.on_event(Event(f"{plan.name}: {why}; the nodes choose its packages", ""))
+    return plan if pins is None or plan.kind == "conda" else replace(plan, lines=pins)
 
 
 def _pins(plan: EnvironmentPlan, found: Environment) -> tuple[str, ...]:

@@ -1,6 +1,5 @@
 """Which environment the ranks get on every node, before anything is made: [env] as pure data."""
 
-import contextlib
 import dataclasses
 import hashlib
 import json
@@ -14,7 +13,7 @@ from typing import Any, Literal
 from awsddp.compat.releases import RELEASES, Release, least_driver, release
 from awsddp.errors import ConfigError, NodeError
 from awsddp.plan.indexes import CREDENTIALS, Indexes, is_folder_here
-from awsddp.plan.requirements import IMAGE_PACKAGES, Requirements, canonical, read_requirements, toml_list
+from awsddp.plan.requirements import IMAGE_PACKAGES, Requirements, read_requirements, toml_list
 from awsddp.report import node_name
 from awsddp.spec import EnvSection
 
@@ -62,20 +61,15 @@ class EnvironmentPlan(Requirements):
         return hashlib.sha256(json.dumps(self.setup).encode()).hexdigest()[:16]
 
 
-def make_environment_plan(
-    env: EnvSection, *, internet: bool | None, driver: str | None, image_torch: str | None = None
-) -> EnvironmentPlan:
-    """Return what [env] asks for, its file read.
+def make_environment_plan(env: EnvSection, *, internet: bool | None, driver: str | None) -> EnvironmentPlan:
+    """Return what [env] asks for, its file read; whether that can be met, resolve.py says.
 
     `internet`: whether nodes have it, None if that is not known yet; `driver` is theirs, None where they
-    have no GPU. `image_torch` is the image's release, such as 2.12. Raises ConfigError for what cannot be
-    met.
+    have no GPU. Raises ConfigError for what cannot be meant.
     """
     asked = read_requirements(Path(env.file).expanduser()) if env.file else Requirements()
     kind = env.kind or ("conda" if asked.conda else "image")
     _check_kind(env, kind, is_conda_file=bool(asked.conda))
-    if asked.lines:
-        _check_versions(asked, str(env.file), image_torch if kind == "image" else None)
     packages_from = env.packages_from or ("client" if internet is False else None)
     torch = () if kind == "image" or asked.conda else _torch(env, asked, driver)
     indexes = Indexes(index_url=env.index_url or "", ca=_ca(env)).otherwise(asked.indexes)
@@ -114,33 +108,6 @@ def _check_kind(env: EnvSection, kind: str, *, is_conda_file: bool) -> None:
             "an environment.yml decides its own packages",
             f"write '- python={env.python}' into {env.file}, and remove env.python: -o env.python=",
         )
-
-
-def _check_versions(asked: Requirements, file: str, image_torch: str | None) -> None:
-    """Refuse versions of a package that exclude each other, or the image's torch. Raises ConfigError.
-
-    What has a marker or a URL is left to the nodes.
-    """
-    from packaging.requirements import InvalidRequirement, Requirement
-    from packaging.specifiers import SpecifierSet
-
-    named: dict[str, list[Requirement]] = {}
-    for line in (*asked.lines, *asked.constraints):
-        with contextlib.suppress(InvalidRequirement):
-            one = Requirement(re.sub(r"\+\w+", "", line))
-            if one.marker is None and one.url is None:
-                named.setdefault(canonical(one.name), []).append(one)
-    for name, group in named.items():
-        every = SpecifierSet(",".join(str(one.specifier) for one in group if one.specifier))
-        possible = [one.version for one in every if one.operator == "==" and "*" not in one.version]
-        fault, texts = "exclude each other", " and ".join(dict.fromkeys(map(str, group)))
-        advice = "correct one of the lines"
-        if name == "torch" and image_torch:
-            possible = [f"{image_torch}.{number}" for number in range(20)]
-            fault = f"needs another torch than the image's {image_torch}"
-            advice = f"require versions that work with torch {image_torch}, or use a separate Python: {_VENV}"
-        if possible and not any(every.contains(one, prereleases=True) for one in possible):
-            raise ConfigError(f"env.file: {file}: {texts} {fault}", "", advice)
 
 
 def _check_folders(find_links: Sequence[str]) -> None:
@@ -294,6 +261,11 @@ _SAID = (
         "choose another env.python, or omit it to use the image's own",
     ),
     (
+        re.compile(r"No matching distribution found for ([^\s(]+)"),
+        "{name}: no {package} for this Python",
+        "correct it in {name}, and repeat the command",
+    ),
+    (
         _NOT_IN_CHANNEL,
         "{name}: no channel has a {package} that fits",
         "correct its version in {name}, or add the channel that has it, and repeat the command",
@@ -310,26 +282,10 @@ def explain(said: str, *, name: str) -> NodeError:
     """Explain the last output of pip, uv or conda; `name` is the file that lists the packages."""
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     tail = "\n".join(lines[-10:])
-    pinned = re.search(r"\(constraint\) ([\w.-]+)\S*?==(\S+)", said)
-    missing = re.search(r"No matching distribution found for ([^\s(]+)", said)
-    versions = re.search(r"\(from versions: ([^)]*)\)", said)
-    known = versions[1] if versions and versions[1] != "none" else ""
-    if pinned and IMAGE_PACKAGES.fullmatch(pinned[1].lower()):
-        needs = re.compile(rf"(requested|depends on) {re.escape(pinned[1])}\b")
-        return NodeError(
-            f"{name} needs another {pinned[1]} than the image's {pinned[2]}",
-            "; ".join(dict.fromkeys(filter(needs.search, lines))) or tail,
-            f"require versions that work with {pinned[1]} {pinned[2]}, or use a separate Python: {_VENV}",
-        )
     for pattern, message, advice in _SAID:
-        found = pattern.search(said)
-        if found and not (known and pattern is _UNREACHED):  # a slow index may answer the second time
+        if found := pattern.search(said):
             package = next(filter(None, found.groups()), "")
             return NodeError(message.format(name=name, package=package), tail, advice.format(name=name))
-    if missing:
-        why = f"the index has {known[-300:]}" if known else "the index has no such package that fits"
-        again = f"correct it in {name}, and repeat the command"
-        return NodeError(f"{name}: no {missing[1]} for this Python", why, again)
     return NodeError(f"{name} could not be installed", tail, f"correct {name}, and repeat the command")
 
 

@@ -74,7 +74,7 @@ def serve_index(wheels: Path, *, files: str = "", password: str = "", hold: str 
     """Serve wheels as a simple index below /simple/.
 
     `files` is where its pages say that the wheels are, else they are served here. It wants `password` of the
-    user "reader". A request for a path that contains `hold` waits until `release` is set.
+    user "reader". A request of pip for a path that contains `hold` waits until `release` is set.
     """
 
     class Index(_Quiet):
@@ -88,7 +88,7 @@ def serve_index(wheels: Path, *, files: str = "", password: str = "", hold: str 
                 self.send_header("Content-Length", "0")
                 self.end_headers()
                 return
-            if hold and hold in self.path and self.command == "GET":
+            if hold and hold in self.path and self.headers["User-Agent"].startswith("pip"):
                 self.served.is_held.set()
                 self.served.release.wait(60)
             name = self.path.rstrip("/").rpartition("/")[2].replace("-", "_")

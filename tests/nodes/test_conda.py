@@ -3,7 +3,6 @@
 That miniforge installs, and that the channels of the world answer, only a network shows.
 """
 
-import importlib
 import json
 import os
 import sys
@@ -11,11 +10,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import rattler
 
-from awsddp.errors import ConfigError, NodeError
+from awsddp.errors import NodeError
 from awsddp.plan.environment import EnvironmentPlan, make_environment_plan
-from awsddp.plan.requirements import read_requirements
 from awsddp.spec import EnvSection
 from tests.nodes.channel import MINOR, SUBDIR, VERSION, make_channel, served
 from tests.nodes.ssh_hosts import Lab
@@ -178,59 +175,6 @@ def test_a_channel_may_be_a_folder_of_the_nodes(
     found = made(here, planned(file=str(file)), python)[0]
     assert found.python
     assert installed(Path(found.python).parents[1])["python"] == (VERSION, f"{shared}/{SUBDIR}")
-
-
-TAKEN = (
-    "numpy",
-    "numpy 1.26",
-    "numpy 1.26.* py311*",
-    "numpy=1.26",
-    "numpy =1.26",
-    "numpy==1.26.4=py311_0",
-    "numpy >= 1.2, <2",
-    "numpy>=1,<2|>3",
-    "numpy!=1",
-    "numpy~=1.2",
-    "numpy *",
-    "libblas=*=*mkl",
-    "numpy=1.26.4=py311h64a7726_0",
-    "numpy[version='>=1']",
-    "numpy 1.26[build=py311_0]",
-    "pytorch::pytorch=2.5=*cuda*",
-    "pkgs/main::numpy",
-    "conda-forge/linux-64::numpy",
-    "_openmp_mutex=5.1",
-    "python=3.11.*",
-    "https://conda.anaconda.org/conda-forge/linux-64/numpy-1.0-0.conda",
-)
-REFUSED = (
-    "<2",
-    "numpy=>1.2",
-    "numpy=<2",
-    "numpy>",
-    "numpy=",
-    "numpy===1",
-    "numpy@1.2",
-    "requests[socks]",
-    "torch[x]>=2",
-    "tqdm; python_version > '3'",
-    "git+https://x/y",
-    "*",
-)
-
-
-@pytest.mark.parametrize("spec", (*TAKEN, *REFUSED))
-def test_a_spec_is_refused_here_where_a_solver_would_refuse_it(spec: str, tmp_path: Path) -> None:
-    file = tmp_path / "environment.yml"
-    file.write_text(f"dependencies:\n- {json.dumps(spec)}\n")
-    if spec in TAKEN:
-        rattler.MatchSpec(spec)
-        assert json.dumps(spec) in read_requirements(file).conda
-        return
-    with pytest.raises(importlib.import_module("rattler.exceptions").InvalidMatchSpecError):
-        rattler.MatchSpec(spec)
-    with pytest.raises(ConfigError, match=r"line 2: .* is not a conda package"):
-        read_requirements(file)
 
 
 @pytest.fixture(autouse=True)
