@@ -5,7 +5,8 @@ import os
 import re
 import subprocess
 import sys
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 CREDENTIALS = re.compile(r"//[^/@\s]+@")
@@ -86,22 +87,12 @@ def is_folder_here(place: str) -> bool:
     return "://" not in place and not Path(place).is_absolute()
 
 
-def of_option(name: str, value: str) -> Indexes:
-    """Return what one option says, by its name in a requirements file (OPTION) and its value."""
+def of_option(name: str, value: str, folder: Path) -> Indexes:
+    """Return what an option of a requirements file in `folder` says, by its name (OPTION) and its value."""
     key = {"i": "index-url", "f": "find-links"}.get(name.lstrip("-"), name.lstrip("-"))
-
-    def values(of: str) -> tuple[str, ...]:
-        return (value,) if key == of else ()
-
-    return Indexes(
-        index_url="".join(values("index-url")),
-        extra_index_urls=values("extra-index-url"),
-        find_links=values("find-links"),
-        trusted_hosts=values("trusted-host"),
-        no_index=key == "no-index",
-        pre=key == "pre",
-        prefer_binary=key == "prefer-binary",
-    )
+    if key == "find-links" and is_folder_here(value) and (folder / value).is_dir():
+        value = os.path.relpath(folder / value)
+    return _said({key: value or "true"})
 
 
 def indexes_here() -> Indexes:
@@ -112,26 +103,28 @@ def indexes_here() -> Indexes:
     command = [sys.executable, "-m", "pip", "config", "list"]
     try:
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_ASK_S)
-        said = dict(re.findall(r"^(\S+?)=(['\"].*)$", done.stdout.decode(errors="replace"), re.MULTILINE))
+        told = dict(re.findall(r"^(\S+?)=(['\"].*)$", done.stdout.decode(errors="replace"), re.MULTILINE))
         last: dict[str, str] = {}
         for of in ("global.", "install.", ":env:."):  # the later one counts
-            last |= {key.removeprefix(of): ast.literal_eval(said[key]) for key in said if key.startswith(of)}
+            last |= {key.removeprefix(of): ast.literal_eval(told[key]) for key in told if key.startswith(of)}
         ca = Path(last["cert"]).read_text(encoding="ascii") if last.get("cert") else ""
     except (OSError, ValueError, SyntaxError, subprocess.TimeoutExpired):
         return Indexes()
+    found = _said(last)
+    folders = (os.path.relpath(one) if Path(one).is_dir() else one for one in found.find_links)
+    return replace(found, ca=ca, find_links=tuple(folders))
 
-    def on(name: str) -> bool:
-        return last.get(name, "").lower() in ("1", "yes", "true", "on")
 
+def _said(by_key: Mapping[str, str]) -> Indexes:
+    """Return what pip's own keys say, each with its value as pip writes it."""
+    values = {key: value.split() for key, value in by_key.items()}
+    on = {key for key, value in by_key.items() if value.lower() in ("1", "yes", "true", "on")}
     return Indexes(
-        index_url=last.get("index-url", ""),
-        extra_index_urls=tuple(last.get("extra-index-url", "").split()),
-        find_links=tuple(
-            os.path.relpath(one) if Path(one).is_dir() else one for one in last.get("find-links", "").split()
-        ),
-        trusted_hosts=tuple(last.get("trusted-host", "").split()),
-        no_index=on("no-index"),
-        pre=on("pre"),
-        prefer_binary=on("prefer-binary"),
-        ca=ca,
+        index_url=by_key.get("index-url", ""),
+        extra_index_urls=tuple(values.get("extra-index-url", ())),
+        find_links=tuple(values.get("find-links", ())),
+        trusted_hosts=tuple(values.get("trusted-host", ())),
+        no_index="no-index" in on,
+        pre="pre" in on,
+        prefer_binary="prefer-binary" in on,
     )

@@ -137,7 +137,7 @@ def _collected(text: str, file: Path, *, seen: tuple[Path, ...] = ()) -> Require
                 indexes = more.indexes.otherwise(indexes)
             continue
         elif option := OPTION.fullmatch(line):
-            indexes = of_option(*_option(option[1], option[2], file)).otherwise(indexes)
+            indexes = of_option(option[1], option[2], file.parent).otherwise(indexes)
             continue
         else:
             own = [_EDITABLE.sub("", line)]
@@ -164,13 +164,6 @@ def _of_project(file: Path, extras: Sequence[str], seen: tuple[str, ...] = ()) -
         else:
             found.append(line)
     return list(dict.fromkeys(found))
-
-
-def _option(name: str, value: str, file: Path) -> tuple[str, str]:
-    """Return an option and its value; a folder is relative to the file that names it."""
-    if name.lstrip("-") in ("f", "find-links") and is_folder_here(value) and (file.parent / value).is_dir():
-        value = os.path.relpath(file.parent / value)
-    return name, value
 
 
 def _filled(text: str) -> str:
@@ -208,10 +201,9 @@ def _dependencies(document: Table, file: Path) -> list[str]:
 def _locked(file: Path) -> str:
     """Return the locked packages that the project needs, as lines, without what torch itself brings."""
     text = _text(file)
-    words = ["export", "--frozen", "--offline", "--project", str(file.parent), "--no-dev", "--no-hashes"]
-    words += ["--no-header", "--no-annotate", "--no-emit-workspace"]
-    every = run_uv(words)
-    pruned = run_uv([*words, *(word for name in _TORCH for word in ("--prune", name))])
+    words = "export --frozen --offline --no-dev --no-emit-workspace --no-hashes --no-header --no-annotate"
+    every = run_uv(words.split(), {}, folder=file.parent)
+    pruned = run_uv([*words.split(), *(f"--prune={name}" for name in _TORCH)], {}, folder=file.parent)
     if failed := every.failure or pruned.failure:
         raise ConfigError(f"env.file: {file} cannot be read", failed, "uv lock   # writes it anew")
     torch = [re.sub(r"\+[\w.]+", "", line) for line in every.lines if name_of(line) in _TORCH]

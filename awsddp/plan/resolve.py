@@ -5,14 +5,14 @@ import json
 import re
 import tempfile
 import zipfile
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from awsddp.answers import Platform
 from awsddp.compat.releases import RELEASES, release
 from awsddp.errors import ConfigError
-from awsddp.plan.environment import EnvironmentPlan
+from awsddp.plan.environment import EnvironmentPlan, image_constraints
 from awsddp.plan.indexes import CREDENTIALS, indexes_here, is_folder_here
 from awsddp.plan.requirements import IMAGE_PACKAGES, canonical, name_of
 from awsddp.plan.uv import run_uv
@@ -20,16 +20,17 @@ from awsddp.plan.uv import run_uv
 _GLIBC = (*range(40, 30, -1), 28, 17)
 """The minor releases that uv has a platform for (https://docs.astral.sh/uv/reference/cli/#uv-pip-compile)."""
 _PATCHES = 10
-_TIMEOUT_S = 300.0
-_UNMET = re.compile(
-    r"(?:error:|\s*\u00d7) No solution found when resolving dependencies(.*?)(?=\n\s*hint:|\Z)", re.DOTALL
-)
-_BAD_LINE = re.compile(r"(asked|fixed)\.txt` at position (\d+)|(asked|fixed)\.txt:(\d+):\d+")
-_PIN = re.compile(r"([\w.-]+)(?:\[[^]]*\])?==(\S+)")
-_DENIED = re.compile(r"hint: (An index URL[^\n]*\n?[^\n]*\(40[13][^)]*\))")
+_OPTIONS = "asked -c fixed --overrides replaced -o chosen --no-header --no-annotate --format requirements.txt"
 _FRAME = re.compile("[\u2500-\u25ff\u00d7]|cause:")
-_STEP = re.compile(r", we can conclude that .*? (?:cannot be used|are incompatible)\. (?:And )?")
+"""What uv draws around its words, by its release."""
+_BAD_LINE = re.compile(r"Couldn't parse|.*: \S*asked:(\d+):\d+$")
+_UNMET = "No solution found when resolving dependencies"
+_STEP = re.compile(
+    r":? Because |, we can conclude that .*? (?:cannot be used|are incompatible)\. (?:And because )?"
+)
 _SO = ", we can conclude that your requirements are unsatisfiable."
+_BUILD = re.compile(r"^(torch(?:vision|audio)?\b[^+]*)\+[\w.]+")
+"""A torch with its build, as +cu130: the image's has another, and stays."""
 _NO_EXTRA = re.compile(r"The package `([^`=]+)==\S+ does not have an extra named")
 _BUILT = re.compile("no usable wheels|building from source is disabled|Building source distributions")
 _KEPT = 50
@@ -38,27 +39,29 @@ _KEPT = 50
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """What packages must fit: a Python, a machine, and the packages that it `has`, each with its versions.
+    """What packages must fit: a Python, a machine, and what it `has`, of which the `fixed` stay.
 
-    An exact one is a node that was asked: there a package may be built, and the versions are those that are
-    chosen, where that is possible.
+    An exact one is a node that was asked: there a package may be built, and what the image has is preferred.
     """
 
     python: str
-    machine: str = "x86_64"
-    glibc: int = 40
-    has: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    machine: str
+    glibc: int = _GLIBC[0]
+    has: tuple[tuple[str, str], ...] = ()
+    fixed: tuple[str, ...] = ()
     exact: bool = False
 
 
 def target_of(plan: EnvironmentPlan, platform: Platform) -> Target:
     """Return what the packages of a plan must fit on a node that was asked."""
-    has = {canonical(name): [version] for name, version in platform.packages.items()}
+    fixed = _torch_of(plan)
+    has, is_image = _releases(fixed), plan.kind == "image"
     return Target(
         python=plan.python or platform.version,
         machine=platform.machine,
         glibc=int((platform.libc or "2.28").split(".")[1]),
-        has=has if plan.kind == "image" else _torch_of(plan),
+        has=tuple((canonical(name), of) for name, of in platform.packages.items()) if is_image else has,
+        fixed=image_constraints(platform.packages) if is_image else fixed,
         exact=plan.kind != "conda",
     )
 
@@ -70,25 +73,19 @@ def check(plan: EnvironmentPlan, *, image_torch: str | None, machine: str, cache
     what a URL names, is left to the nodes. The Python of an image is not known: one of its torch's must do.
     Raises ConfigError.
     """
-    row = release(image_torch) if image_torch else None
-    pythons = row.pythons if row else RELEASES[0].pythons
-    has = _torch_of(plan)
+    row = release(image_torch or "")
+    fixed = _torch_of(plan)
     if row and plan.kind == "image":
-        has = {
-            "torch": _patches(row.torch),
-            "torchaudio": _patches(row.torch),
-            "torchvision": _patches(row.torchvision),
-        }
-    lines = tuple(one for one in plan.lines if "://" not in one)
-    refused: ConfigError | None = None
+        fixed = (f"torch=={row.torch}.*", f"torchaudio=={row.torch}.*", f"torchvision=={row.torchvision}.*")
+    pythons = (row or RELEASES[0]).pythons
+    named = replace(plan, lines=tuple(one for one in plan.lines if "://" not in one))
     for python in [plan.python] if plan.python else [pythons[-1], pythons[0]]:
+        target = Target(python=python, machine=machine, has=_releases(fixed), fixed=fixed)
         try:
-            return choose(
-                replace(plan, lines=lines), Target(python=python, machine=machine, has=has), cache=cache
-            )[1]
+            return choose(named, target, cache=cache)[1]
         except ConfigError as error:
-            refused = refused or error
-    raise refused or AssertionError
+            refused = error
+    raise refused
 
 
 def choose(plan: EnvironmentPlan, target: Target, *, cache: Path) -> tuple[tuple[str, ...] | None, str]:
@@ -123,116 +120,94 @@ def _chosen(plan: EnvironmentPlan, target: Target, scratch: Path) -> tuple[tuple
         (scratch / "ca.pem").write_text(indexes.ca)
         env["SSL_CERT_FILE"] = str(scratch / "ca.pem")
     has.mkdir()
-    stubs = {name: [_stub(has, name, one) for one in versions] for name, versions in target.has.items()}
-    asked = [_without_build(one, target) for one in plan.lines]
-    fixed = [
-        *plan.constraints,
-        *(_pin(name, target) for name in target.has if IMAGE_PACKAGES.fullmatch(name)),
-    ]
-    preferred = [_pin(name, target) for name in target.has if target.exact and plan.kind == "image"]
-    for name, lines in (("asked", asked), ("fixed", fixed), ("chosen", preferred)):
-        (scratch / f"{name}.txt").write_text("".join(f"{one}\n" for one in lines))
-    glibc = next((one for one in _GLIBC if one <= target.glibc), _GLIBC[-1])
-    words = [
-        "pip",
-        "compile",
-        f"{scratch}/asked.txt",
-        "-c",
-        f"{scratch}/fixed.txt",
-        "-o",
-        f"{scratch}/chosen.txt",
-    ]
-    words += ["--no-header", "--no-annotate", "--no-strip-extras", "--python-version", target.python]
-    words += ["--python-platform", f"{target.machine}-manylinux_2_{glibc}"]
-    words += ["--no-index"] * indexes.no_index + ["--no-build"] * (not target.exact)
-    if "torch" not in target.has and not target.exact:  # any does
+    for name, version in target.has:
+        _stub(has, name, version)
+    files = {
+        "asked": [_BUILD.sub(r"\1", one) for one in plan.lines],
+        "fixed": [*plan.constraints, *target.fixed],
+        "chosen": [f"{name}=={version}" for name, version in target.has] if target.exact else [],
+        "replaced": [],
+    }
+    if not (target.fixed or target.exact):  # any torch does
         _stub(has, "torch", "9999")
-        (scratch / "torch.txt").write_text("torch==9999\n")
-        words += ["--overrides", f"{scratch}/torch.txt"]
-    while True:
-        said = run_uv(words, env, timeout_s=_TIMEOUT_S)
-        lacking = {canonical(name) for name in _NO_EXTRA.findall(said.told)} & stubs.keys()
-        lacking = {name for name in lacking if not IMAGE_PACKAGES.fullmatch(name)}
-        if not lacking:
-            break
-        for stub in [stub for name in lacking for stub in stubs.pop(name)]:
+        files["replaced"] = ["torch==9999"]
+    for name, lines in files.items():
+        (scratch / name).write_text("".join(f"{one}\n" for one in lines))
+    words = f"pip compile {_OPTIONS} --python-version {target.python} --python-platform".split()
+    glibc = next((one for one in _GLIBC if one <= target.glibc), _GLIBC[-1])
+    words += [f"{target.machine}-manylinux_2_{glibc}", *["--no-build"] * (not target.exact)]
+    words += ["--no-index"] * indexes.no_index
+    said = run_uv(words, env, folder=scratch)
+    while stubs := [
+        stub
+        for name in map(canonical, _NO_EXTRA.findall(said.told))
+        for stub in has.glob(f"{name.replace('-', '_')}-*.whl")
+        if not IMAGE_PACKAGES.fullmatch(name)
+    ]:
+        for stub in stubs:
             stub.unlink()  # the package's own wheel says what its extras need
-    if said.failure:
-        only_nodes = not target.exact and bool(
-            _BUILT.search(said.failure) or (indexes.no_index and "provided package locations" in said.failure)
-        )
-        return None, "" if only_nodes else _explained(said.failure, plan, target, asked=asked, fixed=fixed)
-    pins = [(one, _PIN.fullmatch(one)) for one in (scratch / "chosen.txt").read_text().splitlines()]
-    return tuple(
-        one for one, pin in pins if not pin or pin[2] not in target.has.get(canonical(pin[1]), ())
-    ), ""
+        said = run_uv(words, env, folder=scratch)
+    if not said.failure:
+        pins = (scratch / "chosen").read_text().splitlines()
+        return tuple(one for one in pins if (name_of(one), one.partition("==")[2]) not in target.has), ""
+    is_open = _BUILT.search(said.failure) or (indexes.no_index and "provided package loc" in said.failure)
+    return None, "" if is_open and not target.exact else _explained(said.failure, plan, target)
 
 
-def _explained(failure: str, plan: EnvironmentPlan, target: Target, **lines: list[str]) -> str:
+def _explained(failure: str, plan: EnvironmentPlan, target: Target) -> str:
     """Return why uv cannot tell. Raises ConfigError for what cannot be met, or is no requirement."""
-    if bad := _BAD_LINE.search(failure):
-        of = lines[bad[1] or bad[3]]
-        cause = failure.partition("cause:")[2].partition("\n")[0]
-        before = "".join(f"{one}\n" for one in of).encode()[: int(bad[2] or 0)]
-        line = of[before.count(b"\n") if bad[2] else int(bad[4]) - 1]
+    said = CREDENTIALS.sub("//", " ".join(_FRAME.sub(" ", failure).split())).removeprefix("error: ")
+    lines = (*plan.lines, *plan.constraints)
+    if bad := _BAD_LINE.match(said):
+        line = next((one for one in lines if one in said), lines[int(bad[1] or 1) - 1])
         raise ConfigError(
             f"env.file: {plan.places.get(line, plan.name)}: {line!r} is not a requirement",
-            (cause or failure.partition(": ")[2].rpartition(": ")[0]).strip(),
+            said,
             "expected a name, optionally with a version (==1.2), or with @ and a URL",
         )
-    unmet = _UNMET.match(failure)
-    if unmet is None:
-        said = [one.partition(": ")[2] or one for one in failure.strip().splitlines()]
-        return CREDENTIALS.sub("//", ": ".join(dict.fromkeys((said[0], said[-1]))))
-    if denied := _DENIED.search(failure):
-        why = CREDENTIALS.sub("//", " ".join(denied[1].split()))
-        raise ConfigError(f"{plan.name}: a package index wants other credentials", why, "correct its URL")
-    words = " ".join(re.sub(_FRAME, " ", unmet[1]).split())
-    why = _STEP.sub("; ", words.removeprefix("Because ").removesuffix(_SO))
+    unmet, _, hint = said.partition(" hint: ")
+    if not unmet.startswith(_UNMET):
+        return said
+    if "40" in hint and "credentials" in hint:
+        raise ConfigError(f"{plan.name}: a package index wants other credentials", hint, "correct its URL")
+    why = _STEP.sub("; ", unmet.removeprefix(f"{_UNMET} Because ").removesuffix(_SO))
     named = {canonical(one) for one in re.findall(r"[A-Za-z0-9][\w.-]*\w|\w", why)}
-    kept = [one for one in target.has if one in named and IMAGE_PACKAGES.fullmatch(one)]
-    if kept and plan.kind == "image":
-        name, _, has = _pin(kept[0], target).removesuffix(".*").partition("==")
-        raise ConfigError(
-            f"{plan.name} needs another {name} than the image's {has}",
-            why,
-            f"require versions that work with {name} {has}, or use a separate Python: -o env.kind=venv",
-        )
-    blamed = [one for one in (*plan.lines, *plan.constraints) if name_of(one) in named][:3]
+    for kept, _, version in (one.partition("==") for one in target.fixed):
+        if canonical(kept) in named and plan.kind == "image":
+            has = f"{kept} {version.removesuffix('.*')}"
+            raise ConfigError(
+                f"{plan.name} needs another {kept} than the image's {has.partition(' ')[2]}",
+                why,
+                f"require versions that work with {has}, or use a separate Python: -o env.kind=venv",
+            )
+    blamed = [one for one in lines if name_of(one) in named][:3]
     where = ", ".join(dict.fromkeys(plan.places.get(one, plan.name) for one in blamed)) or plan.name
     fault = "exclude each other" if len(blamed) > 1 else "cannot be met"
     advice = "correct the file, and repeat the command"
     raise ConfigError(f"env.file: {where}: {' and '.join(blamed)} {fault}", why, advice)
 
 
-def _torch_of(plan: EnvironmentPlan) -> dict[str, list[str]]:
+def _torch_of(plan: EnvironmentPlan) -> tuple[str, ...]:
     """Return the torch and torchvision that a separate Python gets before all else."""
-    pins = [one.partition("==") for one in plan.torch if "==" in one]
-    return {name: _patches(of.removesuffix(".*")) if of.endswith(".*") else [of] for name, _, of in pins}
+    return tuple(one for one in plan.torch if "==" in one)
 
 
-def _patches(release: str) -> list[str]:
-    return [f"{release}.{number}" for number in range(_PATCHES)]
+def _releases(fixed: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    """Return each package that is fixed, with every release that its pin admits."""
+    pins = [one.partition("==") for one in fixed]
+    numbers = [("", *map(str, range(_PATCHES))) if of.endswith("*") else ("",) for _, _, of in pins]
+    return tuple(
+        (name, f"{of.removesuffix('.*')}.{number}".removesuffix("."))
+        for (name, _, of), several in zip(pins, numbers, strict=True)
+        for number in several
+    )
 
 
-def _pin(name: str, target: Target) -> str:
-    one, *others = target.has[name]
-    return f"{name}=={one.rpartition('.')[0]}.*" if others else f"{name}=={one}"
-
-
-def _without_build(line: str, target: Target) -> str:
-    """Return a line for a package that stays without the build of it that the line names, as +cu130."""
-    name = name_of(line)
-    return re.sub(r"\+[\w.]+", "", line) if name in target.has and IMAGE_PACKAGES.fullmatch(name) else line
-
-
-def _stub(folder: Path, name: str, version: str) -> Path:
-    """Write a wheel without content in place of a package that is there, and return it."""
+def _stub(folder: Path, name: str, version: str) -> None:
+    """Write a wheel without content in place of a package that is there."""
     base = f"{name.replace('-', '_')}-{version}"
-    path = folder / f"{base}-py3-none-any.whl"
-    with zipfile.ZipFile(path, "w") as wheel:
+    with zipfile.ZipFile(folder / f"{base}-py3-none-any.whl", "w") as wheel:
         told = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
         wheel.writestr(f"{base}.dist-info/METADATA", told)
         wheel.writestr(f"{base}.dist-info/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
         wheel.writestr(f"{base}.dist-info/RECORD", "")
-    return path
