@@ -118,7 +118,7 @@ def test_packages_come_from_wherever_this_machine_has_them(nodes: Lab, tmp_path:
         settings.write_text(f"[global]\nindex-url = {public.url}/simple\n")
         needs.write_text("small==1.0\n")
         trains("1.0")
-        assert "GET /files/small-1.0-py3-none-any.whl" in public.asked
+        assert "GET /small-1.0-py3-none-any.whl" in public.asked
 
         needs.write_text(f"small==2.0\ntiny @ git+{git.url}/tiny.git\n")
         trains("2.0", "1.0 of git")
@@ -127,7 +127,7 @@ def test_packages_come_from_wherever_this_machine_has_them(nodes: Lab, tmp_path:
         settings.write_text(f"[global]\nindex-url = {private_url}\n")
         needs.write_text("small==3.0\n")
         trains("3.0")
-        assert "GET /files/small-3.0-py3-none-any.whl" in private.asked
+        assert "GET /small-3.0-py3-none-any.whl" in private.asked
 
         for name in ("http_proxy", "https_proxy"):
             nodes.environ[name] = f"http://staff:{PASSWORD}@127.0.0.1:{upstream.port}"
