@@ -15,18 +15,19 @@ import shutil
 import socket
 import ssl
 import urllib.request
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent import futures
 from functools import partial
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import unquote, urljoin, urlsplit
 
 import paramiko
 
 from awsddp.parallel import soon
 
+T = TypeVar("T")
 _ANSWER_S = 30.0
 _PATIENCE_S = 60
 """How long programs of a node wait: longer than this machine does."""
@@ -109,6 +110,7 @@ class Proxy:
         root = f"{url.scheme}://{url.netloc}{'' if url.netloc else path}"
         if root not in self.roots:
             self.roots.append(root)
+            self.hosts.update([url.hostname] if url.hostname else [])
         return f"http://{self.roots.index(root)}.{_HOST}{path}" + (f"?{url.query}" if url.query else "")
 
     def show_logins(self, text: str) -> str:
@@ -186,12 +188,8 @@ class _Client(http.server.SimpleHTTPRequestHandler):
     def do_CONNECT(self) -> None:
         """Connect the client to a host."""
         host, _, port = self.path.rpartition(":")
-        if self._refuses(host):
-            return
-        try:
-            upstream = self.proxy.dial(host.strip("[]"), int(port))
-        except _FAULTS as error:
-            self._fail(504, host, f"not reached from here: {error}")
+        upstream = self._reach(host, lambda: self.proxy.dial(host.strip("[]"), int(port)))
+        if upstream is None:
             return
         self.close_connection = True
         with upstream:
@@ -212,8 +210,8 @@ class _Client(http.server.SimpleHTTPRequestHandler):
             self._show_folder(url.path, Path(unquote(urlsplit(root).path)))
         elif root:
             self._fetch(root + self.path.partition(host)[2], root)
-        elif not self._refuses(host if url.scheme == "http" else self.path):
-            self._fetch(self.path)
+        else:
+            self._fetch(self.path if url.scheme == "http" else "", "")
 
     do_HEAD = do_POST = do_GET  # git posts
 
@@ -226,20 +224,16 @@ class _Client(http.server.SimpleHTTPRequestHandler):
         else:
             self.send_error(404)
 
-    def _fetch(self, url: str, root: str = "") -> None:
+    def _fetch(self, url: str, root: str) -> None:
         """Pass a request on, to an index with its login, and pass the answer back."""
-        headers = _passed_on(self.headers)
-        headers |= _authorization("Authorization", urlsplit(url).netloc)
+        headers = _passed_on(self.headers) | _authorization("Authorization", urlsplit(url).netloc)
         size = int(self.headers.get("Content-Length", 0))
         data = self.rfile.read(size) if self.command == "POST" else None
         url = _LOGIN.sub(r"\1", url)
-        try:
-            answer = self.proxy.open(urllib.request.Request(url, data, headers, method=self.command))
-        except _FAULTS as error:
-            self._fail(504, urlsplit(url).hostname or "", f"not reached from here: {error}")
-            return
-        with answer:
-            self._pass_back(answer, root)
+        host, ask = urlsplit(url).hostname or "", partial(urllib.request.Request, method=self.command)
+        if answer := self._reach(host, lambda: self.proxy.open(ask(url, data, headers))):
+            with answer:
+                self._pass_back(answer, root)
 
     def _pass_back(self, answer: Any, root: str) -> None:
         page: bytes | None = None
@@ -264,16 +258,18 @@ class _Client(http.server.SimpleHTTPRequestHandler):
         elif self.command != "HEAD":
             shutil.copyfileobj(answer, self.wfile, _CHUNK)
 
-    def _refuses(self, host: str) -> bool:
-        if host not in self.proxy.hosts:
-            self._fail(403, host, "no packages come from there")
-        return host not in self.proxy.hosts
-
-    def _fail(self, code: int, host: str, why: str) -> None:
-        said = f"{host}: {' '.join(why.split())}"
+    def _reach(self, host: str, opened: Callable[[], T]) -> T | None:
+        """Return what is opened at a host that packages come from; else answer why there is nothing."""
+        code, why = 403, "no packages come from there"
+        if host in self.proxy.hosts:
+            try:
+                return opened()
+            except _FAULTS as error:
+                code, why = 504, f"not reached from here: {' '.join(str(error).split())}"
         if len(self.proxy.refused) < _HOPS:
-            self.proxy.refused.add(said)
-        self.send_error(code, f"awsddp: {said}")
+            self.proxy.refused.add(f"{host}: {why}")
+        self.send_error(code, f"awsddp: {host}: {why}")
+        return None
 
     def log_message(self, *words: object) -> None:
         """Say nothing."""
