@@ -5,6 +5,7 @@ Lines are gathered here; whether they are requirements, and can be met, uv says 
 
 import codecs
 import dataclasses
+import functools
 import os
 import re
 import tomllib
@@ -73,7 +74,7 @@ def read_requirements(file: Path) -> Requirements:
     Raises ConfigError for a file that is not there, or names what no node has.
     """
     if file.name == "uv.lock":
-        return _collected(_locked(file), file)
+        return _collected(_locked(file, _text(file)), file)
     if file.suffix == ".toml":
         return _collected("\n".join(_dependencies(_toml(file), file)), file)
     if file.suffix in CONDA_SUFFIXES:
@@ -198,9 +199,9 @@ def _dependencies(document: Table, file: Path) -> list[str]:
     return found
 
 
-def _locked(file: Path) -> str:
+@functools.cache
+def _locked(file: Path, text: str) -> str:
     """Return the locked packages that the project needs, as lines, without what torch itself brings."""
-    text = _text(file)
     words = "export --frozen --offline --no-dev --no-emit-workspace --no-hashes --no-header --no-annotate"
     every = run_uv(words.split(), {}, folder=file.parent)
     pruned = run_uv([*words.split(), *(f"--prune={name}" for name in _TORCH)], {}, folder=file.parent)

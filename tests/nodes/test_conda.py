@@ -166,6 +166,27 @@ def test_what_no_channel_can_meet_is_named(
     assert said.startswith("node0: making the environment by conda: environment.yml") and words in said
 
 
+def test_nodes_without_internet_reach_the_channels_through_this_machine(
+    lab: Callable[[int], Lab], mirror: str, index: Path, python: str, tmp_path: Path
+) -> None:
+    """As in the local cloud: conda and its pip find what the file names, and nothing else."""
+    here = lab(2)
+    for host in here.hosts:
+        program = f"export CONDA_CACHE='{{home}}/cache'\nexec '{sys.executable}' '{PROGRAM}' \"$@\"\n"
+        host.script("conda", f"#!/bin/sh\nexport CONDA_MIRROR=http://elsewhere.example\n{program}")
+    file = tmp_path / "environment.yml"
+    lines = f"- python={MINOR}\n- numpy<2\n- pip:\n  - --find-links {index}\n  - small\n"
+    file.write_text(f"channels: [{mirror}/conda-forge]\ndependencies:\n{lines}")
+    env = EnvSection(file=str(file))
+    plan = make_environment_plan(env, internet=False, driver=None)
+    assert plan.packages_from == "client"
+    for one in made(here, plan, python).values():
+        assert imported(one.python, "import small, tiny, numpy; print(numpy.VERSION)") == "1.26.4"
+    file.write_text(file.read_text().replace(f"{mirror}/conda-forge", "conda-forge"))
+    with pytest.raises(NodeError, match=r"elsewhere\.example"):
+        made(here, make_environment_plan(env, internet=False, driver=None), python)
+
+
 def test_a_channel_may_be_a_folder_of_the_nodes(
     here: Lab, channels: Path, python: str, tmp_path: Path
 ) -> None:
