@@ -24,6 +24,7 @@ _OPTIONS = "asked -c fixed --overrides replaced -o chosen --no-header --no-annot
 _FRAME = re.compile("[\u2500-\u25ff\u00d7]|cause:|Caused by:")
 """What uv draws around its words, by its release."""
 _BAD_LINE = re.compile(r"Couldn't parse|.*\basked:(\d+):\d+$")
+_PLACE = re.compile(r"Couldn't parse .*? position \d+ |(?: at|:) \S*asked:\S+$")
 _UNMET = re.compile(r"No solution found when resolving dependencies:? Because (.*)")
 _STEP = re.compile(
     r":? Because |, we can conclude that .*? (?:cannot be used|are incompatible)\. (?:And because )?"
@@ -162,7 +163,7 @@ def _explained(failure: str, plan: EnvironmentPlan, target: Target) -> str:
         line = next((one for one in lines if one in said), lines[int(bad[1] or 1) - 1])
         raise ConfigError(
             f"env.file: {plan.places.get(line, plan.name)}: {line!r} is not a requirement",
-            said,
+            _PLACE.sub("", said),
             "expected a name, optionally with a version (==1.2), or with @ and a URL",
         )
     told, _, hint = said.partition(" hint: ")
