@@ -21,10 +21,11 @@ _GLIBC = (*range(40, 30, -1), 28, 17)
 """The minor releases that uv has a platform for (https://docs.astral.sh/uv/reference/cli/#uv-pip-compile)."""
 _PATCHES = 10
 _OPTIONS = "asked -c fixed --overrides replaced -o chosen --no-header --no-annotate --format requirements.txt"
-_FRAME = re.compile("[\u2500-\u25ff\u00d7]|cause:")
+_FRAME = re.compile("[\u2500-\u25ff\u00d7]|cause:|Caused by:")
 """What uv draws around its words, by its release."""
-_BAD_LINE = re.compile(r"Couldn't parse|.*: \S*asked:(\d+):\d+$")
-_UNMET = "No solution found when resolving dependencies"
+_BAD_LINE = re.compile(r"Couldn't parse|.*\basked:(\d+):\d+$")
+_PLACE = re.compile(r"Couldn't parse .*? position \d+ |(?: at|:) \S*asked:\S+$")
+_UNMET = re.compile(r"No solution found when resolving dependencies:? Because (.*)")
 _STEP = re.compile(
     r":? Because |, we can conclude that .*? (?:cannot be used|are incompatible)\. (?:And because )?"
 )
@@ -162,15 +163,16 @@ def _explained(failure: str, plan: EnvironmentPlan, target: Target) -> str:
         line = next((one for one in lines if one in said), lines[int(bad[1] or 1) - 1])
         raise ConfigError(
             f"env.file: {plan.places.get(line, plan.name)}: {line!r} is not a requirement",
-            said,
+            _PLACE.sub("", said),
             "expected a name, optionally with a version (==1.2), or with @ and a URL",
         )
-    unmet, _, hint = said.partition(" hint: ")
-    if not unmet.startswith(_UNMET):
+    told, _, hint = said.partition(" hint: ")
+    unmet = _UNMET.match(told)
+    if unmet is None:
         return said
     if "40" in hint and "credentials" in hint:
         raise ConfigError(f"{plan.name}: a package index wants other credentials", hint, "correct its URL")
-    why = _STEP.sub("; ", unmet.removeprefix(f"{_UNMET} Because ").removesuffix(_SO))
+    why = _STEP.sub("; ", unmet[1].removesuffix(_SO))
     named = {canonical(one) for one in re.findall(r"[A-Za-z0-9][\w.-]*\w|\w", why)}
     for kept, _, version in (one.partition("==") for one in target.fixed):
         if canonical(kept) in named and plan.kind == "image":

@@ -92,7 +92,7 @@ def checked(plan: EnvironmentPlan, image_torch: str | None = "2.12") -> str:
         ("torch==2.5.1+cu121\n", "needs another torch than the image's 2.12", "torch==2.5.1"),
         ("small\ngreedy\n", "needs another torch than the image's 2.12", "greedy depend on torch<2.6"),
         ("numpy=1.26\n", "line 1: 'numpy=1.26' is not a requirement", 'no such comparison operator "="'),
-        ("tiny\n# all\n@EXPLICIT\n", "line 3: '@EXPLICIT' is not a requirement", "Unexpected '@', expected"),
+        ("tiny\n# all\n@EXPLICIT\n", "line 3: '@EXPLICIT' is not a requirement", "start of a requirement"),
         ("from setuptools import setup\n", "line 1: 'from setuptools import setup' is not a req", ""),
     ],
 )
@@ -102,7 +102,7 @@ def test_what_no_node_can_get_is_refused_by_its_place(index: Path, text: str, me
     with pytest.raises(ConfigError) as refused:
         checked(planned(text))
     assert message in refused.value.message and why in refused.value.why
-    assert refused.value.exit_code == 3 and refused.value.next
+    assert refused.value.exit_code == 3 and refused.value.next and "asked" not in refused.value.why
 
 
 @pytest.mark.parametrize(
