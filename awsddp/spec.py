@@ -193,7 +193,9 @@ class EnvSection(Section):
         (), "Run once on each node, in the synced folder.", example=["sudo apt-get install -y ffmpeg"]
     )
     packages_from: Literal["node", "client"] | None = setting(
-        None, '"client": fetched here and sent.  [default: where nodes have no internet]', example="client"
+        None,
+        '"client": all through this machine; "node": nothing.  [default: what nodes lack]',
+        example="client",
     )
     index_url: str | None = setting(None, "Where packages are found.", example="https://pypi.org/simple")
     ca_bundle: str | None = setting(None, "Certificates, if a proxy replaces them.", example="~/company.pem")

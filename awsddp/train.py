@@ -439,7 +439,7 @@ def ensure_environment(cluster: "Cluster", *, send_files: Callable[[], object]) 
         cluster.change(with_environments)
     # The ranks reach the internet as their packages did; of an environment.yml's variables the user's win.
     variables = {**plan.environ, **plan.variables}
-    if plan.ca:
+    if plan.indexes.ca:
         bundle = f"{record.prepared[0].home}/awsddp/env/ca.pem"
         variables |= dict.fromkeys(("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE"), bundle)
     return replace(job, env=replace(job.env, variables=variables | job.env.variables))

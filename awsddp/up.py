@@ -198,9 +198,16 @@ def read_all(requested: "Cluster", target: Target, record: Record | None) -> tup
         look(cluster, owner=owner)
 
     facts, _ = both(lambda: facts_of(aws, cluster.spec, target, record), list_nodes)
-    env, image = cluster.job_spec.env, facts.image
-    torch = None if image.pretends else image.shown.torch
-    make_environment_plan(env, internet=image.has_internet, driver=None, image_torch=torch)
+    image = facts.image
+    environment = make_environment_plan(cluster.job_spec.env, internet=image.has_internet, driver=None)
+    if environment.lines:
+        from awsddp.plan.resolve import check
+
+        torch = None if image.pretends else image.shown.torch
+        machine = image.architecture.replace("arm64", "aarch64")
+        why = check(environment, image_torch=torch, machine=machine, cache=cluster.home / "packages")
+        if why:
+            cluster.say(f"{environment.name} could not be checked: {why}")
     return facts, cluster
 
 

@@ -3,8 +3,8 @@
 Reads one JSON object from stdin, and writes lines of JSON: {"at": text} as it goes on, the answer last.
 
     {"do": "look" or "build", "stamp", "setup_stamp", "kind", "image": path of the image's python, "python",
-     "setup": [], "lines": [], "constraints": [], "options": [], "torch": [], "conda",
-     "environ": {}, "ca", "offline": whether the client provides packages, "wheels": whether it sent any}
+     "setup": [], "lines": [], "constraints": [], "torch": [], "conda",
+     "environ": {}: variables of all commands, "install": {}: of those that install, "ca", "miniforge": URL}
 
     {"ready": bool, "python": path, "facts": {}, "platform": {}}     the platform where it is not ready
     {"failed": what was being done, "said": its last lines}
@@ -28,11 +28,9 @@ from pathlib import Path
 HOME = Path(os.environ.get("HOME") or "~").expanduser()
 PLACE = HOME / "awsddp/env"
 WORK = HOME / "awsddp/work"
-WHEELS = HOME / "awsddp/wheels"
 LOCK_S = 1800
 TAIL = 40
 TELL_S = 2
-MINIFORGE = "https://github.com/conda-forge/miniforge/releases/latest/download/Miniforge3-Linux-{}.sh"
 # Run by the image's python: what is there, so that the client can choose packages for it.
 PLATFORM = """
 import json, platform, site, sys
@@ -173,18 +171,6 @@ def reach(asked):
     return env
 
 
-def offline(asked):
-    """Return pip's words for packages that were sent, or those for the indexes."""
-    return ["--no-index", "--find-links", str(WHEELS)] if asked["wheels"] else asked["options"]
-
-
-def torch_words(asked):
-    """Return what torch is installed by: the wheels that were sent, its own index, or those of [env]."""
-    names = [one for one in asked["torch"] if "==" in one]
-    own = asked["torch"][len(names) :]
-    return names + (own if own and not asked["wheels"] else offline(asked))
-
-
 def pip_install(python):
     """Return the words that install packages by a python's pip."""
     options = ["--no-input", "--progress-bar", "off", "--retries", "2"]
@@ -197,7 +183,7 @@ def install(pip, place, asked, env, kept=()):
     write(lines, "".join(one + "\n" for one in asked["lines"]))
     write(constraints, "".join(one + "\n" for one in [*asked["constraints"], *kept]))
     if asked["lines"]:
-        run("installing", [*pip, "-r", lines, "-c", constraints, *offline(asked)], env=env)
+        run("installing", [*pip, "-r", lines, "-c", constraints], env=env)
 
 
 def link_programs(place, image):
@@ -243,25 +229,9 @@ def uv(asked, env):
     own = PLACE / "tools/bin/uv"
     found = installed("uv", HOME / ".local/bin/uv", own)
     if not found:
-        words = [*pip_install(asked["image"]), "--target", PLACE / "tools", *offline(asked), "uv"]
+        words = [*pip_install(asked["image"]), "--target", PLACE / "tools", "uv"]
         run("installing uv", words, env=env)
     return found or str(own)
-
-
-def interpreter(asked):
-    """Return what uv is to take as Python: where none can be fetched, one that is here. Raises Failed."""
-    if not asked["offline"]:
-        return asked["python"]
-    if not asked["python"]:
-        return asked["image"]
-    wanted = asked["python"].split(".")
-    named = shutil.which("python" + ".".join(wanted[:2]))
-    for path in (asked["image"], named):
-        if path and ask(path, PLATFORM)["version"].split(".")[: len(wanted)] == wanted:
-            return path
-    raise Failed(
-        "finding Python " + asked["python"], "No interpreter found, and packages come from the client"
-    )
 
 
 def venv(place, asked, env):
@@ -269,23 +239,24 @@ def venv(place, asked, env):
     program = uv(asked, env)
     python = place / "bin/python"
     if not python.exists():
-        words = ["venv", "--no-project", "--python", interpreter(asked), place]
+        words = ["venv", "--no-project", "--python", asked["python"] or asked["image"], place]
         run("making the environment", [program, *words], env=env)
-    pip = [program, "pip", "install", "--no-progress", "--python", python]
-    run("installing torch", [*pip, *torch_words(asked)], env=env)
+    alone = ["--no-index"] if "PIP_NO_INDEX" in env else []
+    pip = [program, "pip", "install", "--no-progress", *alone, "--python", python]
+    run("installing torch", [*pip, *asked["torch"]], env=env)
     has = ask(python, PLATFORM)["packages"]
     kept = [f"{name}=={has[name]}" for name in ("torch", "torchvision") if name in has]
     install(pip, place, asked, env, kept)
     return python
 
 
-def conda_program(env):
+def conda_program(asked, env):
     """Return the path of conda; where there is none miniforge is installed beside the environments."""
     own = PLACE / "miniforge/bin/conda"
     found = installed("conda", Path("/opt/conda/bin/conda"), *sorted(HOME.glob("mini*/bin/conda")), own)
     if not found:
         installer = PLACE / "miniforge.sh"
-        url = MINIFORGE.format(platform.machine())
+        url = asked["miniforge"].format(platform.machine())
         words = ["-fsSL", "--retry", "2", "--connect-timeout", "20", "--speed-time", "30", "-m", "900"]
         run("fetching miniforge", ["curl", *words, "-o", installer, url], env=env)
         run("installing miniforge", ["bash", installer, "-b", "-u", "-p", PLACE / "miniforge"], env=env)
@@ -295,11 +266,9 @@ def conda_program(env):
 
 def conda(place, asked, env):
     """Make conda's environment from the user's environment.yml, or pinned; then torch and the rest by pip."""
-    program = conda_program(env)
+    program = conda_program(asked, env)
     python = place / "bin/python"
     if asked["conda"]:
-        for url in asked["options"][1:]:  # that of the settings; the file's own options are in its text
-            env = dict(env, PIP_INDEX_URL=url)
         write(PLACE / "environment.yml", asked["conda"])
         verb, yes = ("update", []) if (place / "conda-meta").exists() else ("create", ["--yes"])
         words = ["env", verb, "--prefix", place, "--file", PLACE / "environment.yml", *yes]
@@ -313,7 +282,7 @@ def conda(place, asked, env):
         )
     pip = pip_install(python)
     if asked["torch"]:
-        run("installing torch", [*pip, *torch_words(asked)], env=env)
+        run("installing torch", [*pip, *asked["torch"]], env=env)
     install(pip, place, asked, env)
     return python
 
@@ -364,7 +333,7 @@ def build(asked):
     else:
         kept = read(ready)
         make = {"image": overlay, "venv": venv, "conda": conda}[asked["kind"]]
-        python = kept["python"] if kept else make(place, asked, env)
+        python = kept["python"] if kept else make(place, asked, {**env, **asked["install"]})
         if not kept and asked["kind"] != "image":
             rehearse(place, asked)
     setup(asked, python, env)
@@ -398,8 +367,6 @@ def main():
         if found:
             tell(ready=True, **found)
         else:
-            if asked["kind"] == "venv":
-                interpreter(asked)  # before packages are fetched and sent for it
             tell(ready=False, python=None, facts={}, platform=ask(asked["image"], PLATFORM))
     except Failed as failed:
         tell(failed=failed.args[0], said=failed.args[1])

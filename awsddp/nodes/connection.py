@@ -7,7 +7,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
@@ -32,6 +32,10 @@ _KEEPALIVE_S = 10
 _UNANSWERED_MS = 30_000
 _EARLY_S = 15.0
 _LOGIN_PATIENCE_S = 5.0  # at boot sshd may answer a moment before the account is there
+_FORWARDING = (
+    "awsddp exec -- grep -riE 'TcpForwarding|PermitListen|DisableForwarding' /etc/ssh   # what forbids it\n"
+    "-o env.packages_from=node   # where nodes have internet"
+)
 _WINDOW = 8 * 2**20  # bytes in flight: 2 MiB, the default, holds a log to 10 MB/s at 200 ms
 
 
@@ -59,6 +63,25 @@ class Connection:
 
     def _open_ahead(self) -> None:
         self.channels.put(soon(self.transport.open_session))
+
+    def forward(self, serve: Callable[[paramiko.Channel], None]) -> int:
+        """Listen on a port of the node's loopback interface, and return it; `serve` gets each connection.
+
+        It runs on the connection's own thread. Raises NodeFailure.
+        """
+        try:
+            return self.transport.request_port_forward("127.0.0.1", 0, lambda channel, *_: serve(channel))
+        except (paramiko.SSHException, OSError, EOFError) as error:
+            if not self.transport.is_active():
+                raise self.endpoint.failure("lost", "the connection was lost", str(error)) from error
+            raise self.endpoint.failure(
+                "command", "its sshd forwards no connections", str(error), _FORWARDING
+            ) from error
+
+    def end_forward(self, port: int) -> None:
+        """Stop listening on a port, without waiting for the node."""
+        with contextlib.suppress(paramiko.SSHException, OSError, EOFError):
+            self.transport.global_request("cancel-tcpip-forward", ("127.0.0.1", port), wait=False)
 
     def drop(self) -> None:
         """Cut the connection without waiting for anything: whoever reads or writes it is woken."""

@@ -2,8 +2,8 @@
 
 import contextlib
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import msgspec
@@ -11,15 +11,25 @@ import msgspec
 from awsddp.answers import Environment, Platform, read_answer, take
 from awsddp.errors import NodeError
 from awsddp.nodes.failures import NodeFailure
-from awsddp.nodes.packages import LINES, collect
-from awsddp.nodes.sync import files_to_send, push
+from awsddp.nodes.proxy import URL, Proxy
 from awsddp.nodes.transport import Fleet, Request, Result
-from awsddp.parallel import split
+from awsddp.parallel import each, split
 from awsddp.plan.environment import EnvironmentPlan, explain, image_constraints, refuse_unlike
+from awsddp.plan.indexes import Indexes, indexes_here, is_folder_here
 from awsddp.report import Event, node_name
 from awsddp.resources import template
 
-WHEELS = "wheels"
+_PYPI = "https://pypi.org/simple"
+_MINIFORGE = "https://github.com/conda-forge/miniforge/releases/latest/download/Miniforge3-Linux-{}.sh"
+_PROGRAMS = {
+    "venv": ("https://releases.astral.sh/", _MINIFORGE.format("x86_64")),
+    "conda": (
+        _MINIFORGE.format("x86_64"),
+        "https://conda.anaconda.org/conda-forge/noarch/repodata.json.zst",
+        "https://repo.anaconda.com/pkgs/main/noarch/repodata.json.zst",
+    ),
+}
+"""What each kind fetches beside packages: uv its Pythons, at GitHub where the first host fails."""
 _LOOK_S = 60.0
 _SILENT_S = 2400.0
 """How long a build may say nothing: a large package travels, or is unpacked."""
@@ -35,7 +45,7 @@ def ensure(
 ) -> dict[int, Environment]:
     """Return each node's environment, made where it is not there; one round trip where it is everywhere.
 
-    `pythons` are the image's, `cache` keeps packages that are fetched here, `send_files` sends the synced
+    `pythons` are the image's, `cache` keeps the versions that are chosen, `send_files` sends the synced
     folder, in which commands of `env.setup` run. Raises NodeError for nodes that failed, each with its last
     lines, and for nodes that differ; ConfigError. Events go where the fleet's go.
     """
@@ -45,19 +55,20 @@ def ensure(
     if missing:
         if plan.setup:
             send_files()
-        sent = _send_packages(fleet, plan, [found[node].platform for node in missing], cache)
-        builds = {
-            node: _request(
-                plan,
-                "build",
-                pythons[node],
-                wheels=sent is not None,
-                lines=plan.lines if sent is None else sent,
-                constraints=[*plan.constraints, *_pins(plan, found[node])],
-            )
-            for node in missing
-        }
-        found |= _ask(fleet, plan, builds, _SILENT_S)
+        chosen = _choose(fleet, plan, found[missing[0]].platform, cache)
+        with _lent(fleet, chosen, missing) as (lent, environs, proxy):
+            builds = {
+                node: _request(
+                    lent,
+                    "build",
+                    pythons[node],
+                    install={**lent.indexes.environ, **environs.get(node, {})},
+                    stamp=plan.stamp,
+                    constraints=[*lent.constraints, *_pins(plan, found[node])],
+                )
+                for node in missing
+            }
+            found |= _ask(fleet, plan, builds, _SILENT_S, proxy.translate)
         for node in missing:
             torch = found[node].facts.get("torch")
             fleet.on_event(
@@ -67,42 +78,86 @@ def ensure(
     return found
 
 
+def _choose(fleet: Fleet, plan: EnvironmentPlan, platform: Platform | None, cache: Path) -> EnvironmentPlan:
+    """Return the plan with the versions that all nodes get; as it is where the nodes are to choose them.
+
+    Raises ConfigError for what cannot be met.
+    """
+    if not plan.lines or platform is None:
+        return plan
+    from awsddp.plan.resolve import choose, target_of
+
+    fleet.on_event(Event(f"choosing packages for {plan.name}", ""))
+    pins, why = choose(plan, target_of(plan, platform), cache=cache)
+    if why:
+        fleet.on_event(Event(f"{plan.name}: {why}; the nodes choose its packages", ""))
+    return plan if pins is None or plan.kind == "conda" else replace(plan, lines=pins)
+
+
 def _pins(plan: EnvironmentPlan, found: Environment) -> tuple[str, ...]:
     platform = found.platform
     return image_constraints(platform.packages) if platform and plan.kind == "image" else ()
 
 
-def _send_packages(
-    fleet: Fleet,
-    plan: EnvironmentPlan,
-    platforms: Sequence[Platform | None],
-    cache: Path,
-) -> list[str] | None:
-    """Send packages where this machine provides them, and return the requirements that they meet, else None.
+@contextlib.contextmanager
+def _lent(
+    fleet: Fleet, plan: EnvironmentPlan, nodes: Sequence[int]
+) -> Iterator[tuple[EnvironmentPlan, Mapping[int, Mapping[str, str]], Proxy]]:
+    """Yield what nodes install, the variables by which each finds this machine's proxy, and the proxy.
 
-    Raises NodeError where nodes need different ones.
+    All packages come through it, or only those of a folder here and of an index with a password.
+    Raises NodesFailed.
     """
-    first = platforms[0]
-    if plan.packages_from == "node" or not plan.has_packages or first is None:
-        return None
-    if any(one != first for one in platforms):
-        raise NodeError(
-            "the nodes' images differ",
-            "packages that are fetched here fit one Python and one set of installed packages",
-            "awsddp down && awsddp up   # with one image",
+    everything, indexes = plan.packages_from == "client", plan.indexes.otherwise(indexes_here())
+    with Proxy(everything=everything, ca=indexes.ca, proxy=plan.environ.get("https_proxy", "")) as proxy:
+        if plan.packages_from == "node" or not plan.has_packages:
+            own = _placed(indexes, lambda one: "" if is_folder_here(one) else one)
+            yield replace(plan, indexes=own), {}, proxy
+            return
+        if everything and not indexes.no_index:
+            indexes = replace(indexes, index_url=indexes.index_url or _PYPI)
+        torch = [
+            one.replace("--index", "--extra-index") for one in plan.torch[: 2 if indexes.no_index else None]
+        ]
+        lent = replace(
+            plan,
+            indexes=_placed(indexes, proxy.show),
+            torch=tuple(map(proxy.show, torch)) if everything else plan.torch,
+            lines=tuple(map(proxy.show_logins, plan.lines)),
+            constraints=tuple(map(proxy.show_logins, plan.constraints)),
+            conda=proxy.show_logins(plan.conda),
         )
-    wheels = collect(plan, first, folder=cache, on_event=fleet.on_event)
-    push(files_to_send(wheels), fleet, folder=WHEELS, on_event=fleet.on_event)
-    return (wheels / LINES).read_text().splitlines()
+        if not everything and not proxy.names:
+            yield lent, {}, proxy
+            return
+        trusted = (*indexes.trusted_hosts, *proxy.names)
+        lent = replace(lent, indexes=replace(lent.indexes, trusted_hosts=trusted))
+        urls = URL.findall(json.dumps(asdict(lent)))
+        if everything:
+            fleet.on_event(Event("packages come through this machine", ""))
+            each(proxy.allow, (*urls, *_PROGRAMS.get(plan.kind, ())))
+        with fleet.forwarded(nodes, proxy.serve) as ports:
+            yield lent, {node: proxy.environ(port, urls) for node, port in ports.items()}, proxy
+
+
+def _placed(indexes: Indexes, show: Callable[[str], str]) -> Indexes:
+    """Return indexes with the names that nodes use for their places, without those that they do not see."""
+    return replace(
+        indexes,
+        index_url=show(indexes.index_url),
+        extra_index_urls=tuple(filter(None, map(show, indexes.extra_index_urls))),
+        find_links=tuple(filter(None, map(show, indexes.find_links))),
+    )
 
 
 def _request(plan: EnvironmentPlan, do: str, image: str, **more: object) -> Request:
     """Return the request to "look" whether the environment is there, or to "build" it."""
     asked = {
         **asdict(plan),
+        "ca": plan.indexes.ca,
         "stamp": plan.stamp,
         "setup_stamp": plan.setup_stamp,
-        "offline": plan.packages_from == "client",
+        "miniforge": _MINIFORGE,
         "do": do,
         "image": image,
         **more,
@@ -118,7 +173,11 @@ class _Line(msgspec.Struct, frozen=True):
 
 
 def _ask(
-    fleet: Fleet, plan: EnvironmentPlan, requests: Mapping[int, Request], silent_s: float
+    fleet: Fleet,
+    plan: EnvironmentPlan,
+    requests: Mapping[int, Request],
+    silent_s: float,
+    translate: Callable[[str], str] = str,
 ) -> dict[int, Environment]:
     said = {node: bytearray() for node in requests}
     last: dict[int, bytes] = {}
@@ -132,14 +191,19 @@ def _ask(
                 if step.at is None:
                     last[node] = bytes(line)
                 else:
-                    fleet.on_event(Event(step.at[:200], who=node_name(node)))
+                    text = translate(step.at).partition("\n")[0]
+                    fleet.on_event(Event(text[:200], who=node_name(node)))
 
     ends = fleet.stream(requests, on_data, silent_after_s=silent_s)
-    return split({node: _outcome(plan, node, last.get(node), end) for node, end in ends.items()})
+    return split({node: _outcome(plan, node, last.get(node), end, translate) for node, end in ends.items()})
 
 
 def _outcome(
-    plan: EnvironmentPlan, node: int, last: bytes | None, end: Result | NodeError
+    plan: EnvironmentPlan,
+    node: int,
+    last: bytes | None,
+    end: Result | NodeError,
+    translate: Callable[[str], str],
 ) -> Environment | NodeError:
     if isinstance(end, NodeError):
         return end
@@ -155,5 +219,5 @@ def _outcome(
         return NodeFailure(
             node, "command", f"env.setup: {found.failed!r} failed", found.said, "correct the command"
         )
-    refusal = explain(found.said, name="[env]" if plan.name == plan.kind else plan.name)
+    refusal = explain(translate(found.said), name="[env]" if plan.name == plan.kind else plan.name)
     return NodeFailure(node, "command", f"{found.failed}: {refusal.message}", refusal.why, refusal.next)

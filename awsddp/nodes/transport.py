@@ -5,7 +5,7 @@ import functools
 import shlex
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent import futures
 from dataclasses import KW_ONLY, InitVar, dataclass, field, replace
 
@@ -282,6 +282,25 @@ class Fleet:
         """Close all connections. Commands on the nodes keep running, unless they read or write here."""
         for node in list(self._connections):
             self._drop(node)
+
+    @contextlib.contextmanager
+    def forwarded(
+        self, nodes: Iterable[int], serve: Callable[[paramiko.Channel], None]
+    ) -> Iterator[dict[int, int]]:
+        """Listen on a port of the loopback interface of some nodes, and return the port of each.
+
+        `serve` gets each connection, on a thread that must not wait. Raises NodesFailed.
+        """
+        ports = split(
+            run_on_nodes(
+                lambda node, *_: self._connections[node].forward(serve), nodes, on_event=self.on_event
+            )
+        )
+        try:
+            yield ports
+        finally:
+            for node in ports.keys() & self._connections.keys():
+                self._connections[node].end_forward(ports[node])
 
     def run(
         self, argv: Sequence[str], *, stdin: bytes = b"", nodes: Iterable[int] | None = None, timeout_s: float

@@ -1,9 +1,7 @@
 """Which environment the ranks get on every node, before anything is made: [env] as pure data."""
 
-import contextlib
 import dataclasses
 import hashlib
-import itertools
 import json
 import re
 import tomllib
@@ -14,15 +12,8 @@ from typing import Any, Literal
 
 from awsddp.compat.releases import RELEASES, Release, least_driver, release
 from awsddp.errors import ConfigError, NodeError
-from awsddp.plan.requirements import (
-    FOLDERS,
-    IMAGE_PACKAGES,
-    Requirements,
-    canonical,
-    is_folder_here,
-    read_requirements,
-    toml_list,
-)
+from awsddp.plan.indexes import CREDENTIALS, Indexes, is_folder_here
+from awsddp.plan.requirements import IMAGE_PACKAGES, Requirements, read_requirements, toml_list
 from awsddp.report import node_name
 from awsddp.spec import EnvSection
 
@@ -31,9 +22,7 @@ PYTHON = re.compile(r"3\.\d{1,2}(\.\d{1,2})?")
 _TORCH = "2.13"
 """The newest release whose torchvision is confirmed (RELEASES)."""
 _PINNED = re.compile(r"torch\s*[=~]=\s*(\d+\.\d+(?:\.\d+)?)")
-_REHEARSED = "--env requirements.txt   # to rehearse: the same packages by their names on PyPI"
 _VENV = "-o env.kind=venv"
-CREDENTIALS = re.compile(r"//[^/@\s]+@")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +30,7 @@ class EnvironmentPlan(Requirements):
     """What is made on each node, of what a file asks for.
 
     `environ` are variables that pip, uv, conda and the job get, `variables` those of an environment.yml, for
-    the job alone; `ca` is the text of the CA bundle.
+    the job alone.
     """
 
     kind: Literal["image", "venv", "conda"] = "image"
@@ -50,8 +39,8 @@ class EnvironmentPlan(Requirements):
     torch: tuple[str, ...] = ()
     setup: tuple[str, ...] = ()
     environ: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    ca: str = ""
-    packages_from: Literal["node", "client"] = "node"
+    packages_from: Literal["node", "client"] | None = None
+    """Whether all comes through this machine, or nothing; None: a folder of it and what needs a password."""
 
     @property
     def has_packages(self) -> bool:
@@ -62,7 +51,8 @@ class EnvironmentPlan(Requirements):
     def stamp(self) -> str:
         """The hash of what decides the environment; credentials and proxies do not."""
         inputs = [self.kind, self.lines, self.constraints, self.conda, self.python, self.torch]
-        text = CREDENTIALS.sub("//", json.dumps([*inputs, self.options]))
+        where = dataclasses.replace(self.indexes, ca="")
+        text = CREDENTIALS.sub("//", json.dumps([*inputs, dataclasses.asdict(where)]))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     @property
@@ -71,43 +61,29 @@ class EnvironmentPlan(Requirements):
         return hashlib.sha256(json.dumps(self.setup).encode()).hexdigest()[:16]
 
 
-def make_environment_plan(
-    env: EnvSection, *, internet: bool | None, driver: str | None, image_torch: str | None = None
-) -> EnvironmentPlan:
-    """Return what [env] asks for, its file read.
+def make_environment_plan(env: EnvSection, *, internet: bool | None, driver: str | None) -> EnvironmentPlan:
+    """Return what [env] asks for, its file read; whether that can be met, resolve.py says.
 
     `internet`: whether nodes have it, None if that is not known yet; `driver` is theirs, None where they
-    have no GPU. `image_torch` is the image's release, such as 2.12. Raises ConfigError for what cannot be
-    met.
+    have no GPU. Raises ConfigError for what cannot be meant.
     """
     asked = read_requirements(Path(env.file).expanduser()) if env.file else Requirements()
     kind = env.kind or ("conda" if asked.conda else "image")
     _check_kind(env, kind, is_conda_file=bool(asked.conda))
-    if asked.lines:
-        _check_versions(asked, str(env.file), image_torch if kind == "image" else None)
-    packages_from = env.packages_from or ("client" if internet is False else "node")
-    if kind == "conda" and packages_from == "client":
-        raise ConfigError(
-            "a conda environment needs nodes with internet",
-            "conda's packages are not sent from this machine"
-            + (": local nodes have no internet. On AWS the same line works" if internet is False else ""),
-            f"{_REHEARSED}\n-o env.packages_from=node   # or with a channel that the nodes reach",
-        )
+    packages_from = env.packages_from or ("client" if internet is False else None)
     torch = () if kind == "image" or asked.conda else _torch(env, asked, driver)
-    options = (*asked.options, *(("--index-url", env.index_url) if env.index_url else ()))
-    if packages_from == "node" and (internet or env.packages_from):
-        _check_folders(options)
-    if kind == "venv":  # uv has no such option: it takes wheels where there are any
-        options = tuple(one for one in options if one != "--prefer-binary")
+    indexes = Indexes(index_url=env.index_url or "", ca=_ca(env)).otherwise(asked.indexes)
+    if packages_from == "node":
+        _check_folders(indexes.find_links)
+    is_image_python = kind == "venv" and packages_from == "client"  # another one would be a long way to send
     return EnvironmentPlan(
-        **vars(dataclasses.replace(asked, options=options)),
+        **vars(dataclasses.replace(asked, indexes=indexes)),
         kind=kind,
         name=env.file or kind,
-        python=env.python or (None if kind == "image" or packages_from == "client" else _python(asked)),
+        python=env.python or (None if kind == "image" or is_image_python else _python(asked)),
         torch=torch,
         setup=env.setup,
         environ=_environ(env),
-        ca=_ca(env),
         packages_from=packages_from,
     )
 
@@ -134,42 +110,14 @@ def _check_kind(env: EnvSection, kind: str, *, is_conda_file: bool) -> None:
         )
 
 
-def _check_versions(asked: Requirements, file: str, image_torch: str | None) -> None:
-    """Refuse versions of a package that exclude each other, or the image's torch. Raises ConfigError.
-
-    What has a marker or a URL is left to the nodes.
-    """
-    from packaging.requirements import InvalidRequirement, Requirement
-    from packaging.specifiers import SpecifierSet
-
-    named: dict[str, list[Requirement]] = {}
-    for line in (*asked.lines, *asked.constraints):
-        with contextlib.suppress(InvalidRequirement):
-            one = Requirement(re.sub(r"\+\w+", "", line))
-            if one.marker is None and one.url is None:
-                named.setdefault(canonical(one.name), []).append(one)
-    for name, group in named.items():
-        every = SpecifierSet(",".join(str(one.specifier) for one in group if one.specifier))
-        possible = [one.version for one in every if one.operator == "==" and "*" not in one.version]
-        fault, texts = "exclude each other", " and ".join(dict.fromkeys(map(str, group)))
-        advice = "correct one of the lines"
-        if name == "torch" and image_torch:
-            possible = [f"{image_torch}.{number}" for number in range(20)]
-            fault = f"needs another torch than the image's {image_torch}"
-            advice = f"require versions that work with torch {image_torch}, or use a separate Python: {_VENV}"
-        if possible and not any(every.contains(one, prereleases=True) for one in possible):
-            raise ConfigError(f"env.file: {file}: {texts} {fault}", "", advice)
-
-
-def _check_folders(options: Sequence[str]) -> None:
+def _check_folders(find_links: Sequence[str]) -> None:
     """Refuse a folder of this machine where the nodes fetch packages themselves. Raises ConfigError."""
-    for name, place in itertools.pairwise(options):
-        if is_folder_here(name, place):
-            raise ConfigError(
-                f"--find-links {place!r} is a folder of this machine",
-                "the nodes fetch packages themselves",
-                "-o env.packages_from=client   # or the absolute path of a folder that the nodes have",
-            )
+    for place in filter(is_folder_here, find_links):
+        raise ConfigError(
+            f"--find-links {place!r} is a folder of this machine",
+            "the nodes fetch packages themselves",
+            "omit env.packages_from   # or the absolute path of a folder that the nodes have",
+        )
 
 
 def _release(asked: Requirements) -> str:
@@ -197,7 +145,7 @@ def _torch(env: EnvSection, asked: Requirements, driver: str | None) -> tuple[st
         )
     version = pinned if pinned.count(".") == 2 else f"{row.torch}.*"
     names = (f"torch=={version}", f"torchvision=={row.torchvision}.*")
-    if env.index_url or not FOLDERS.isdisjoint(asked.options):
+    if env.index_url or asked.indexes.find_links:
         return names
     return (*names, "--index-url", f"{TORCH_INDEX}/{_build(row, driver)}")
 
@@ -266,19 +214,19 @@ def _holds_packages(project: Path, name: str) -> bool:
     return inside and not (folder / "__init__.py").exists() and any(folder.rglob("*.py"))
 
 
-def image_constraints(packages: Mapping[str, str], *, every: bool = False) -> tuple[str, ...]:
-    """Return the pins that keep what the image's torch is made of, or `every` package of the image."""
+def image_constraints(packages: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the pins that keep what the image's torch is made of."""
     return tuple(
         f"{name}=={version}"
         for name, version in sorted(packages.items())
-        if every or IMAGE_PACKAGES.fullmatch(name.lower())
+        if IMAGE_PACKAGES.fullmatch(name.lower())
     )
 
 
 _UNREACHED = re.compile(
     "NewConnectionError|ConnectTimeout|ReadTimeout|Name or service not known|Temporary failure in name|"
     "ProxyError|SSLError|dns error|error sending request|operation timed out|CondaHTTPError|"
-    r"Could not resolve host|curl: \((?:5|6|7|28|35|56)\)"
+    r"Could not resolve host|not reached from here|curl: \((?:5|6|7|28|35|56)\)"
 )
 
 _NOT_IN_CHANNEL = re.compile(
@@ -291,6 +239,11 @@ _NOT_IN_CHANNEL = re.compile(
 """The solvers of conda: libmamba's two ways, the classic one, rattler's two."""
 # What pip, uv and conda say, what that means, and what to do: {name} lists the packages, {package} is one.
 _SAID = (
+    (
+        re.compile(r"(\S+): no packages come from there"),
+        "{name}: a package needs {package}, where none of its indexes has files",
+        "-o env.packages_from=node   # if nodes reach it; or name what comes from there by its URL",
+    ),
     (
         re.compile("No space left on device"),
         "a disk is full",
@@ -306,6 +259,11 @@ _SAID = (
         re.compile("No interpreter found|No download found for request"),
         "Python version not found",
         "choose another env.python, or omit it to use the image's own",
+    ),
+    (
+        re.compile(r"No matching distribution found for ([^\s(]+)"),
+        "{name}: no {package} for this Python",
+        "correct it in {name}, and repeat the command",
     ),
     (
         _NOT_IN_CHANNEL,
@@ -324,26 +282,10 @@ def explain(said: str, *, name: str) -> NodeError:
     """Explain the last output of pip, uv or conda; `name` is the file that lists the packages."""
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     tail = "\n".join(lines[-10:])
-    pinned = re.search(r"\(constraint\) (\S+?)==(\S+)", said)
-    missing = re.search(r"No matching distribution found for ([^\s(]+)", said)
-    versions = re.search(r"\(from versions: ([^)]*)\)", said)
-    known = versions[1] if versions and versions[1] != "none" else ""
-    if pinned and IMAGE_PACKAGES.fullmatch(pinned[1].lower()):
-        needs = re.compile(rf"(requested|depends on) {re.escape(pinned[1])}\b")
-        return NodeError(
-            f"{name} needs another {pinned[1]} than the image's {pinned[2]}",
-            "; ".join(dict.fromkeys(filter(needs.search, lines))) or tail,
-            f"require versions that work with {pinned[1]} {pinned[2]}, or use a separate Python: {_VENV}",
-        )
     for pattern, message, advice in _SAID:
-        found = pattern.search(said)
-        if found and not (known and pattern is _UNREACHED):  # a slow index may answer the second time
+        if found := pattern.search(said):
             package = next(filter(None, found.groups()), "")
             return NodeError(message.format(name=name, package=package), tail, advice.format(name=name))
-    if missing:
-        why = f"the index has {known[-300:]}" if known else "the index has no such package that fits"
-        again = f"correct it in {name}, and repeat the command"
-        return NodeError(f"{name}: no {missing[1]} for this Python", why, again)
     return NodeError(f"{name} could not be installed", tail, f"correct {name}, and repeat the command")
 
 

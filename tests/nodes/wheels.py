@@ -16,6 +16,7 @@ def wheel(
     extras: tuple[str, ...] = (),
     tag: str = "any",
     text: str = "",
+    python: str = "",
 ) -> None:
     """Write a wheel whose one module holds its version, and `text`."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -23,6 +24,7 @@ def wheel(
     with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-{tag}.whl", "w") as file:
         file.writestr(f"{name}.py", f"VERSION = {version!r}\n{text}")
         needs = "".join(f"Requires-Dist: {one}\n" for one in requires)
+        needs += f"Requires-Python: {python}\n" if python else ""
         needs += "".join(f"Provides-Extra: {one}\n" for one in extras)
         file.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{needs}")
         file.writestr(f"{info}/WHEEL", f"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-{tag}\n")

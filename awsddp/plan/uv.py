@@ -1,0 +1,48 @@
+"""Calls uv, which reads what a project asks for."""
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+_TIMEOUT_S = 300.0
+_ERROR = re.compile(r"^(?:error:|\s*\u00d7).*", re.MULTILINE | re.DOTALL)
+"""Its error, below its warnings."""
+
+
+@dataclass(frozen=True)
+class Said:
+    """What uv wrote, line by line; what it `told` beside that; and its `failure`, "" for none."""
+
+    lines: tuple[str, ...] = ()
+    told: str = ""
+    failure: str = ""
+
+
+def run_uv(words: Sequence[str], env: Mapping[str, str], *, folder: Path) -> Said:
+    """Run uv in a folder, and return what it said; also that it is not there, or took too long.
+
+    Its own settings, of this machine or a project, do not count, nor its variables but that of its cache:
+    nodes install by pip, and both are to find packages in the same places.
+    """
+    own = {key: value for key, value in os.environ.items() if key[:3] != "UV_" or key == "UV_CACHE_DIR"}
+    timeout_s = os.environ.get("PIP_DEFAULT_TIMEOUT", "15")
+    own |= {"UV_PYTHON_DOWNLOADS": "never", "UV_HTTP_RETRIES": "1", "UV_HTTP_TIMEOUT": timeout_s, **env}
+    try:
+        from uv import find_uv_bin
+
+        argv = [find_uv_bin(), *words, "--no-config", "--color", "never", "--python", sys.executable]
+        done = subprocess.run(
+            argv, cwd=folder, env=own, stdin=subprocess.DEVNULL, capture_output=True, timeout=_TIMEOUT_S
+        )
+    except subprocess.TimeoutExpired:
+        return Said(failure=f"uv did not end within {_TIMEOUT_S:.0f} s")
+    except (ImportError, OSError) as error:
+        return Said(failure=f"uv cannot be run: {error}")
+    told = done.stderr.decode(errors="replace")
+    lines = tuple(done.stdout.decode(errors="replace").splitlines())
+    found = _ERROR.search(told)
+    return Said(lines, told, (found[0] if found else told) if done.returncode else "")

@@ -1,0 +1,220 @@
+"""Where packages come from in tests: indexes, with a password or TLS; a proxy that counts; a repository."""
+
+import base64
+import datetime
+import functools
+import http.server
+import ipaddress
+import select
+import shutil
+import socket
+import ssl
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit
+
+PASSWORD = "canary-7f3a"
+BUILT_BY = '[build-system]\nrequires = ["setuptools"]\nbuild-backend = "setuptools.build_meta"\n'
+
+
+@dataclass
+class Served:
+    """A server: its port, and what it was asked, as "GET /path"."""
+
+    port: int = 0
+    asked: list[str] = field(default_factory=list)
+    is_held: threading.Event = field(default_factory=threading.Event)
+    release: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+
+@contextmanager
+def _running(
+    handler: Callable[..., http.server.BaseHTTPRequestHandler], served: Served, tls: Path | None = None
+) -> Iterator[Served]:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        if tls is not None:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(tls)
+            server.socket = context.wrap_socket(server.socket, server_side=True)
+        server.daemon_threads = True
+        served.port = server.server_port
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            yield served
+        finally:
+            served.release.set()
+            server.shutdown()
+
+
+class _Quiet(http.server.SimpleHTTPRequestHandler):
+    served: Served
+
+    def log_message(self, *args: object) -> None:
+        self.served.asked.append(f"{self.command} {self.path}")
+
+
+@contextmanager
+def serve_folder(folder: Path, *, tls: Path | None = None) -> Iterator[Served]:
+    """Serve a folder, over TLS with a certificate."""
+    own = type("Folder", (_Quiet,), {"served": Served()})
+    with _running(functools.partial(own, directory=str(folder)), own.served, tls) as served:
+        yield served
+
+
+@contextmanager
+def serve_index(wheels: Path, *, files: str = "", password: str = "", hold: str = "") -> Iterator[Served]:
+    """Serve wheels as a simple index below /simple/.
+
+    `files` is where its pages say that the wheels are, else they are served here. It wants `password` of the
+    user "reader". A request of pip for a path that contains `hold` waits until `release` is set.
+    """
+
+    class Index(_Quiet):
+        served = Served()
+
+        def do_GET(self) -> None:
+            wanted = base64.b64encode(f"reader:{password}".encode()).decode()
+            if password and self.headers.get("Authorization") != f"Basic {wanted}":
+                self.send_response(401)
+                self.send_header("WWW-Authenticate", 'Basic realm="index"')
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+                return
+            if hold and hold in self.path and self.headers["User-Agent"].startswith("pip"):
+                self.served.is_held.set()
+                self.served.release.wait(60)
+            name = self.path.rstrip("/").rpartition("/")[2].replace("-", "_")
+            if self.path.startswith("/simple/"):
+                found = [
+                    one.name for one in sorted(wheels.iterdir()) if one.name.lower().startswith(f"{name}-")
+                ]
+                if not found:
+                    self.send_error(404)
+                    return
+                body = "".join(f'<a href="{files or "/files"}/{one}">{one}</a>\n' for one in found).encode()
+                self.send_response(200)
+                self.send_header("Content-Type", "text/html")
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                if self.command == "GET":
+                    self.wfile.write(body)
+                return
+            self.path = self.path.removeprefix("/files")
+            super().do_GET()
+
+        do_HEAD = do_GET
+
+    with _running(functools.partial(Index, directory=str(wheels)), Index.served) as served:
+        yield served
+
+
+@contextmanager
+def serve_proxy(*, password: str = "") -> Iterator[Served]:
+    """Run a proxy, which wants `password` of the user "staff"."""
+
+    class Proxy(http.server.BaseHTTPRequestHandler):
+        served = Served()
+
+        def do_CONNECT(self) -> None:
+            host, _, port = self.path.rpartition(":")
+            self._through(host, int(port), b"")
+
+        def do_GET(self) -> None:
+            url = urlsplit(self.path)
+            words = "".join(f"{name}: {value}\r\n" for name, value in self.headers.items())
+            path = url.path + (f"?{url.query}" if url.query else "")
+            line = f"{self.command} {path} HTTP/1.0\r\n{words}\r\n"
+            self._through(str(url.hostname), url.port or 80, line.encode())
+
+        do_HEAD = do_GET
+
+        def _through(self, host: str, port: int, first: bytes) -> None:
+            self.served.asked.append(f"{self.command} {self.path}")
+            wanted = base64.b64encode(f"staff:{password}".encode()).decode()
+            if password and self.headers.get("Proxy-Authorization") != f"Basic {wanted}":
+                self.send_error(407)
+                return
+            self.close_connection = True
+            with socket.create_connection((host, port)) as upstream:
+                if first:
+                    upstream.sendall(first)
+                else:
+                    self.send_response(200)
+                    self.end_headers()
+                while True:
+                    for end in select.select([self.connection, upstream], [], [])[0]:
+                        data = end.recv(65536)
+                        if not data:
+                            return
+                        (upstream if end is self.connection else self.connection).sendall(data)
+
+        def log_message(self, *args: object) -> None:
+            pass
+
+    with _running(Proxy, Proxy.served) as served:
+        yield served
+
+
+def make_certificate(folder: Path) -> Path:
+    """Write a certificate of "localhost", its own authority, and its key into one file; return it."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "localhost")])
+    now = datetime.datetime.now(datetime.UTC)
+    names = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=30))
+        .add_extension(x509.SubjectAlternativeName(names), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    file = folder / "certificate.pem"
+    file.write_bytes(
+        certificate.public_bytes(serialization.Encoding.PEM)
+        + key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
+    )
+    return file
+
+
+def certificate_only(file: Path) -> str:
+    """Return the certificate of a file, without its key."""
+    return file.read_text().partition("-----BEGIN PRIVATE")[0]
+
+
+def make_repository(folder: Path, name: str) -> Path:
+    """Make a bare git repository of a package, to be served as files; return it."""
+    tree, bare = folder / "tree", folder / f"{name}.git"
+    tree.mkdir(parents=True)
+    (tree / "setup.py").write_text(
+        f"from setuptools import setup\nsetup(name={name!r}, version='1.0', py_modules=[{name!r}])\n"
+    )
+    (tree / "pyproject.toml").write_text(BUILT_BY)
+    (tree / f"{name}.py").write_text("VERSION = '1.0 of git'\n")
+    who = ("-c", "user.name=a", "-c", "user.email=a@b")
+    for words in (("init", "-q"), ("add", "."), (*who, "commit", "-qm", "one")):
+        subprocess.run(["git", "-C", tree, *words], check=True)
+    subprocess.run(["git", "clone", "-q", "--bare", tree, bare], check=True)
+    subprocess.run(["git", "-C", bare, "update-server-info"], check=True)
+    shutil.rmtree(tree)
+    return bare

@@ -1,0 +1,219 @@
+"""What uv says of a project's file before anything is launched, from a small index of our own."""
+
+import functools
+import http.server
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from uv import find_uv_bin
+
+from awsddp.answers import Platform
+from awsddp.errors import ConfigError
+from awsddp.plan.environment import EnvironmentPlan, make_environment_plan
+from awsddp.plan.requirements import read_requirements
+from awsddp.plan.resolve import check, choose, target_of
+from awsddp.spec import EnvSection
+from tests.nodes.wheels import wheel
+
+IMAGE = Platform(
+    version="3.12.3",
+    machine="x86_64",
+    libc="2.35",
+    packages={"torch": "2.12.1+cu130", "numbers2": "2.0", "Files": "2.0", "nvidia-nccl": "2.29"},
+)
+
+
+@pytest.fixture
+def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """All there is to install from, as this machine's pip is set to; the current folder is the project."""
+    folder = tmp_path / "index"
+    wheel(folder, "small", requires=("torch>=2", "tiny"))
+    wheel(folder, "tiny")
+    for version in ("1.5", "2.0", "3.0"):
+        wheel(folder, "numbers2", version)
+    wheel(folder, "greedy", requires=("torch<2.6",))
+    wheel(folder, "modern", python=">=3.13")
+    wheel(folder, "future", python=">=3.99")
+    wheel(folder, "elsewhere", tag="macosx_11_0_arm64")
+    wheel(folder, "files", "2.0", requires=("web; extra == 'http'",), extras=("http",))
+    wheel(folder, "web")
+    wheel(folder, "torch", "2.12.1", requires=("nvidia_nccl",))
+    wheel(folder, "nvidia_nccl", "2.29")
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
+    monkeypatch.chdir(tmp_path)
+    return folder
+
+
+def planned(text: str = "", **keys: object) -> EnvironmentPlan:
+    if text:
+        Path("requirements.txt").write_text(text)
+    env = EnvSection(**{"file": "requirements.txt", **keys})  # type: ignore[arg-type]
+    return make_environment_plan(env, internet=True, driver=None)
+
+
+def checked(plan: EnvironmentPlan, image_torch: str | None = "2.12") -> str:
+    return check(plan, image_torch=image_torch, machine="x86_64", cache=Path("cache"))
+
+
+@pytest.mark.parametrize(
+    ("text", "message", "why"),
+    [
+        (
+            "tiny\nnumbers2==1.5\n-r more.txt\n",
+            "requirements.txt, line 2, more.txt, line 1: numbers2==1.5 and numbers2>=3 exclude each other",
+            "you require numbers2==1.5 and numbers2>=3",
+        ),
+        (
+            "numbers2<2\n-c pins.txt\n",
+            "requirements.txt, line 1, pins.txt, line 1: numbers2<2 and numbers2==3.0 exclude each other",
+            "you require numbers2<2 and numbers2==3.0",
+        ),
+        (
+            "small\n\nnumbers2 \\\n  ==99\n",
+            "requirements.txt, line 3: numbers2 ==99 cannot be met",
+            "there is no version of numbers2==99 and you require numbers2==99",
+        ),
+        (
+            "future\n",
+            "requirements.txt, line 1: future cannot be met",
+            "future==1.0 requires Python >=3.99 and only future==1.0 is available",
+        ),
+        (
+            "elsewhere\n",
+            "requirements.txt, line 1: elsewhere cannot be met",
+            "no wheels with a matching platform tag",
+        ),
+        ("torch==2.5.1\n", "needs another torch than the image's 2.12", "torch==2.5.1"),
+        ("torch==2.5.1+cu121\n", "needs another torch than the image's 2.12", "torch==2.5.1"),
+        ("small\ngreedy\n", "needs another torch than the image's 2.12", "greedy depend on torch<2.6"),
+        ("numpy=1.26\n", "line 1: 'numpy=1.26' is not a requirement", 'no such comparison operator "="'),
+        ("tiny\n# all\n@EXPLICIT\n", "line 3: '@EXPLICIT' is not a requirement", "start of a requirement"),
+        ("from setuptools import setup\n", "line 1: 'from setuptools import setup' is not a req", ""),
+    ],
+)
+def test_what_no_node_can_get_is_refused_by_its_place(index: Path, text: str, message: str, why: str) -> None:
+    Path("more.txt").write_text("numbers2>=3\n")
+    Path("pins.txt").write_text("numbers2==3.0\n")
+    with pytest.raises(ConfigError) as refused:
+        checked(planned(text))
+    assert message in refused.value.message and why in refused.value.why
+    assert refused.value.exit_code == 3 and refused.value.next and "asked" not in refused.value.why
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "small[none]\nnumbers2==1.*\nnumbers2==1.5\n",
+        "numbers2==1.5 ; python_version < '3'\nnumbers2==2.0 ; python_version >= '3'\n",
+        "torch==2.12.3+cu126\ntorch>=2.1\ntorch!=2.12.0\nsmall\n",
+        "modern\n",
+        "tiny @ https://nowhere.invalid/tiny-1.0-py3-none-any.whl\n",
+        "tiny @ git+https://nowhere.invalid/tiny\n",
+        "only-the-image-has-it\n",
+    ],
+)
+def test_what_a_node_may_get_is_left_to_the_nodes(index: Path, text: str) -> None:
+    assert checked(planned(text)) == ""
+
+
+def test_a_python_of_ones_own_decides_too(index: Path) -> None:
+    assert checked(planned("modern\n", kind="venv", python="3.13")) == ""
+    with pytest.raises(ConfigError, match=r"modern cannot be met") as refused:
+        checked(planned("modern\n", kind="venv", python="3.12"))
+    assert "requires Python >=3.13" in refused.value.why
+    with pytest.raises(ConfigError, match=r"greedy cannot be met"):
+        checked(planned("greedy\n", kind="venv", python="3.12"))
+
+
+def test_an_image_whose_torch_is_unknown_refuses_no_torch(index: Path) -> None:
+    assert checked(planned("greedy\nsmall\ntorch==2.5.1\n"), image_torch=None) == ""
+
+
+def test_a_network_that_is_not_there_blocks_nothing(index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PIP_NO_INDEX")
+    why = checked(planned("-i http://me:secret@127.0.0.1:9/simple\nsmall\n"))
+    assert "127.0.0.1:9" in why or "refused" in why
+    assert "secret" not in why and not Path("cache").exists()
+
+
+def test_versions_are_chosen_once_for_all_nodes_and_those_of_the_image_stay(index: Path) -> None:
+    plan = planned("small\nnumbers2\nfiles[http]\n")
+    target = target_of(plan, IMAGE)
+    assert choose(plan, target, cache=Path("cache")) == (("small==1.0", "tiny==1.0", "web==1.0"), "")
+    wheel(index, "tiny", "2.0")
+    (index / "small-1.0-py3-none-any.whl").unlink()
+    assert choose(plan, target, cache=Path("cache")) == (("small==1.0", "tiny==1.0", "web==1.0"), "")
+    other = planned("numbers2>=3\ntiny\n")
+    assert choose(other, target_of(other, IMAGE), cache=Path("cache"))[0] == ("numbers2==3.0", "tiny==2.0")
+    assert choose(planned("tiny<2\n"), target, cache=Path("cache"))[0] == ("tiny==1.0",)
+
+
+def test_what_holds_a_password_is_not_kept(index: Path) -> None:
+    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(index))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever).start()
+        try:
+            url = f"http://me:secret@127.0.0.1:{server.server_port}/tiny-1.0-py3-none-any.whl"
+            plan = planned(f"tiny @ {url}\n")
+            found = choose(plan, target_of(plan, IMAGE), cache=Path("cache"))
+        finally:
+            server.shutdown()
+    assert found == ((f"tiny @ {url}",), "") and not list(Path("cache").glob("*"))
+
+
+PROJECT = """
+[project]
+name = "mine"
+version = "0.1"
+requires-python = ">=3.10"
+dependencies = ["torch", "files[http] ; sys_platform == 'linux'", "lib", "numbers2<2"]
+[dependency-groups]
+dev = ["small"]
+[tool.uv.sources]
+lib = { workspace = true }
+[tool.uv.workspace]
+members = ["lib"]
+"""
+LIB = "[project]\nname = 'lib'\nversion = '1'\nrequires-python = '>=3.10'\ndependencies = ['tiny']\n"
+
+
+def lock(index: Path, project: str = PROJECT) -> Path:
+    """Write a project of two, and have uv lock it."""
+    Path("lib").mkdir()
+    Path("lib/pyproject.toml").write_text(LIB)
+    Path("pyproject.toml").write_text(project)
+    words = ["lock", "--no-config", "--no-index", "--find-links", str(index), "--python", sys.executable]
+    subprocess.run([find_uv_bin(), *words], check=True, capture_output=True)
+    return Path("uv.lock").absolute()
+
+
+def test_a_lock_gives_what_the_project_needs_without_what_torch_brings(index: Path) -> None:
+    file = lock(index)
+    assert set(read_requirements(file).lines) == {
+        "torch==2.12.1",
+        "files==2.0 ; sys_platform == 'linux'",
+        "web==1.0 ; sys_platform == 'linux'",
+        "numbers2==1.5",
+        "tiny==1.0",
+    }
+    assert checked(planned(file=str(file))) == ""
+    with pytest.raises(ConfigError, match=r"needs another torch than the image's 2\.11"):
+        checked(planned(file=str(file)), image_torch="2.11")
+
+
+def test_a_lock_to_a_wheel_of_this_machine_is_refused(index: Path) -> None:
+    sources = '[tool.uv.sources]\nnumbers2 = { path = "index/numbers2-1.5-py3-none-any.whl" }\n'
+    with pytest.raises(ConfigError, match=r"uv\.lock: './index/numbers2-1.5.* does not work on a node"):
+        read_requirements(lock(index, PROJECT.replace("[tool.uv.sources]\n", sources)))
+
+
+def test_a_lock_names_the_index_that_it_was_made_from(index: Path) -> None:
+    file = lock(index)
+    text = file.read_text().replace(f'registry = "{index}"', 'registry = "https://x/simple"')
+    file.write_text(text.replace(f'path = "{index}', 'url = "https://x'))
+    assert read_requirements(file).indexes.extra_index_urls == ("https://x/simple",)
