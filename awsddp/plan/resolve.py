@@ -15,12 +15,12 @@ from awsddp.errors import ConfigError
 from awsddp.plan.environment import EnvironmentPlan, image_constraints
 from awsddp.plan.indexes import CREDENTIALS, indexes_here, is_folder_here
 from awsddp.plan.requirements import IMAGE_PACKAGES, canonical, name_of
-from awsddp.plan.uv import run_uv
+from awsddp.plan.uv import Said, run_uv
 
 _GLIBC = (*range(40, 30, -1), 28, 17)
 """The minor releases that uv has a platform for (https://docs.astral.sh/uv/reference/cli/#uv-pip-compile)."""
 _PATCHES = 10
-_OPTIONS = "asked -c fixed --overrides replaced -o chosen --no-header --no-annotate --format requirements.txt"
+_OPTIONS = "asked -c fixed --overrides replaced --no-header --no-annotate --format requirements.txt"
 _FRAME = re.compile("[\u2500-\u25ff\u00d7]|cause:|Caused by:")
 """What uv draws around its words, by its release."""
 _BAD_LINE = re.compile(r"Couldn't parse|.*\basked:(\d+):\d+$")
@@ -42,7 +42,7 @@ _KEPT = 50
 class Target:
     """What packages must fit: a Python, a machine, and what it `has`, of which the `fixed` stay.
 
-    An exact one is a node that was asked: there a package may be built, and what the image has is preferred.
+    An exact one is a node that was asked: what its image has is preferred.
     """
 
     python: str
@@ -93,8 +93,8 @@ def choose(plan: EnvironmentPlan, target: Target, *, cache: Path) -> tuple[tuple
     """Return the versions that meet a plan's lines, without what the target has, and "".
 
     They are chosen once and kept below `cache`: nodes that come later get the same. None, and why, where uv
-    cannot tell: no index answers, or a package cannot be built here. Raises ConfigError for what cannot be
-    met.
+    cannot tell, as no index answers; why is "" where only a node can: a package must be built. Raises
+    ConfigError for what cannot be met.
     """
     key = hashlib.sha256(json.dumps([plan.stamp, plan.lines, repr(target)]).encode()).hexdigest()[:16]
     kept = cache / f"{key}.txt"
@@ -136,9 +136,12 @@ def _chosen(plan: EnvironmentPlan, target: Target, scratch: Path) -> tuple[tuple
         (scratch / name).write_text("".join(f"{one}\n" for one in lines))
     words = f"pip compile {_OPTIONS} --python-version {target.python} --python-platform".split()
     glibc = next((one for one in _GLIBC if one <= target.glibc), _GLIBC[-1])
-    words += [f"{target.machine}-manylinux_2_{glibc}", *["--no-build"] * (not target.exact)]
-    words += ["--no-index"] * indexes.no_index
-    said = run_uv(words, env, folder=scratch)
+    words += [f"{target.machine}-manylinux_2_{glibc}", *["--no-index"] * indexes.no_index]
+
+    def compiled(output: str, *more: str) -> Said:
+        return run_uv([*words, "-o", output, *more], env, folder=scratch)
+
+    said = compiled("chosen", "--no-build")  # no package's code runs here
     while stubs := [
         stub
         for name in map(canonical, _NO_EXTRA.findall(said.told))
@@ -147,12 +150,18 @@ def _chosen(plan: EnvironmentPlan, target: Target, scratch: Path) -> tuple[tuple
     ]:
         for stub in stubs:
             stub.unlink()  # the package's own wheel says what its extras need
-        said = run_uv(words, env, folder=scratch)
+        said = compiled("chosen", "--no-build")
     if not said.failure:
+        # Held to wheels, uv takes a release of years ago where a newer one has none, without a word.
+        held, free = compiled("held", "--no-deps", "--no-build"), compiled("free", "--no-deps")
+        if held.lines != free.lines:
+            return None, ""
         pins = (scratch / "chosen").read_text().splitlines()
         return tuple(one for one in pins if (name_of(one), one.partition("==")[2]) not in target.has), ""
-    is_open = _BUILT.search(said.failure) or (indexes.no_index and "provided package loc" in said.failure)
-    return None, "" if is_open and not target.exact else _explained(said.failure, plan, target)
+    is_open = indexes.no_index and not target.exact and "provided package loc" in said.failure
+    if is_open or _BUILT.search(said.failure):
+        return None, ""
+    return None, _explained(said.failure, plan, target)
 
 
 def _explained(failure: str, plan: EnvironmentPlan, target: Target) -> str:

@@ -2,6 +2,7 @@
 
 import functools
 import http.server
+import shutil
 import subprocess
 import sys
 import threading
@@ -151,6 +152,20 @@ def test_versions_are_chosen_once_for_all_nodes_and_those_of_the_image_stay(inde
     other = planned("numbers2>=3\ntiny\n")
     assert choose(other, target_of(other, IMAGE), cache=Path("cache"))[0] == ("numbers2==3.0", "tiny==2.0")
     assert choose(planned("tiny<2\n"), target, cache=Path("cache"))[0] == ("tiny==1.0",)
+
+
+def test_no_code_of_a_package_runs_here(index: Path) -> None:
+    place = Path("to-build-1.0")
+    place.mkdir()
+    (place / "PKG-INFO").write_text("Metadata-Version: 2.1\nName: to-build\nVersion: 1.0\n")
+    ran = Path("it-ran").absolute()
+    (place / "setup.py").write_text(f"open({str(ran)!r}, 'w').close()\nimport setuptools; setuptools.setup()")
+    shutil.make_archive(str(index / place.name), "gztar", ".", place.name)
+    plan = planned("tiny\nto-build\n")
+    assert choose(plan, target_of(plan, IMAGE), cache=Path("cache")) == (None, "")
+    wheel(index, "to_build", "0.3")  # an old release that need not be built is not what was asked for
+    assert choose(plan, target_of(plan, IMAGE), cache=Path("cache")) == (None, "")
+    assert checked(plan) == "" and not ran.exists() and not Path("cache").exists()
 
 
 def test_what_holds_a_password_is_not_kept(index: Path) -> None:
