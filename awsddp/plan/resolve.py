@@ -21,8 +21,6 @@ _GLIBC = (*range(40, 30, -1), 28, 17)
 """The minor releases that uv has a platform for (https://docs.astral.sh/uv/reference/cli/#uv-pip-compile)."""
 _PATCHES = 10
 _OPTIONS = "asked -c fixed --overrides replaced --no-header --no-annotate --format requirements.txt"
-_FRAME = re.compile("[\u2500-\u25ff\u00d7]|cause:|Caused by:")
-"""What uv draws around its words, by its release."""
 _BAD_LINE = re.compile(r"Couldn't parse|.*\basked:(\d+):\d+$")
 _PLACE = re.compile(r"Couldn't parse .*? position \d+ |(?: at|:) \S*asked:\S+$")
 _UNMET = re.compile(r"No solution found when resolving dependencies:? Because (.*)")
@@ -166,7 +164,7 @@ def _chosen(plan: EnvironmentPlan, target: Target, scratch: Path) -> tuple[tuple
 
 def _explained(failure: str, plan: EnvironmentPlan, target: Target) -> str:
     """Return why uv cannot tell. Raises ConfigError for what cannot be met, or is no requirement."""
-    said = CREDENTIALS.sub("//", " ".join(_FRAME.sub(" ", failure).split())).removeprefix("error: ")
+    said = CREDENTIALS.sub("//", failure)
     lines = (*plan.lines, *plan.constraints)
     if bad := _BAD_LINE.match(said):
         line = next((one for one in lines if one in said), lines[int(bad[1] or 1) - 1])
@@ -183,18 +181,17 @@ def _explained(failure: str, plan: EnvironmentPlan, target: Target) -> str:
         raise ConfigError(f"{plan.name}: a package index wants other credentials", hint, "correct its URL")
     why = _STEP.sub("; ", unmet[1].removesuffix(_SO))
     named = {canonical(one) for one in re.findall(r"[A-Za-z0-9][\w.-]*\w|\w", why)}
-    for kept, _, version in (one.partition("==") for one in target.fixed):
-        if canonical(kept) in named and plan.kind == "image":
-            has = f"{kept} {version.removesuffix('.*')}"
-            raise ConfigError(
-                f"{plan.name} needs another {kept} than the image's {has.partition(' ')[2]}",
-                why,
-                f"require versions that work with {has}, or use a separate Python: -o env.kind=venv",
-            )
     blamed = [one for one in lines if name_of(one) in named][:3]
     where = ", ".join(dict.fromkeys(plan.places.get(one, plan.name) for one in blamed)) or plan.name
     fault = "exclude each other" if len(blamed) > 1 else "cannot be met"
     advice = "correct the file, and repeat the command"
+    for kept, _, version in (one.partition("==") for one in target.fixed):
+        if canonical(kept) in named and plan.kind == "image":
+            has = version.removesuffix(".*")
+            fault = f"needs another {kept} than the image's {has}"
+            advice = (
+                f"require versions that work with {kept} {has}, or use a separate Python: -o env.kind=venv"
+            )
     raise ConfigError(f"env.file: {where}: {' and '.join(blamed)} {fault}", why, advice)
 
 

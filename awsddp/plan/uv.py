@@ -11,11 +11,13 @@ from pathlib import Path
 _TIMEOUT_S = 300.0
 _ERROR = re.compile(r"^(?:error:|\s*\u00d7).*", re.MULTILINE | re.DOTALL)
 """Its error, below its warnings."""
+_FRAME = re.compile("[\u2500-\u25ff\u00d7]|cause:|Caused by:")
+"""What it draws around its words, by its release."""
 
 
 @dataclass(frozen=True)
 class Said:
-    """What uv wrote, line by line; what it `told` beside that; and its `failure`, "" for none."""
+    """What uv wrote, line by line; what it `told` beside that; its `failure` on one line, "" for none."""
 
     lines: tuple[str, ...] = ()
     told: str = ""
@@ -45,4 +47,5 @@ def run_uv(words: Sequence[str], env: Mapping[str, str], *, folder: Path) -> Sai
     told = done.stderr.decode(errors="replace")
     lines = tuple(done.stdout.decode(errors="replace").splitlines())
     found = _ERROR.search(told)
-    return Said(lines, told, (found[0] if found else told) if done.returncode else "")
+    failure = " ".join(_FRAME.sub(" ", found[0] if found else told).split()).removeprefix("error: ")
+    return Said(lines, told, (failure or "it failed") if done.returncode else "")

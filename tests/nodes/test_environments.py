@@ -77,7 +77,8 @@ def test_a_requirement_for_another_torch_is_refused_with_both_versions(
     wheel(index, "torch", "2.5.1")
     with pytest.raises(ConfigError) as refused:
         made(lab(1), plan, python)
-    assert refused.value.message == "requirements.txt needs another torch than the image's 2.13.0+cpu"
+    words = "torch==2.5.1 needs another torch than the image's 2.13.0+cpu"
+    assert refused.value.message == f"env.file: requirements.txt: {words}"
     assert "torch==2.5.1" in refused.value.why
 
 

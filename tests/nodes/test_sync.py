@@ -361,7 +361,11 @@ def test_an_interrupt_ends_the_transfer_and_the_next_sync_finishes_it(lab: MakeL
 
 @pytest.mark.usefixtures("by_rsync")
 def test_without_rsync_or_ssh_at_home_that_is_said(
-    lab: MakeLab, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    lab: MakeLab,
+    home: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
 ) -> None:
     one = lab(1)
     make(home, "a")
@@ -369,6 +373,7 @@ def test_without_rsync_or_ssh_at_home_that_is_said(
     bin.mkdir()
     monkeypatch.setenv("PATH", str(bin))
     rsync.program.cache_clear()
+    request.addfinalizer(rsync.program.cache_clear)
     with pytest.raises(ConfigError, match="rsync not found"):
         push(one, home)
     (bin / "rsync").write_text("#!/bin/sh\necho 'openrsync: protocol version 29'\n")
