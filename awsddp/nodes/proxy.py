@@ -26,6 +26,7 @@ from urllib.parse import unquote, urljoin, urlsplit
 import paramiko
 
 from awsddp.parallel import soon
+from awsddp.plan.requirements import canonical
 
 T = TypeVar("T")
 _ANSWER_S = 30.0
@@ -67,7 +68,7 @@ class Proxy:
         self.everything = everything
         self.login = f"awsddp:{secrets.token_hex(16)}@"
         self.roots: list[str] = []
-        self.hosts: set[str] = set()
+        self.places: set[str] = set()
         self.refused: set[str] = set()
         own = everything and proxy
         self._proxies = {"http": proxy, "https": proxy} if own else urllib.request.getproxies()
@@ -110,7 +111,7 @@ class Proxy:
         root = f"{url.scheme}://{url.netloc}{'' if url.netloc else path}"
         if root not in self.roots:
             self.roots.append(root)
-            self.hosts.update([url.hostname] if url.hostname else [])
+            self.places.update([_place(root)] if url.netloc else [])
         return f"http://{self.roots.index(root)}.{_HOST}{path}" + (f"?{url.query}" if url.query else "")
 
     def show_logins(self, text: str) -> str:
@@ -126,10 +127,9 @@ class Proxy:
 
     def allow(self, url: str, *, hops: int = _HOPS) -> None:
         """Allow the host of a URL, and those to which it redirects."""
-        host = urlsplit(url).hostname or ""
-        if host.endswith(_HOST):
+        if (urlsplit(url).hostname or "").endswith(_HOST):
             return
-        self.hosts.add(host)
+        self.places.add(_place(url))
         look = urllib.request.Request(url, method="HEAD")
         with contextlib.suppress(*_FAULTS), self.open(look, timeout=_LOOK_S) as answer:
             further = urljoin(url, answer.headers.get("Location", url))
@@ -140,8 +140,8 @@ class Proxy:
         """Return a page of an index as a node gets it, and allow the hosts of the files that it names."""
         if root:
             text = text.replace(_LOGIN.sub(r"\1", root) + "/", self.show(root + "/"))
-        for host, url in {urlsplit(url).hostname or "": url for url in URL.findall(text)}.items():
-            if host not in self.hosts:
+        for place, url in {_place(url): url for url in URL.findall(text)}.items():
+            if place not in self.places:
                 self.allow(url)
         return text
 
@@ -187,8 +187,9 @@ class _Client(http.server.SimpleHTTPRequestHandler):
 
     def do_CONNECT(self) -> None:
         """Connect the client to a host."""
-        host, _, port = self.path.rpartition(":")
-        upstream = self._reach(host, lambda: self.proxy.dial(host.strip("[]"), int(port)))
+        place = _place(f"https://{self.path}")
+        host, _, port = place.rpartition(":")
+        upstream = self._reach(place, lambda: self.proxy.dial(host, int(port)))
         if upstream is None:
             return
         self.close_connection = True
@@ -216,9 +217,9 @@ class _Client(http.server.SimpleHTTPRequestHandler):
     do_HEAD = do_POST = do_GET  # git posts
 
     def _show_folder(self, path: str, root: Path) -> None:
-        """Answer with what a folder holds; files of an index may lie beside it (PEP 503, "simple")."""
+        """Answer with what a folder holds, or as an index (PEP 503) names beside it."""
         self.path, file = path, Path(self.translate_path(path))
-        is_inside = file.is_relative_to(root.parent if root.name == "simple" else root)
+        is_inside = file.is_relative_to(root) or _names(root, file)
         if is_inside and (file.is_dir() or file.name.endswith(_PACKAGES)):
             getattr(super(), f"do_{self.command}")()
         else:
@@ -230,8 +231,8 @@ class _Client(http.server.SimpleHTTPRequestHandler):
         size = int(self.headers.get("Content-Length", 0))
         data = self.rfile.read(size) if self.command == "POST" else None
         url = _LOGIN.sub(r"\1", url)
-        host, ask = urlsplit(url).hostname or "", partial(urllib.request.Request, method=self.command)
-        if answer := self._reach(host, lambda: self.proxy.open(ask(url, data, headers))):
+        ask = partial(urllib.request.Request, method=self.command)
+        if answer := self._reach(_place(url), lambda: self.proxy.open(ask(url, data, headers))):
             with answer:
                 self._pass_back(answer, root)
 
@@ -258,17 +259,17 @@ class _Client(http.server.SimpleHTTPRequestHandler):
         elif self.command != "HEAD":
             shutil.copyfileobj(answer, self.wfile, _CHUNK)
 
-    def _reach(self, host: str, opened: Callable[[], T]) -> T | None:
-        """Return what is opened at a host that packages come from; else answer why there is nothing."""
+    def _reach(self, place: str, opened: Callable[[], T]) -> T | None:
+        """Return what is opened at a place that packages come from; else answer why there is nothing."""
         code, why = 403, "no packages come from there"
-        if host in self.proxy.hosts:
+        if place in self.proxy.places:
             try:
                 return opened()
             except _FAULTS as error:
                 code, why = 504, f"not reached from here: {' '.join(str(error).split())}"
         if len(self.proxy.refused) < _HOPS:
-            self.proxy.refused.add(f"{host}: {why}")
-        self.send_error(code, f"awsddp: {host}: {why}")
+            self.proxy.refused.add(f"{place}: {why}")
+        self.send_error(code, f"awsddp: {place}: {why}")
         return None
 
     def log_message(self, *words: object) -> None:
@@ -279,6 +280,23 @@ def is_here(place: str) -> bool:
     """Tell whether an index or a place of links is a folder or a file of this machine."""
     path = Path(unquote(urlsplit(place).path)) if place.startswith("file:") else Path(place)
     return bool(place) and path.exists()
+
+
+def _place(url: str) -> str:
+    """Return the host and the port of a URL."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port or (80 if parts.scheme == "http" else 443)
+        return f"{parts.hostname}:{port}" if parts.hostname else ""
+    except ValueError:  # no such port; [ without ]
+        return ""
+
+
+def _names(root: Path, file: Path) -> bool:
+    """Tell whether an index names a file that lies beside it, by the page of its project."""
+    projects = {file.name.partition("-")[0], file.name.rpartition("-")[0]}  # of a wheel, of a source
+    pages = [root / canonical(name) / "index.html" for name in projects]
+    return any(page.is_file() and file.name.removesuffix(".metadata") in page.read_text() for page in pages)
 
 
 def _passed_on(headers: Any) -> dict[str, str]:

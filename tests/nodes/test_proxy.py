@@ -71,13 +71,17 @@ def test_only_the_packages_hosts_and_only_with_the_password(lab: MakeLab, tmp_pa
     (tmp_path / "wheels/secret.txt").touch()
     (tmp_path / "outside.whl").touch()
     (tmp_path / "wheels/inside.whl").touch()
+    (tmp_path / "simple/odd-name").mkdir(parents=True)
+    (tmp_path / "simple/odd-name/index.html").write_text("<a href='../../odd_name-1.whl'></a>")
+    for name in ("odd_name-1.whl", "odd_name-1.whl.metadata", "odd_name-2.whl"):
+        (tmp_path / name).touch()
     with (
         serve_folder(tmp_path) as server,
         Proxy(everything=True, ca="", proxy="") as proxy,
         lab(1).fleet() as fleet,
     ):
         proxy.allow(f"http://127.0.0.1:{server.port}/")
-        shown = proxy.show(str(tmp_path / "wheels"))
+        shown, index = proxy.show(str(tmp_path / "wheels")), proxy.show((tmp_path / "simple").as_uri())
         with fleet.forwarded([0], proxy.serve) as ports:
             environ = proxy.environ(ports[0], ())
             none = {name: value.replace("awsddp:", "awsddp:0") for name, value in environ.items()}
@@ -88,10 +92,14 @@ def test_only_the_packages_hosts_and_only_with_the_password(lab: MakeLab, tmp_pa
             assert curl(fleet, environ, f"{shown}inside.whl").startswith("200")
             for path in ("secret.txt", "../outside.whl", "%2e%2e/outside.whl"):
                 assert curl(fleet, environ, "--path-as-is", f"{shown}{path}").startswith("404")
+            for path, code in (("-1.whl", "200"), ("-1.whl.metadata", "200"), ("-2.whl", "404")):
+                assert curl(fleet, environ, f"{index}../odd_name{path}", "--path-as-is").startswith(code)
+            elsewhere = server.url.replace(f":{server.port}", ":9")
+            assert curl(fleet, environ, elsewhere).startswith("403")
             file = ["--request-target", f"file://localhost{tmp_path}/wheels/secret.txt"]
             assert curl(fleet, environ, *file, server.url).startswith("403")
         assert not server.asked or all("secret" not in one for one in server.asked)
-        assert "localhost.example: no packages come from there" in proxy.translate("")
+        assert "localhost.example:443: no packages come from there" in proxy.translate("")
         wait_until(lambda: not curl(fleet, environ, server.url).startswith("200"), "the end of the forward")
 
 
@@ -102,7 +110,7 @@ def test_a_host_that_no_index_names_is_told(lab: MakeLab, no_settings: Path, pyt
     plan = dataclasses.replace(PLAN, lines=("git+http://127.0.0.1:9/x.git",), indexes=Indexes(no_index=True))
     with pytest.raises(NodeError) as refused:
         made(here, plan, python)
-    assert "needs elsewhere.example, where none of its indexes has files" in refused.value.message
+    assert "needs elsewhere.example:443, where none of its indexes has files" in refused.value.message
     assert refused.value.exit_code == 6
 
 
