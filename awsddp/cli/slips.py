@@ -71,9 +71,9 @@ def _of_option(ctx: click.Context, verb: str, args: list[str], at: int, option: 
     _, equals, value = rest.pop(at).partition("=") if at < len(args) else ("", "", "")
     if not equals and rest[at : at + 1] and not rest[at].startswith("-"):
         value = rest.pop(at)
-    table = tomllib.loads(template("slips.toml"))["options"]
+    table, takes = tomllib.loads(template("slips.toml"))["options"], _takes_value(ctx.command)
     known = [text for text, words in table.items() if {verb, option} <= {*words.split()}]
-    known += difflib.get_close_matches(option, _takes_value(ctx.command), n=1, cutoff=0.82)  # not --model
+    known += difflib.get_close_matches(option, takes, n=1, cutoff=0.82)  # not --model
     keys = {dashed(f"--{key.partition('.')[2]}"): key for key in KEYS if key.startswith(TAKES.get(verb, ()))}
     known += [f"-o {keys[one]}=" for one in (option, f"{option}-usd") if one in keys]
     if not known:
@@ -83,14 +83,18 @@ def _of_option(ctx: click.Context, verb: str, args: list[str], at: int, option: 
         return _filled(ctx, text, [*filter(None, (value,)), *rest])
     if text.endswith("="):
         text, value = text[:2], f"{text[3:]}{value or 'VALUE'}"
-    rest[at:at] = [] if text == "-" else filter(None, (text, value))
+    rest[at:at] = [] if text == "-" else filter(None, (text, value or takes.get(text, "")))
     return shlex.join([verb, *rest])
 
 
-def _takes_value(command: click.Command) -> dict[str, bool]:
-    """Return the options of a command, and whether each has a value."""
+def _takes_value(command: click.Command) -> dict[str, str]:
+    """Return the options of a command, each with what stands for its value, "" where it has none."""
     options = [one for one in command.params if isinstance(one, click.Option)]
-    return {name: not (one.is_flag or one.count) for one in options for name in one.opts}
+    return {
+        name: "" if one.is_flag or one.count else (one.metavar or "VALUE").partition("|")[0]
+        for one in options
+        for name in one.opts
+    }
 
 
 def _for_script(root: Any, verb: str, args: list[str]) -> list[str]:

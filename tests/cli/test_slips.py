@@ -116,6 +116,9 @@ sinfo => awsddp status
 salloc => awsddp up
 scontrol => awsddp status
 train --dependency all => awsddp train --after all
+train --dependency => awsddp train --after JOB
+train --max-restart => awsddp train --max-restarts N
+up --node => awsddp up --nodes N
 
 own verbs
 metrics train-3 => awsddp report train-3

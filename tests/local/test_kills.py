@@ -59,9 +59,9 @@ def alive(cloud: Cloud) -> set[str]:
     return {one["InstanceId"] for one in found if one["State"]["Name"] not in GONE}
 
 
-def work(cloud: Cloud, killer: Killer) -> int:
+def work(cloud: Cloud, image: str, killer: Killer) -> int:
     """Launches two and ends them, again and again while the killer is about; returns how often."""
-    image, rounds = cloud.image, 0
+    rounds = 0
     while killer.is_alive():
         made = patient(
             cloud,
@@ -105,7 +105,7 @@ def test_a_daemon_killed_again_and_again_loses_and_doubles_nothing(
         image = cloud.image
         assert image
         killer.start()
-        rounds = work(cloud, killer)
+        rounds = work(cloud, image, killer)
         killer.join()
         assert rounds > 0
         cloud.info = control.start(tmp_path)
