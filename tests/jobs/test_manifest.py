@@ -174,6 +174,8 @@ def test_small_results_come_with_the_list_and_logs_do_not(node: Node) -> None:
         "node2/f60": b"x" * 60,
     }
     assert node.manifest(at_once=64).files[-1].data is None
+    node.folder.log(5).write_text("")  # of what said nothing no watcher has a file: it is not worth an rsync
+    assert node.manifest(at_once=125).files[0].data == b""
 
 
 def test_a_sample_tells_files_apart_by_a_part_of_them(tmp_path: Path) -> None:

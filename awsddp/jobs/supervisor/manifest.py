@@ -167,7 +167,8 @@ class _Found:
             line.size, line.modified = info.st_size, info.st_mtime_ns
             if self._at_once:
                 line.sample = sample(path, line.size)
-            if line.size <= self._data_left and path.parent != self._watched:
+            is_here = path.parent == self._watched and line.size  # who watched has what was said
+            if line.size <= self._data_left and not is_here:
                 with path.open("rb") as file:
                     line.data = base64.b64encode(file.read(line.size)).decode()
                 self._data_left -= line.size
