@@ -1,6 +1,7 @@
 """Makes the ranks' environment on all nodes at once, where it is not there already, and holds them alike."""
 
 import contextlib
+import functools
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -11,7 +12,7 @@ import msgspec
 from awsddp.answers import Environment, Platform, read_answer, take
 from awsddp.errors import NodeError
 from awsddp.nodes.failures import NodeFailure
-from awsddp.nodes.proxy import URL, Proxy
+from awsddp.nodes.proxy import Proxy, urls_in
 from awsddp.nodes.transport import Fleet, Request, Result
 from awsddp.parallel import each, split
 from awsddp.plan.environment import EnvironmentPlan, explain, image_constraints, refuse_unlike
@@ -55,8 +56,9 @@ def ensure(
     if missing:
         if plan.setup:
             send_files()
-        chosen = _choose(fleet, plan, found[missing[0]].platform, cache)
-        with _lent(fleet, chosen, missing) as (lent, environs, proxy):
+        here = functools.cache(indexes_here)
+        chosen = _choose(fleet, plan, found[missing[0]].platform, cache, here)
+        with _lent(fleet, chosen, missing, here) as (lent, environs, proxy):
             builds = {
                 node: _request(
                     lent,
@@ -78,7 +80,9 @@ def ensure(
     return found
 
 
-def _choose(fleet: Fleet, plan: EnvironmentPlan, platform: Platform | None, cache: Path) -> EnvironmentPlan:
+def _choose(
+    fleet: Fleet, plan: EnvironmentPlan, platform: Platform | None, cache: Path, here: Callable[[], Indexes]
+) -> EnvironmentPlan:
     """Return the plan with the versions that all nodes get; as it is where the nodes are to choose them.
 
     Raises ConfigError for what cannot be met.
@@ -88,7 +92,7 @@ def _choose(fleet: Fleet, plan: EnvironmentPlan, platform: Platform | None, cach
     from awsddp.plan.resolve import choose, target_of
 
     fleet.on_event(Event(f"choosing packages for {plan.name}", ""))
-    pins, why = choose(plan, target_of(plan, platform), cache=cache)
+    pins, why = choose(plan, target_of(plan, platform), cache=cache, here=here)
     if why:
         fleet.on_event(Event(f"{plan.name}: {why}; the nodes choose its packages", ""))
     return plan if pins is None or plan.kind == "conda" else replace(plan, lines=pins)
@@ -101,14 +105,14 @@ def _pins(plan: EnvironmentPlan, found: Environment) -> tuple[str, ...]:
 
 @contextlib.contextmanager
 def _lent(
-    fleet: Fleet, plan: EnvironmentPlan, nodes: Sequence[int]
+    fleet: Fleet, plan: EnvironmentPlan, nodes: Sequence[int], here: Callable[[], Indexes]
 ) -> Iterator[tuple[EnvironmentPlan, Mapping[int, Mapping[str, str]], Proxy]]:
     """Yield what nodes install, the variables by which each finds this machine's proxy, and the proxy.
 
     All packages come through it, or only those of a folder here and of an index with a password.
     Raises NodesFailed.
     """
-    everything, indexes = plan.packages_from == "client", plan.indexes.otherwise(indexes_here())
+    everything, indexes = plan.packages_from == "client", plan.indexes.otherwise(here())
     with Proxy(everything=everything, ca=indexes.ca, proxy=plan.environ.get("https_proxy", "")) as proxy:
         if plan.packages_from == "node" or not plan.has_packages:
             own = _placed(indexes, lambda one: "" if is_folder_here(one) else one)
@@ -132,7 +136,7 @@ def _lent(
             return
         trusted = (*indexes.trusted_hosts, *proxy.names)
         lent = replace(lent, indexes=replace(lent.indexes, trusted_hosts=trusted))
-        urls = URL.findall(json.dumps(asdict(lent)))
+        urls = urls_in(json.dumps(asdict(lent)))
         if everything:
             fleet.on_event(Event("packages come through this machine", ""))
             each(proxy.allow, (*urls, *_PROGRAMS.get(plan.kind, ())))

@@ -37,7 +37,7 @@ _END_S = 5.0
 _HOPS = 5
 _CHUNK = 256 * 1024
 _HOST = "awsddp.invalid"
-URL = re.compile(r"https?://[^\s\"'<>#;,\\]+")
+_URL = re.compile(r"https?://[^\s\"'<>#;,\\]+")
 _LOGIN = re.compile(r"(https?://)[^/@\s]+@")
 _PACKAGES = (".whl", ".tar.gz", ".tgz", ".tar.bz2", ".zip", ".metadata", ".html")
 """What is served of a folder of this machine."""
@@ -104,7 +104,9 @@ class Proxy:
 
     def show(self, place: str) -> str:
         """Return how a node names a URL or a folder: as a host of this proxy, or as it is."""
-        if not (is_here(place) or _LOGIN.match(place) or (self.everything and URL.fullmatch(place))):
+        if not (is_here(place) or _LOGIN.match(place) or (self.everything and _URL.fullmatch(place))):
+            return place
+        if _URL.match(place) and not _place(place):  # whoever installs says what is wrong with it
             return place
         url = urlsplit(place if "://" in place else Path(place).resolve().as_uri())
         path = url.path if url.netloc or not Path(unquote(url.path)).is_dir() else url.path.rstrip("/") + "/"
@@ -116,7 +118,7 @@ class Proxy:
 
     def show_logins(self, text: str) -> str:
         """Return a text in which no URL has a login."""
-        return URL.sub(lambda url: self.show(url[0]) if _LOGIN.match(url[0]) else url[0], text)
+        return _URL.sub(lambda url: self.show(url[0]) if _LOGIN.match(url[0]) else url[0], text)
 
     def translate(self, text: str) -> str:
         """Return what a node's program said, with the real names of indexes; and the refused hosts."""
@@ -140,7 +142,7 @@ class Proxy:
         """Return a page of an index as a node gets it, and allow the hosts of the files that it names."""
         if root:
             text = text.replace(_LOGIN.sub(r"\1", root) + "/", self.show(root + "/"))
-        for place, url in {_place(url): url for url in URL.findall(text)}.items():
+        for place, url in {_place(url): url for url in urls_in(text)}.items():
             if place not in self.places:
                 self.allow(url)
         return text
@@ -282,8 +284,13 @@ def is_here(place: str) -> bool:
     return bool(place) and path.exists()
 
 
+def urls_in(text: str) -> list[str]:
+    """Return the URLs of a text that name a host."""
+    return list(filter(_place, _URL.findall(text)))
+
+
 def _place(url: str) -> str:
-    """Return the host and the port of a URL."""
+    """Return the host and the port of a URL, "" for what has none."""
     try:
         parts = urlsplit(url)
         port = parts.port or (80 if parts.scheme == "http" else 443)

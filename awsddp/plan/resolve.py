@@ -1,11 +1,12 @@
 """Chooses the packages of a project, here and by uv: what cannot be met is refused before it costs."""
 
+import functools
 import hashlib
 import json
 import re
 import tempfile
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from awsddp.answers import Platform
 from awsddp.compat.releases import RELEASES, release
 from awsddp.errors import ConfigError
 from awsddp.plan.environment import EnvironmentPlan, image_constraints
-from awsddp.plan.indexes import CREDENTIALS, indexes_here, is_folder_here
+from awsddp.plan.indexes import CREDENTIALS, Indexes, indexes_here, is_folder_here
 from awsddp.plan.requirements import IMAGE_PACKAGES, canonical, name_of
 from awsddp.plan.uv import Said, run_uv
 
@@ -76,18 +77,20 @@ def check(plan: EnvironmentPlan, *, image_torch: str | None, machine: str, cache
     fixed = _torch_of(plan)
     if row and plan.kind == "image":
         fixed = (f"torch=={row.torch}.*", f"torchaudio=={row.torch}.*", f"torchvision=={row.torchvision}.*")
-    pythons = (row or RELEASES[0]).pythons
+    pythons, here = (row or RELEASES[0]).pythons, functools.cache(indexes_here)
     named = replace(plan, lines=tuple(one for one in plan.lines if "://" not in one))
     for python in [plan.python] if plan.python else [pythons[-1], pythons[0]]:
         target = Target(python=python, machine=machine, has=_releases(fixed), fixed=fixed)
         try:
-            return choose(named, target, cache=cache)[1]
+            return choose(named, target, cache=cache, here=here)[1]
         except ConfigError as error:
             refused = error
     raise refused
 
 
-def choose(plan: EnvironmentPlan, target: Target, *, cache: Path) -> tuple[tuple[str, ...] | None, str]:
+def choose(
+    plan: EnvironmentPlan, target: Target, *, cache: Path, here: Callable[[], Indexes] = indexes_here
+) -> tuple[tuple[str, ...] | None, str]:
     """Return the versions that meet a plan's lines, without what the target has, and "".
 
     They are chosen once and kept below `cache`: nodes that come later get the same. None, and why, where uv
@@ -101,7 +104,7 @@ def choose(plan: EnvironmentPlan, target: Target, *, cache: Path) -> tuple[tuple
     if kept.exists():
         return tuple(kept.read_text().splitlines()), ""
     with tempfile.TemporaryDirectory() as scratch:
-        found, why = _chosen(plan, target, Path(scratch))
+        found, why = _chosen(plan, target, plan.indexes.otherwise(here()), Path(scratch))
     text = "".join(f"{one}\n" for one in found or ())
     if found is not None and not CREDENTIALS.search(text):
         cache.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -111,8 +114,10 @@ def choose(plan: EnvironmentPlan, target: Target, *, cache: Path) -> tuple[tuple
     return found, why
 
 
-def _chosen(plan: EnvironmentPlan, target: Target, scratch: Path) -> tuple[tuple[str, ...] | None, str]:
-    indexes, has = plan.indexes.otherwise(indexes_here()), scratch / "has"
+def _chosen(
+    plan: EnvironmentPlan, target: Target, indexes: Indexes, scratch: Path
+) -> tuple[tuple[str, ...] | None, str]:
+    has = scratch / "has"
     folders = [str(Path(one).absolute()) if is_folder_here(one) else one for one in indexes.find_links]
     env = {**plan.environ, **replace(indexes, find_links=(str(has), *folders)).environ}
     if indexes.ca:

@@ -103,6 +103,14 @@ def test_only_the_packages_hosts_and_only_with_the_password(lab: MakeLab, tmp_pa
         wait_until(lambda: not curl(fleet, environ, server.url).startswith("200"), "the end of the forward")
 
 
+def test_a_url_that_is_none_is_left_to_who_installs() -> None:
+    with Proxy(everything=True, ca="", proxy="") as proxy:
+        page = '<a href="http://[::1/small-1.0-py3-none-any.whl"></a> http://h:999999/x'
+        assert proxy.page(page, "http://index.example") == page
+        assert proxy.places == {"index.example:80"}
+        assert proxy.show("http://[::1/simple") == "http://[::1/simple"
+
+
 def test_a_host_that_no_index_names_is_told(lab: MakeLab, no_settings: Path, python: str) -> None:
     """As a package is whose build fetches something."""
     here = lab(1)
