@@ -36,6 +36,7 @@ SHORTEST = {
     "campaigns/hangs": "--runs 1",
     "campaigns/hostile_node": "--runs 1",
     "campaigns/network_breaks": "--runs 1 --longest 1",
+    "campaigns/projects": "--runs 1",
     "campaigns/saves": "--runs 1",
 }
 """What measures least, by program."""

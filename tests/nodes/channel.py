@@ -74,11 +74,14 @@ def module(version: str, *, noarch: bool = False, name: str) -> dict[str, str]:
     return {f"{folder}site-packages/{name}.py": f"VERSION = {version!r}\n"}
 
 
-def make_channel(folder: Path) -> None:
-    """Fill `folder` with some packages, as conda-forge has them. Python and pip are those that run this."""
+def make_channel(folder: Path, *, base: Path | None = None, own_pip: Path | None = None) -> None:
+    """Fill `folder` with some packages, as conda-forge has them.
+
+    Python and pip are those that run this, or those at the paths `base` and `own_pip` of a node.
+    """
     import pip
 
-    base = Path(sys.executable).resolve()
+    base, own_pip = base or Path(sys.executable).resolve(), own_pip or Path(pip.__file__).parent
     for version in (VERSION, "3.7.12"):
         config = f"home = {base.parent}\ninclude-system-site-packages = false\nversion = {version}\n"
         package(
@@ -89,7 +92,7 @@ def make_channel(folder: Path) -> None:
             files={"pyvenv.cfg": config},
             links={"bin/python": str(base)},
         )
-    own = {"site-packages/pip": str(Path(pip.__file__).parent)}
+    own = {"site-packages/pip": str(own_pip)}
     package(folder, "pip", pip.__version__, noarch=True, depends=("python >=3.7",), links=own)
     for version in ("1.24.4", "1.26.4", "2.1.0"):
         package(

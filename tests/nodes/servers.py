@@ -140,7 +140,10 @@ def serve_proxy(*, password: str = "") -> Iterator[Served]:
             self.served.asked.append(f"{self.command} {self.path}")
             wanted = base64.b64encode(f"staff:{password}".encode()).decode()
             if password and self.headers.get("Proxy-Authorization") != f"Basic {wanted}":
-                self.send_error(407)
+                self.send_response(407)
+                self.send_header("Proxy-Authenticate", 'Basic realm="proxy"')
+                self.send_header("Content-Length", "0")
+                self.end_headers()
                 return
             self.close_connection = True
             with socket.create_connection((host, port)) as upstream:
@@ -206,10 +209,8 @@ def make_repository(folder: Path, name: str) -> Path:
     """Make a bare git repository of a package, to be served as files; return it."""
     tree, bare = folder / "tree", folder / f"{name}.git"
     tree.mkdir(parents=True)
-    (tree / "setup.py").write_text(
-        f"from setuptools import setup\nsetup(name={name!r}, version='1.0', py_modules=[{name!r}])\n"
-    )
-    (tree / "pyproject.toml").write_text(BUILT_BY)
+    (tree / "setup.py").write_text(f"from setuptools import setup\nsetup(py_modules=[{name!r}])\n")
+    (tree / "pyproject.toml").write_text(f"{BUILT_BY}[project]\nname = {name!r}\nversion = '1.0'\n")
     (tree / f"{name}.py").write_text("VERSION = '1.0 of git'\n")
     who = ("-c", "user.name=a", "-c", "user.email=a@b")
     for words in (("init", "-q"), ("add", "."), (*who, "commit", "-qm", "one")):

@@ -1,0 +1,331 @@
+"""Projects as people have them on two local nodes without internet, and those that cannot be met.
+
+    python -m benchmarks.campaigns.projects [--seed N] [--runs N] [--state FILE]
+
+Needs root: two nodes of the local cloud. Every even run trains with the packages of one kind of project,
+which come from one kind of place, in one command, on both nodes: 9 have each kind once, 36 each kind from
+each place. No password may be left on a node, nor in what is said. Every odd run types one command for a
+project that cannot be met: it must end with 3 and name the place, with nothing launched; 20 have each once.
+
+conda is tests/nodes/conda_program.py: rattler solves and installs from a channel of the true layout.
+"""
+
+import contextlib
+import hashlib
+import json
+import random
+import shutil
+import subprocess
+import sys
+import sysconfig
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from uv import find_uv_bin
+
+from awsddp.local import image
+from benchmarks._rehearsal import Rehearsal
+from benchmarks.campaigns._campaign import Row, arguments, campaign, cluster
+from tests.nodes import channel
+from tests.nodes.servers import PASSWORD, make_repository, serve_folder, serve_index, serve_proxy
+from tests.nodes.wheels import installed_wheel, wheel
+
+CONDA = """#!/bin/sh
+export CONDA_MIRROR=http://elsewhere.example CONDA_CACHE=$HOME/.conda-cache PYTHONPATH=$HOME/miniforge3/lib
+exec /opt/pytorch/bin/python $HOME/miniforge3/conda_program.py "$@"
+"""
+PROJECT = '[project]\nname = "mine"\nversion = "1"\nrequires-python = ">=3.10"\ndependencies = {}\n'
+SHOWS = "import small, tiny\nprint('runs with', small.VERSION, tiny.VERSION)\n"
+PRIVATE = ("private index", "private, behind a proxy")
+PLACES = ("public index", "private index", "behind a proxy", "private, behind a proxy")
+
+
+@dataclass
+class World:
+    """A cluster, and where its packages come from; `index` is what this machine's pip is set to."""
+
+    lab: Rehearsal
+    wheels: Path
+    channels: Path
+    public: str
+    private: str
+    git: str
+    files: str
+    proxy: str
+    index: str = ""
+
+    @property
+    def project(self) -> Path:
+        """The folder of the project that is on."""
+        return self.lab.project
+
+    def write(self, name: str, text: str) -> str:
+        """Write a file of the project, and return its name."""
+        path = self.project / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        return name
+
+    def begin(self, place: str) -> None:
+        """Empty the project, and have this machine find packages at a place."""
+        for path in self.project.iterdir():
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        self.index = self.private if place in PRIVATE else self.public
+        (self.lab.root / "pip.conf").write_text(f"[global]\nindex-url = {self.index}\n")
+        for name in ("http_proxy", "https_proxy"):
+            self.lab.environ.pop(name, None)
+            if "proxy" in place:
+                self.lab.environ[name] = self.proxy
+        self.write("train.py", SHOWS)
+
+    def typed(self, *words: str) -> "subprocess.CompletedProcess[str]":
+        """Type a command, and return what it said."""
+        argv = [sys.executable, "-m", "awsddp", *words]
+        return subprocess.run(
+            argv, cwd=self.project, env=self.lab.environ, capture_output=True, text=True, timeout=400
+        )
+
+    def locked(self, dependencies: list[str], sources: str = "") -> str:
+        """Write a project that uv has locked, and return the name of its lock."""
+        self.write("pyproject.toml", PROJECT.format(json.dumps(dependencies)) + sources)
+        environ = {**self.lab.environ, "UV_DEFAULT_INDEX": self.index, "UV_PYTHON_DOWNLOADS": "never"}
+        words = [find_uv_bin(), "lock", "--quiet", "--no-config", "--python", sys.executable]
+        subprocess.run(words, cwd=self.project, env=environ, check=True)
+        return "uv.lock"
+
+
+Kind = Callable[[World, str], str]
+"""Writes a project that needs a version of `small`, and `tiny`; returns the file that is named."""
+
+
+def included(world: World, version: str) -> str:
+    """Return a file that includes another, and constraints, which decide."""
+    world.write("needs/base.txt", "small  # the newest would be another\n")
+    world.write("needs/pins.txt", f"small=={version}\ntiny==1.0\n")
+    return world.write("requirements.txt", "-r needs/base.txt\n-c needs/pins.txt\n")
+
+
+def extras(world: World, version: str) -> str:
+    """Return a file for the project itself, whose extra asks for an extra."""
+    own = f'\n[project.optional-dependencies]\ndev = ["small[more]=={version}"]\n'
+    world.write("pyproject.toml", PROJECT.format("[]") + own)
+    return world.write("requirements.txt", "-e .[dev]\n")
+
+
+def hashes(world: World, version: str) -> str:
+    """Return a file with the hash of each wheel, as pip-compile writes it."""
+    text = ""
+    for name, of in (("small", version), ("tiny", "1.0")):
+        data = (world.wheels / f"{name}-{of}-py3-none-any.whl").read_bytes()
+        text += f"{name}=={of} \\\n    --hash=sha256:{hashlib.sha256(data).hexdigest()}\n"
+    return world.write("requirements.txt", text)
+
+
+def repository(world: World, version: str) -> str:
+    """Return a file with a package of a git repository."""
+    return world.write("requirements.txt", f"small=={version}\ntiny @ git+{world.git}/tiny.git\n")
+
+
+def folder(world: World, version: str) -> str:
+    """Return a file that names a folder of wheels."""
+    for name in (f"small-{version}", "tiny-1.0"):
+        (world.project / "wheels").mkdir(exist_ok=True)
+        shutil.copy(world.wheels / f"{name}-py3-none-any.whl", world.project / "wheels")
+    return world.write("requirements.txt", f"--no-index\n--find-links ./wheels\nsmall=={version}\n")
+
+
+def pyproject(world: World, version: str) -> str:
+    """Return a pyproject.toml."""
+    return world.write("pyproject.toml", PROJECT.format(json.dumps([f"small=={version}"])))
+
+
+def lock(world: World, version: str) -> str:
+    """Return a lock whose packages come from an index."""
+    return world.locked([f"small=={version}"])
+
+
+def lock_of_sources(world: World, version: str) -> str:
+    """Return a lock of a wheel at a URL and a git repository."""
+    url = f"{world.files}/small-{version}-py3-none-any.whl"
+    sources = f'small = {{ url = "{url}" }}\ntiny = {{ git = "{world.git}/tiny.git" }}\n'
+    return world.locked(["small", "tiny"], f"[tool.uv.sources]\n{sources}")
+
+
+def environment(world: World, version: str) -> str:
+    """Return an environment.yml, with packages of a channel and of pip."""
+    lines = f"- python={channel.MINOR}\n- numpy<2\n- pip:\n  - small=={version}\n"
+    return world.write(
+        "environment.yml", f"name: mine\nchannels: [{world.files}/channels/forge]\ndependencies:\n{lines}"
+    )
+
+
+KINDS: dict[str, Kind] = {
+    "-r and -c": included,
+    "extras": extras,
+    "hashes": hashes,
+    "git URL": repository,
+    "folder of wheels": folder,
+    "pyproject.toml": pyproject,
+    "uv.lock": lock,
+    "uv.lock, git and URL": lock_of_sources,
+    "environment.yml": environment,
+}
+
+
+def train(world: World, number: int) -> Row:
+    """Train with a project that can be met."""
+    kind, place = list(KINDS)[number % 9], PLACES[(number + number // 9) % 4]
+    world.begin(place)
+    version = f"1.{number}"
+    for of in (version, f"{version}.1"):
+        wheel(world.wheels, "small", of, requires=("tiny",), extras=("more",))
+    file = KINDS[kind](world, version)
+    began = time.monotonic()
+    done = world.typed("train", "train.py", "--env", file, "--nproc-per-node", "1")
+    took = time.monotonic() - began
+    shown = done.stdout.count(f"runs with {version} 1.0")
+    words = "sudo grep -rlE '{}|{}' /home /tmp /var/tmp /root; true"
+    secrets = world.typed("exec", "--", words.format(PASSWORD, "reader:")).stdout
+    is_told = PASSWORD in done.stdout + done.stderr
+    ok = done.returncode == 0 and shown == 2 and not is_told and not secrets
+    row = {"kind": kind, "place": place, "nodes": shown, "s": f"{took:.1f}", "ok": ok}
+    return row if ok else row | {"secrets": secrets, "said": done.stdout[-800:] + done.stderr[-2000:]}
+
+
+BAD = {
+    "conflict": (["small==1.0", "small>1.0"], "small==1.0 and small>1.0 exclude each other"),
+    "no such version": (["tiny", "small==99"], "small==99 cannot be met"),
+    "another Python": (["tiny", "future"], "future cannot be met"),
+    "another torch": (["tiny", "greedy"], "needs another torch than the image's"),
+    "no wheel": (["tiny", "elsewhere"], "elsewhere cannot be met"),
+    "bad line": (["tiny", "numpy=1.26"], "'numpy=1.26' is not a requirement"),
+}
+"""What a project asks for, and what is said of it."""
+IN_FILES = ("requirements.txt", "included", "pyproject.toml")
+OTHERS = {
+    "unknown key": ("environment.yml", "dependencies: [python=3.11]\nchanels: [x]\n", "key 'chanels'"),
+    "no lock": ("uv.lock", "version = 1\n", "uv.lock cannot be read"),
+}
+FAULTS = [(fault, file) for file in IN_FILES for fault in BAD] + [
+    (fault, of[0]) for fault, of in OTHERS.items()
+]
+
+
+def refuse(world: World, number: int, dice: random.Random) -> Row:
+    """Type a command for a project that cannot be met: a launch of another cluster, or a job of this one."""
+    fault, file = FAULTS[number % len(FAULTS)]
+    world.begin("public index")
+    if fault in OTHERS:
+        name, text, words = OTHERS[fault]
+        world.write("pyproject.toml", PROJECT.format('["small"]'))
+        world.write(name, text)
+        place = name
+    else:
+        lines, words = BAD[fault]
+        named = "requirements.txt" if file == "included" else file
+        place = named + {"included": ", line 1, needs.txt, line 2", "pyproject.toml": ""}.get(
+            file, ", line 2"
+        )
+        text = "".join(f"{line}\n" for line in lines)
+        world.write("needs.txt", text)
+        own = {"included": "-r needs.txt\n", "pyproject.toml": PROJECT.format(json.dumps(lines))}
+        name = world.write(named, own.get(file, text))
+    # What a rehearsed image has, its nodes say.
+    verb = "train" if fault == "another torch" else dice.choice(("up", "train", "run"))
+    launch = ("-c", "other", verb, "--local", "--nodes", "2", "-y")
+    argv = {"up": launch, "run": (*launch, "train.py"), "train": ("train", "train.py")}[verb]
+    before = there(world)
+    began = time.monotonic()
+    done = world.typed(*argv, "--env", name)
+    took = time.monotonic() - began
+    said = " ".join(done.stderr.split())
+    ok = done.returncode == 3 and words in said and place in said and there(world) == before
+    row = {"fault": fault, "file": file, "verb": verb, "s": f"{took:.1f}", "ok": ok}
+    return row if ok else row | {"said": done.stdout[-500:] + done.stderr[-2000:], "code": done.returncode}
+
+
+def there(world: World) -> list[str]:
+    """Return the nodes of the local cloud, and the jobs of the cluster."""
+    nodes = [path.name for path in (world.lab.root / "home/local/nodes").iterdir()]
+    jobs = json.loads(world.lab.run("jobs", "--json"))["jobs"]
+    return sorted(nodes) + [job["job"] for job in jobs]
+
+
+@contextlib.contextmanager
+def made() -> Iterator[World]:
+    """Yield a cluster and all places that packages come from. This machine's own settings do not count."""
+    with cluster(2, {}) as lab, contextlib.ExitStack() as stack:
+        for name in list(lab.environ):
+            if name.startswith(("PIP_", "UV_", "GIT_", "SSL_")) or name.lower().endswith("_proxy"):
+                del lab.environ[name]
+        lab.environ |= {
+            "HOME": str(lab.root),
+            "PIP_CONFIG_FILE": str(lab.root / "pip.conf"),
+            "no_proxy": "169.254.169.254",
+        }
+        wheels = lab.root / "wheels"
+        _packages(lab.root, wheels)
+        open_index = stack.enter_context(serve_index(wheels))
+        private = stack.enter_context(serve_index(wheels, password=PASSWORD))
+        git = stack.enter_context(serve_folder(lab.root / "repositories"))
+        files = stack.enter_context(serve_folder(wheels))
+        proxy = stack.enter_context(serve_proxy(password=PASSWORD))
+        _conda_on_nodes(lab)
+        yield World(
+            lab=lab,
+            wheels=wheels,
+            channels=wheels / "channels",
+            public=f"{open_index.url}/simple",
+            private=f"http://reader:{PASSWORD}@127.0.0.1:{private.port}/simple",
+            git=git.url,
+            files=files.url,
+            proxy=f"http://staff:{PASSWORD}@127.0.0.1:{proxy.port}",
+        )
+
+
+def _packages(root: Path, wheels: Path) -> None:
+    wheel(wheels, "small", requires=("tiny",))
+    wheel(wheels, "tiny")
+    wheel(wheels, "future", python=">=3.99")
+    wheel(wheels, "elsewhere", tag="macosx_11_0_arm64")
+    wheel(wheels, "greedy", requires=("torch<2.6",))
+    installed_wheel(wheels, "setuptools")
+    make_repository(root / "repositories", "tiny")
+    channel.make_channel(
+        wheels / "channels/forge",
+        base=image.BASE_AT / "bin" / image.PYTHON,
+        own_pip=Path("/opt/pytorch", image.PACKAGES, "pip"),
+    )
+
+
+def _conda_on_nodes(lab: Rehearsal) -> None:
+    """Put a conda where one finds it that a user has installed."""
+    own = lab.root / "miniforge3"
+    (own / "bin").mkdir(parents=True)
+    (own / "bin/conda").write_text(CONDA)
+    (own / "bin/conda").chmod(0o755)
+    shutil.copy(Path(channel.__file__).with_name("conda_program.py"), own)
+    for name in ("rattler", "yaml"):
+        (own / "lib").mkdir(exist_ok=True)
+        (own / "lib" / name).symlink_to(Path(sysconfig.get_path("platlib"), name))
+    config = lab.root / "home/clusters/default/ssh_config"
+    for node in ("node0", "node1"):
+        rsync = ["rsync", "-a", "--copy-unsafe-links", "-e", f"ssh -F {config}", own, f"{node}:"]
+        subprocess.run(rsync, check=True)
+
+
+def run(world: World, number: int, dice: random.Random) -> Row:
+    """Carry out one run: an even one can be met."""
+    return refuse(world, number // 2, dice) if number % 2 else train(world, number // 2)
+
+
+def main() -> int:
+    asked = arguments(str(__doc__).splitlines()[0], runs=72).parse_args()
+    with made() as world:
+        return campaign(asked, lambda number, dice: run(world, number, dice))
+
+
+if __name__ == "__main__":
+    sys.exit(min(main(), 1))
