@@ -13,10 +13,13 @@ from uv import find_uv_bin
 
 from awsddp.answers import Platform
 from awsddp.errors import ConfigError
+from awsddp.plan import resolve
 from awsddp.plan.environment import EnvironmentPlan, make_environment_plan
-from awsddp.plan.requirements import read_requirements
+from awsddp.plan.indexes import Indexes
+from awsddp.plan.requirements import name_of, read_requirements
 from awsddp.plan.resolve import check, choose, target_of
 from awsddp.spec import EnvSection
+from tests.nodes.servers import make_repository, serve_folder
 from tests.nodes.wheels import wheel
 
 IMAGE = Platform(
@@ -47,6 +50,8 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
     monkeypatch.chdir(tmp_path)
+    of_pip = Indexes(no_index=True, find_links=("index",))  # as pip tells, which takes half a second
+    monkeypatch.setattr(resolve, "indexes_here", lambda: of_pip)
     return folder
 
 
@@ -225,6 +230,32 @@ def test_a_lock_to_a_wheel_of_this_machine_is_refused(index: Path) -> None:
     sources = '[tool.uv.sources]\nnumbers2 = { path = "index/numbers2-1.5-py3-none-any.whl" }\n'
     with pytest.raises(ConfigError, match=r"uv\.lock: './index/numbers2-1.5.* does not work on a node"):
         read_requirements(lock(index, PROJECT.replace("[tool.uv.sources]\n", sources)))
+
+
+def test_a_lock_gives_the_urls_and_the_git_commits_of_its_sources(index: Path, tmp_path: Path) -> None:
+    """The commit that was locked, without asking the network again; what they need comes from the index."""
+    bare = make_repository(tmp_path / "served", "gitted")
+    wheel(tmp_path / "served", "direct", requires=("tiny",))
+    with serve_folder(tmp_path / "served") as server:
+        named = "direct-1.0-py3-none-any.whl"
+        sources = (
+            f'[tool.uv.sources]\ndirect = {{ url = "{server.url}/{named}" }}\n'
+            f'gitted = {{ git = "{server.url}/gitted.git" }}\n'
+        )
+        project = PROJECT.replace("[tool.uv.sources]\n", sources).replace(
+            '"numbers2<2"', '"direct", "gitted"'
+        )
+        file = lock(index, project)
+        asked = len(server.asked)
+        lines = read_requirements(file).lines
+        head = subprocess.run(["git", "-C", bare, "rev-parse", "HEAD"], capture_output=True, text=True)
+        assert f"direct @ {server.url}/{named}" in lines
+        assert f"gitted @ git+{server.url}/gitted.git@{head.stdout.strip()}" in lines
+        assert "tiny==1.0" in lines and not [one for one in lines if one.startswith("numbers2")]
+        assert checked(planned(file=str(file))) == "" and len(server.asked) == asked
+        plan = planned(file=str(file))
+        pins, why = choose(plan, target_of(plan, IMAGE), cache=Path("cache"))
+    assert why == "" and pins is not None and {"direct", "gitted", "tiny"} <= set(map(name_of, pins))
 
 
 def test_a_lock_names_the_index_that_it_was_made_from(index: Path) -> None:
