@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from awsddp.local import control, image
+from tests import quick_start
 from tests.cli import schema
 from tests.cli.advice_lines import type_in
 from tests.cli.terminal import Story, Terminal
@@ -57,14 +58,8 @@ class Lab:
     ) -> subprocess.CompletedProcess[str]:
         """Start `awsddp` as a user does and return what they would see."""
         try:
-            shown = subprocess.run(
-                [sys.executable, "-m", "awsddp", *words],
-                cwd=cwd or self.project,
-                env=self.environ,
-                input=stdin,
-                capture_output=True,
-                text=True,
-                timeout=timeout,
+            shown = quick_start.run(
+                words, cwd=cwd or self.project, env=self.environ, text=stdin, timeout=timeout
             )
             if "--json" in words and shown.stdout.startswith(("{", "[")):
                 document = json.loads(shown.stdout)

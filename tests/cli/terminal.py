@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pyte
 
+from tests import quick_start
+
 CTRL_C = "\x03"
 
 
@@ -53,16 +55,7 @@ class Terminal:
         ours, theirs = os.openpty()
         termios.tcsetwinsize(theirs, self._size)
         words = shlex.split(command)
-        if words[0] == "awsddp":
-            words[:1] = [sys.executable, "-m", "awsddp"]
-        process = subprocess.Popen(
-            ["setsid", "--ctty", *words],
-            cwd=self._cwd,
-            env=self._environ,
-            stdin=theirs,
-            stdout=theirs,
-            stderr=theirs,
-        )
+        process = self._started(words, theirs)
         os.close(theirs)
         waiting, visible = list(answers), []
         ends = time.monotonic() + limit_s
@@ -82,6 +75,17 @@ class Terminal:
         finally:
             os.close(ours)
         return Shown(command, process.returncode, _all_lines(screen), visible or _stripped(screen.display))
+
+    def _started(self, words: list[str], end: int) -> "quick_start.Started | subprocess.Popen[bytes]":
+        if words[0] == "awsddp":
+            if quick_start.is_as_here(self._environ):
+                streams = (end, end, end)
+                return quick_start.start(
+                    words[1:], cwd=self._cwd, env=self._environ, streams=streams, terminal=True
+                )
+            words[:1] = [sys.executable, "-m", "awsddp"]
+        argv = ["setsid", "--ctty", *words]
+        return subprocess.Popen(argv, cwd=self._cwd, env=self._environ, stdin=end, stdout=end, stderr=end)
 
 
 def _read(ours: int, ends: float) -> bytes:
