@@ -128,6 +128,7 @@ def test_training_programs_do_not_know_awsddp() -> None:
         assert not any(name.split(".")[0] == "awsddp" for name in imports(file)), file
 
 
+@pytest.mark.prove
 def test_wheel_works_in_an_empty_environment(tmp_path: Path) -> None:
     subprocess.run(
         [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", tmp_path, str(ROOT)],

@@ -1,5 +1,6 @@
 """Fixtures: a fresh cloud for each test, and a clock that only sleeping moves."""
 
+import functools
 import threading
 from collections.abc import Iterator
 from datetime import timedelta
@@ -10,6 +11,9 @@ import pytest
 from botocore.client import ClientCreator
 from botocore.loaders import Loader
 from machine import Machine, On
+from moto.backends import list_of_moto_modules
+from moto.core.utils import method_names_from_class
+from moto.ec2.models.instance_types import InstanceTypeOfferingBackend
 from moto.ec2.models.vpcs import VPCBackend
 from moto.moto_api._internal.models import moto_api_backend
 from moto_cloud import NOW, Cloud, Launcher, Server
@@ -38,6 +42,20 @@ def server() -> Iterator[Server]:
             return vpc
 
         patch.setattr(VPCBackend, "create_default_vpc", create_default_vpc)
+        folders = tuple(list_of_moto_modules())  # looked for in moto's folder for each request
+        patch.setattr("moto.backends.list_of_moto_modules", lambda: folders)
+        methods = functools.cache(method_names_from_class)
+        patch.setattr("moto.core.responses.method_names_from_class", methods)
+        offered = InstanceTypeOfferingBackend.describe_instance_type_offerings
+        offers: dict[str, Any] = {}  # thousands of them, looked through by each plan
+
+        def describe_offerings(backend: Any, location: Any = None, filters: Any = None) -> Any:
+            key = f"{backend.region_name} {location} {filters}"
+            if key not in offers:
+                offers[key] = offered(backend, location, filters)
+            return offers[key]
+
+        patch.setattr(InstanceTypeOfferingBackend, "describe_instance_type_offerings", describe_offerings)
         models = Loader()  # the models of the services are read once for all gateways,
         patch.setattr("botocore.session.create_loader", lambda path=None: models)
         made = ClientCreator._create_client_class  # as are the classes of their clients

@@ -9,6 +9,7 @@ import pytest
 from tests.cli.conftest import Lab
 from tests.nodes.servers import PASSWORD, make_repository, serve_folder, serve_index, serve_proxy
 from tests.nodes.wheels import installed_wheel, wheel
+from tests.seed import drawn
 
 pytestmark = [pytest.mark.prove, pytest.mark.timeout(600)]
 
@@ -37,7 +38,7 @@ dist.destroy_process_group()
 """
 
 
-@pytest.fixture(params=[("-o", "local.gpus=off"), ()], ids=["on the CPU", "with rehearsed GPUs"])
+@pytest.fixture(params=drawn(["on the CPU", "with rehearsed GPUs"], 1, what="GPUs of a project"))
 def project(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Lab]:
     from PIL import Image
 
@@ -53,7 +54,8 @@ def project(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Lab]:
     (lab.project / "awsddp.toml").write_text('[env]\nsetup = ["sudo touch /tmp/was-set-up"]\n')
     lab.script("train.py", TRAINS)
     try:
-        up = ("up", "--local", "--nodes", "2", "--instance-type", "g4dn.12xlarge", "-y", *request.param)
+        gpus = ("-o", "local.gpus=off") if request.param == "on the CPU" else ()
+        up = ("up", "--local", "--nodes", "2", "--instance-type", "g4dn.12xlarge", "-y", *gpus)
         assert lab.run(*up, "--env", "requirements.txt", timeout=400).returncode == 0
         yield lab
     finally:

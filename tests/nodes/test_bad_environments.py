@@ -2,6 +2,7 @@
 
 import dataclasses
 import http.server
+import itertools
 import os
 import shutil
 import socket
@@ -22,12 +23,14 @@ from awsddp.spec import EnvSection
 from tests.nodes.ssh_hosts import Lab
 from tests.nodes.test_environments import PLAN, imported, index, made, python
 from tests.nodes.wheels import torch_text, wheel
+from tests.seed import drawn
 
 __all__ = ["index", "python"]
 pytestmark = pytest.mark.prove
 MakeLab = Callable[[int], Lab]
 VENV = dataclasses.replace(PLAN, kind="venv", torch=("torch==2.13.*", "torchvision==0.28.*"))
 BOUND_S = 300
+WAYS = list(itertools.product(["client", "node"], ["image", "venv"]))
 
 
 def refused(here: Lab, plan: EnvironmentPlan, python: str, words: str) -> NodeError:
@@ -51,8 +54,7 @@ def uv(index: Path) -> str:
     return found
 
 
-@pytest.mark.parametrize("kind", ["image", "venv"])
-@pytest.mark.parametrize("packages_from", ["client", "node"])
+@pytest.mark.parametrize(("packages_from", "kind"), drawn(WAYS, 1, what="unmet requirement"))
 def test_a_requirement_that_cannot_be_met(
     lab: MakeLab, index: Path, python: str, uv: str, kind: str, packages_from: str
 ) -> None:
@@ -88,8 +90,7 @@ def patient(lab: MakeLab, monkeypatch: pytest.MonkeyPatch) -> Lab:
 
 
 @pytest.mark.prove
-@pytest.mark.parametrize("kind", ["image", "venv"])
-@pytest.mark.parametrize("packages_from", ["client", "node"])
+@pytest.mark.parametrize(("packages_from", "kind"), drawn(WAYS, 2, what="silent index"))
 def test_an_index_that_accepts_connections_and_never_answers(
     patient: Lab, python: str, kind: str, packages_from: str
 ) -> None:
@@ -107,7 +108,7 @@ def test_an_index_that_accepts_connections_and_never_answers(
 
 
 @pytest.mark.prove
-@pytest.mark.parametrize("packages_from", ["client", "node"])
+@pytest.mark.parametrize("packages_from", drawn(["client", "node"], 1, what="slow index"))
 def test_an_index_that_is_slow_and_answers_is_waited_for(
     patient: Lab, index: Path, python: str, monkeypatch: pytest.MonkeyPatch, packages_from: str
 ) -> None:

@@ -1,5 +1,6 @@
 """Environments on real SSH hosts: made on all at once, over the image's packages, stamped, refused."""
 
+import contextlib
 import dataclasses
 import fcntl
 import os
@@ -308,5 +309,8 @@ def test_the_password_of_an_index_does_not_reach_a_node(
 
 def environments_of(here: Lab) -> str:
     """Return the variables of all that runs on the nodes."""
-    running = [Path(f"/proc/{pid}/environ") for host in here.hosts for pid in host.sessions()]
-    return "".join(path.read_bytes().decode(errors="replace") for path in running if path.exists())
+    found = b""
+    for pid in (pid for host in here.hosts for pid in host.sessions()):
+        with contextlib.suppress(OSError):  # it has ended
+            found += Path(f"/proc/{pid}/environ").read_bytes()
+    return found.decode(errors="replace")

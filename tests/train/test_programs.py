@@ -25,6 +25,7 @@ def mnist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.prove
 def test_the_probe_says_who_is_there(tmp_path: Path) -> None:
     for rank, ended in enumerate(run_ranks("probe.py", ranks=2, folder=tmp_path)):
         assert ended.code == 0 and f"world_size = 2, rank = {rank}, backend = " in ended.out
