@@ -1,5 +1,6 @@
 """No test touches the user's home, credentials, ssh-agent or the network."""
 
+import itertools
 import os
 from collections import defaultdict
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from tests.seed import SEED
 
 _DANGEROUS = ("AWS_", "AWSDDP_", "SSH_", "MASTER_", "NCCL_", "GLOO_")
 _TYPED: set[str] = set()
+_NUMBERS = itertools.count()
 _KEPT = ("AWSDDP_CACHE", "AWSDDP_FULL", "AWSDDP_SEED", "AWSDDP_TORCH_INDEX")
 
 
@@ -42,7 +44,9 @@ def _seconds(terminalreporter: pytest.TerminalReporter) -> dict[str, float]:
 @pytest.fixture(autouse=True)
 def isolated(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Give each test a home of its own and take every way to the user's accounts away."""
-    home = tmp_path_factory.mktemp("home")
+    home = tmp_path_factory.mktemp(
+        f"home{next(_NUMBERS)}", numbered=False
+    )  # or pytest looks for the next one
     for name in list(os.environ):
         if name.startswith(_DANGEROUS) and name not in _KEPT:
             monkeypatch.delenv(name)

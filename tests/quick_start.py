@@ -39,6 +39,7 @@ LIBRARIES = (
     "rich.table",
 )
 _OF_PYTHON = ("PYTHON", "LANG", "LC_", "TZ", "LD_")
+_HERE = dict(os.environ)
 _alone = threading.Lock()
 _servers: dict[int, socket.socket] = {}
 """That of each process that runs tests, by its id."""
@@ -145,14 +146,16 @@ def is_as_here(env: Mapping[str, str]) -> bool:
     def read(one: Mapping[str, str]) -> dict[str, str]:
         return {name: value for name, value in one.items() if name.startswith(_OF_PYTHON)}
 
-    return read(env) == read(os.environ)
+    return read(env) == read(_HERE)
 
 
 def _served() -> socket.socket:
     ours, theirs = socket.socketpair()
     words = [sys.executable, "-m", "tests.quick_start", str(theirs.fileno())]
+    env = {name: value for name, value in _HERE.items() if not name.startswith("AWS_")}
+    env |= dict.fromkeys(("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"), os.devnull)
     tree = Path(__file__).resolve().parents[1]
-    process = subprocess.Popen(words, cwd=tree, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+    process = subprocess.Popen(words, cwd=tree, env=env, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
     theirs.close()
     atexit.register(process.wait)
     atexit.register(ours.close)

@@ -225,9 +225,7 @@ def refuse(world: World, number: int, dice: random.Random) -> Row:
     else:
         lines, words = BAD[fault]
         named = "requirements.txt" if file == "included" else file
-        place = named + {"included": ", line 1, needs.txt, line 2", "pyproject.toml": ""}.get(
-            file, ", line 2"
-        )
+        place = {"included": "needs.txt, line 2", "pyproject.toml": file}.get(file, f"{file}, line 2")
         text = "".join(f"{line}\n" for line in lines)
         world.write("needs.txt", text)
         own = {"included": "-r needs.txt\n", "pyproject.toml": PROJECT.format(json.dumps(lines))}

@@ -3,12 +3,11 @@
 import functools
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 from awsddp import errors
 from awsddp.cli.main import VERBS
+from tests import quick_start
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "commands.md"
 _REPEATED = re.compile(r"(\nOptions:)?\n  -h, --help +Show this message and exit\.|\n  Global options \(.*")
@@ -46,14 +45,7 @@ def _squeezed(text: str) -> str:
 @functools.cache
 def _help(*words: str) -> str:
     environ = {**os.environ, "COLUMNS": "100", "TERMINAL_WIDTH": "100"}
-    shown = subprocess.run(
-        [sys.executable, "-m", "awsddp", *words, "--help"],
-        env=environ,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return shown.stdout
+    return quick_start.run([*words, "--help"], cwd=PAGE.parent, env=environ, text="", timeout=60).stdout
 
 
 def test_the_page_of_commands_is_what_help_says() -> None:

@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from tests.nodes.wheels import torch_text, wheel
 
 __all__ = ["python"]
 
+proved = partial(pytest.param, marks=pytest.mark.prove)
 PROGRAM = Path(__file__).with_name("conda_program.py")
 BUILD = f"py{MINOR.replace('.', '')}h64a7726_0"
 
@@ -145,11 +147,11 @@ def test_a_projects_own_environment_yml_is_solved_and_installed(
     ("lines", "words"),
     [
         ("- nope>=7", "environment.yml: no channel has a nope that fits"),
-        (f"- python={MINOR}\n- numpy>=7", "environment.yml: no channel has a numpy that fits"),
-        ("- greedy", "environment.yml: no channel has a numpy that fits"),
+        proved(f"- python={MINOR}\n- numpy>=7", "environment.yml: no channel has a numpy that fits"),
+        proved("- greedy", "environment.yml: no channel has a numpy that fits"),
         (f"- numpy=1.26.4={BUILD}\n- numpy>=2", "environment.yml: its packages have conflicting versions"),
-        ("- other::numpy", "environment.yml: its packages have conflicting versions"),
-        ("- library", "No python: environment.yml names no package with one"),
+        proved("- other::numpy", "environment.yml: its packages have conflicting versions"),
+        proved("- library", "No python: environment.yml names no package with one"),
         (f"- python={MINOR}\n- pip:\n  - small>7", "environment.yml: no small>7 for this Python"),
     ],
 )

@@ -282,7 +282,7 @@ def no_settings(monkeypatch: pytest.MonkeyPatch, index: Path) -> Path:
     return index
 
 
-@pytest.mark.parametrize("packages_from", ["client", None])
+@pytest.mark.parametrize("packages_from", ["client", pytest.param(None, marks=pytest.mark.prove)])
 def test_the_password_of_an_index_does_not_reach_a_node(
     lab: Callable[[int], Lab], no_settings: Path, python: str, packages_from: str | None
 ) -> None:

@@ -171,7 +171,7 @@ def test_an_interrupt_ends_what_is_open(lab: MakeLab, no_settings: Path, python:
     wait_until(lambda: threads() <= before, "the end of all threads")
 
 
-@pytest.mark.parametrize("packages_from", ["client", None])
+@pytest.mark.parametrize("packages_from", [pytest.param("client", marks=pytest.mark.prove), None])
 def test_a_simple_index_that_is_a_folder_here_is_seen_by_nodes(
     lab: MakeLab,
     no_settings: Path,

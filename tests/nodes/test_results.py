@@ -169,7 +169,7 @@ def pipe(host: Host) -> ResultFile:
 
 
 @pytest.mark.parametrize("spoil", [rewritten, torn, missing, folder, pipe])
-@pytest.mark.parametrize("there", [False, True])
+@pytest.mark.parametrize("there", [False, pytest.param(True, marks=pytest.mark.prove)])
 def test_what_is_not_as_the_node_said_costs_no_other_file(
     lab: MakeLab, target: Path, spoil: Callable[[Host], ResultFile], there: bool
 ) -> None:
