@@ -163,7 +163,7 @@ def test_no_setting_hides_a_cluster_from_any_verb(land: Land, place: str) -> Non
     # `jobs` and `fetch` wait for a node that answers; the search is the same.
     slow = {case for case in CASES if case[2] in ("jobs", "fetch") and case[:2] not in ELSEWHERE}
     cases = [case for case in CASES if case[0] == place and (case not in slow or case[1] == "nothing")]
-    for case in drawn(cases, len(cases) // 2, what=f"settings of {place}"):
+    for case in drawn(cases, len(cases) // 3, what=f"settings of {place}"):
         land.check(*case)
 
 

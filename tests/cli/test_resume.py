@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tests.cli.conftest import Lab
+from tests.seed import drawn
 
 TRAIN = """
 import os, pathlib, sys, time
@@ -63,7 +64,7 @@ def weights(cluster: Lab, *words: str) -> str:
 
 @pytest.mark.prove
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("kind", ["save", "dcp"])
+@pytest.mark.parametrize("kind", drawn(["save", "dcp"], 1, what="checkpoints"))
 def test_resumed_job_ends_with_the_weights_of_one_that_was_not_interrupted(cluster: Lab, kind: str) -> None:
     cluster.script("resumed.py", TRAIN)
     whole = weights(cluster, "--", kind, "5")

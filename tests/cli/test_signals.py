@@ -11,7 +11,7 @@ import pytest
 
 from tests.cli.conftest import Lab
 from tests.cli.traces import traces
-from tests.seed import FULL, SEED
+from tests.seed import FULL, SEED, drawn
 
 MOMENTS = 40 if FULL else 6
 
@@ -84,15 +84,17 @@ def test_a_command_that_does_not_leave_is_ended(times: int) -> None:
     assert "interrupted before anything was changed" in out
 
 
+LEAVING = {
+    "ctrl-c twice": ([signal.SIGINT, signal.SIGINT], 130),
+    "terminal closed": ([signal.SIGHUP], 129),
+    "asked to end": ([signal.SIGTERM], 143),
+}
+
+
 @pytest.mark.prove
-@pytest.mark.parametrize(
-    ("signals", "code"),
-    [([signal.SIGINT, signal.SIGINT], 130), ([signal.SIGHUP], 129), ([signal.SIGTERM], 143)],
-    ids=["ctrl-c twice", "terminal closed", "asked to end"],
-)
-def test_the_job_is_left_and_the_way_back_is_said(
-    cluster: Lab, signals: list[signal.Signals], code: int
-) -> None:
+@pytest.mark.parametrize("way", drawn(list(LEAVING), 1, what="ways to leave"))
+def test_the_job_is_left_and_the_way_back_is_said(cluster: Lab, way: str) -> None:
+    signals, code = LEAVING[way]
     client = following(cluster)
     for number in signals:
         os.killpg(client.pid, number)

@@ -17,7 +17,7 @@ from awsddp.up import up
 from tests.provisioning.world import PHASES, Kill, Outcome, World, yes
 from tests.seed import FULL, SEED
 
-SOME = 3
+SOME = 2
 VERBS = {"up": up, "down": down}
 RECOVERIES = ("up", "down", "down without the folder", "down from another home")
 

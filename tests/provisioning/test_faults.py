@@ -19,8 +19,8 @@ from tests.provisioning.world import Kill, Outcome, World, yes
 from tests.seed import FULL, SEED
 
 NODES = 2
-SOME = {"up": 8, "up again": 5, "down": 8}
-FEW = 3
+SOME = {"up": 6, "up again": 3, "down": 6}
+FEW = 2
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -149,7 +149,7 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
 
 @pytest.mark.prove
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("row", drawn(ROWS, 3, what="two nodes"), ids=lambda row: row.command)
+@pytest.mark.parametrize("row", drawn(ROWS, 2, what="two nodes"), ids=lambda row: row.command)
 def test_a_row_of_two_nodes_does_what_the_table_says(row: Row, nodes: Lab) -> None:
     words = row.command
     if row.more and words.startswith("train") and " -- " not in words:
