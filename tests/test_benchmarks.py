@@ -79,6 +79,7 @@ def test_a_program_starts_and_knows_the_words_of_its_shortest_form(name: str) ->
     check_usage(name, run(name, "--help", timeout=60))
 
 
+@pytest.mark.prove
 def test_programs_that_import_torch_start_and_know_the_words_of_their_shortest_form() -> None:
     shown = started("-c", EACH_OF_TORCH, *OF_TORCH, timeout=100).split("usage: ")[1:]
     for name, usage in zip(OF_TORCH, shown, strict=True):

@@ -360,6 +360,7 @@ def test_a_cluster_is_as_requested_in_a_folder_whose_file_asks_for_another(on: O
     assert laptop.cluster == before
 
 
+@pytest.mark.prove
 def test_up_names_what_the_file_says_otherwise_and_the_options_that_apply_it(on: On) -> None:
     laptop = on("laptop")
     laptop.first(cluster__nodes=1)

@@ -20,7 +20,7 @@ def test_healthy_nodes_form_a_process_group_and_nobody_is_named(cluster: Lab) ->
     assert max(map(len, shown.stdout.splitlines())) <= 80
 
 
-@pytest.mark.parametrize("way", drawn([way for way in LOCAL if way in doctor.possible()], 3, what="doctor"))
+@pytest.mark.parametrize("way", drawn([way for way in LOCAL if way in doctor.possible()], 2, what="doctor"))
 def test_a_node_with_a_fault_is_named(cluster: Lab, way: str) -> None:
     cluster.run("local", "fault", "add", "node1", way)
     try:

@@ -2,6 +2,8 @@
 
 import time
 
+import pytest
+
 from tests.cli.conftest import Lab
 
 SCRIPT = """
@@ -30,6 +32,7 @@ half.close()
 """
 
 
+@pytest.mark.prove
 def test_what_is_whole_comes_while_the_job_runs_and_all_at_its_end(cluster: Lab) -> None:
     cluster.script("grows.py", SCRIPT)
     home = cluster.project / "runs/grows"

@@ -14,7 +14,7 @@ from tests.cli.traces import traces
 from tests.seed import FULL, SEED
 
 MOMENTS = 30 if FULL else 3
-RACES = 50 if FULL else 4
+RACES = 50 if FULL else 3
 UP = ("up", "--local", "--nodes", "2", "-y")
 DOWN = ("down", "--local", "-y")
 

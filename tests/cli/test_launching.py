@@ -50,7 +50,7 @@ def test_page_has_lines_that_are_run() -> None:
 
 @pytest.mark.prove
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("line", drawn(LINES, 4, what="lines of the page"))
+@pytest.mark.parametrize("line", drawn(LINES, 3, what="lines of the page"))
 def test_line_of_the_page_trains(cluster: Lab, line: str) -> None:
     for name, text in SCRIPTS.items():
         cluster.script(name, GROUP + text)

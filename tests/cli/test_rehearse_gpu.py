@@ -488,6 +488,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return {**json.loads(shown.stdout), "said": said, "stderr": shown.stderr}
 
 
+@pytest.mark.prove
 def test_it_says_once_what_is_pretended_and_what_is_left_out(answers: dict[str, Any]) -> None:
     first, second = answers["said"]
     assert first.startswith(

@@ -129,12 +129,12 @@ def check(fleet: "Fleet", kind: str, script: str, *, ranks: int) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="some need to mount, or another user")
-@pytest.mark.parametrize("kind", drawn(list(PLAIN), 6, what="deaths without torch"))
+@pytest.mark.parametrize("kind", drawn(list(PLAIN), 4, what="deaths without torch"))
 def test_death_without_torch(make_fleet: "Callable[[int], Fleet]", kind: str) -> None:
     check(make_fleet(1), kind, PLAIN[kind], ranks=1)
 
 
-@pytest.mark.parametrize("kind", drawn(list(ALONE), 3, what="deaths alone"))
+@pytest.mark.parametrize("kind", drawn(list(ALONE), 2, what="deaths alone"))
 def test_death_with_torch(make_fleet: "Callable[[int], Fleet]", kind: str) -> None:
     check(make_fleet(1), kind, TORCH + ALONE[kind], ranks=1)
 

@@ -52,7 +52,7 @@ def settled(fleet: "Fleet") -> dict[str, Any]:
 @pytest.mark.prove
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
-    ("launcher", "name"), drawn(list(itertools.product(LAUNCHERS, HANGS)), 5, what="hangs")
+    ("launcher", "name"), drawn(list(itertools.product(LAUNCHERS, HANGS)), 4, what="hangs")
 )
 def test_rank_that_the_others_wait_for_is_named_with_its_line(
     fleet: "Fleet", launcher: str, name: str

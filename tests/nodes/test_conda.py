@@ -81,6 +81,7 @@ def installed(prefix: Path) -> dict[str, tuple[str, str]]:
 FORGE = "https://conda.anaconda.org/conda-forge"
 
 
+@pytest.mark.prove
 def test_what_awsddp_asks_for_by_itself_is_solved_and_installed(
     here: Lab, index: Path, python: str, tmp_path: Path
 ) -> None:

@@ -137,6 +137,7 @@ def test_an_sshd_that_forwards_nothing_is_told_with_what_to_type(
     assert refused.value.exit_code == 6
 
 
+@pytest.mark.prove
 def test_a_node_that_is_lost_while_it_installs_is_told_and_the_other_is_done(
     lab: MakeLab, no_settings: Path, python: str
 ) -> None:

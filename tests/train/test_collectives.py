@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from launching import TRAIN, start, wait_all
 
+pytestmark = pytest.mark.prove
+
 TWO_RANKS = """
 import json, os, sys
 from pathlib import Path

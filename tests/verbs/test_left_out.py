@@ -99,6 +99,7 @@ def test_job_that_failed_as_it_waited_is_named_once_without_the_values_of_its_va
     assert named(world) == []
 
 
+@pytest.mark.prove
 def test_job_whose_nodes_are_all_replaced_is_named_where_it_waited(world: World) -> None:
     begin(world, name="one")
     begin(world, name="two", after="one")

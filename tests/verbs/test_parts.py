@@ -87,6 +87,7 @@ def known(world: World) -> dict[str, bool]:
     return {one["job"]: one["fetched"] for one in cluster_document(world.handle())["jobs"]}
 
 
+@pytest.mark.prove
 def test_jobs_that_the_tag_has_no_room_for_are_fetched_before_the_end_and_free_the_nodes(
     owed: World,
 ) -> None:

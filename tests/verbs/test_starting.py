@@ -103,6 +103,7 @@ def test_name_of_a_job_that_is_not_fetched_yet_is_refused_and_its_tag_stays(worl
     assert world.tags == {"i-0": ["nm"], "i-1": ["nm", "gone"]}
 
 
+@pytest.mark.prove
 def test_automatic_name_is_the_number_after_those_of_the_nodes_their_tags_the_record_and_runs(
     world: World,
 ) -> None:
@@ -164,6 +165,7 @@ def test_client_whose_number_another_one_takes_meanwhile_takes_the_next_and_star
     assert [row.job for row in read_rows(world.folder.ledger) if row.event == "train"] == ["w-3"]
 
 
+@pytest.mark.prove
 def test_client_whose_number_is_taken_by_a_job_that_runs_is_told_so(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
