@@ -1,15 +1,16 @@
 """A project's own packages, pictures and commands on two real local nodes, which have no internet."""
 
 import os
+import random
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from benchmarks.campaigns import projects
 from tests.cli.conftest import Lab
-from tests.nodes.servers import PASSWORD, make_repository, serve_folder, serve_index, serve_proxy
-from tests.nodes.wheels import installed_wheel, wheel
-from tests.seed import drawn
+from tests.nodes.wheels import wheel
+from tests.seed import SEED, drawn
 
 pytestmark = [pytest.mark.prove, pytest.mark.timeout(600)]
 
@@ -77,70 +78,18 @@ def test_a_project_trains_with_its_packages_and_a_changed_file_is_installed(proj
     assert which.stdout.count("/awsddp/env/") == 6, which.stdout
 
 
-SHOWS = "import small, tiny\nprint('runs with', small.VERSION, tiny.VERSION)\n"
-
-
-@pytest.fixture
-def nodes(tmp_path: Path) -> Iterator[Lab]:
-    """Two nodes without internet. This machine's pip finds nothing but by a setting of a test."""
-    lab = Lab(tmp_path)
-    lab.environ |= {"PIP_CONFIG_FILE": str(tmp_path / "pip.conf"), "no_proxy": "169.254.169.254"}
-    for name in ("PIP_FIND_LINKS", "PIP_NO_INDEX", "http_proxy", "https_proxy"):
-        lab.environ.pop(name, None)
-    lab.script("train.py", SHOWS)
-    try:
-        up = ("up", "--local", "--nodes", "2", "--instance-type", "c5.2xlarge", "-y")
-        assert lab.run(*up, timeout=400).returncode == 0
-        yield lab
-    finally:
-        lab.close()
-
-
-def test_packages_come_from_wherever_this_machine_has_them(nodes: Lab, tmp_path: Path) -> None:
-    """In one command each, by two nodes at once."""
-    wheels, needs, settings = tmp_path / "wheels", nodes.project / "requirements.txt", tmp_path / "pip.conf"
-    for version in ("1.0", "2.0", "3.0", "4.0"):
-        wheel(wheels, "small", version, requires=("tiny",))
-    wheel(wheels, "tiny")
-    installed_wheel(wheels, "setuptools")
-    make_repository(tmp_path / "repositories", "tiny")
-
-    def trains(version: str, tiny: str = "1.0") -> None:
-        words = ("--env", "requirements.txt", "--nproc-per-node", "1")
-        shown = nodes.run("train", "train.py", *words, timeout=300)
-        assert shown.stdout.count(f"runs with {version} {tiny}") == 2, shown.stderr + shown.stdout
-        assert PASSWORD not in shown.stdout + shown.stderr
-
-    with (
-        serve_index(wheels) as public,
-        serve_index(wheels, password=PASSWORD) as private,
-        serve_folder(tmp_path / "repositories") as git,
-        serve_proxy(password=PASSWORD) as upstream,
-    ):
-        settings.write_text(f"[global]\nindex-url = {public.url}/simple\n")
-        needs.write_text("small==1.0\n")
-        trains("1.0")
-        assert "GET /small-1.0-py3-none-any.whl" in public.asked
-
-        needs.write_text(f"small==2.0\ntiny @ git+{git.url}/tiny.git\n")
-        trains("2.0", "1.0 of git")
-
-        private_url = f"http://reader:{PASSWORD}@127.0.0.1:{private.port}/simple"
-        settings.write_text(f"[global]\nindex-url = {private_url}\n")
-        needs.write_text("small==3.0\n")
-        trains("3.0")
-        assert "GET /small-3.0-py3-none-any.whl" in private.asked
-
-        for name in ("http_proxy", "https_proxy"):
-            nodes.environ[name] = f"http://staff:{PASSWORD}@127.0.0.1:{upstream.port}"
-        settings.write_text(f"[global]\nindex-url = {public.url}/simple\n")
-        needs.write_text("small==4.0\n")
-        trains("4.0")
-        assert f"GET {public.url}/simple/small/" in upstream.asked
-    everywhere = ("exec", "--", "sh", "-c", f"sudo grep -rl {PASSWORD} /home /tmp /var/tmp /root; true")
-    assert nodes.run(*everywhere).stdout == ""
-    kept = [path for path in tmp_path.rglob("*") if path.is_file() and path not in (settings, needs)]
-    kept = [
-        path for path in kept if path.stat().st_size < 10_000_000
-    ]  # the disks of the nodes are looked into
-    assert not [path for path in kept if PASSWORD.encode() in path.read_bytes()]
+def test_any_kind_of_project_gets_its_packages_from_wherever_this_machine_has_them() -> None:
+    """In one command, by two nodes at once: an environment.yml, a lock of git and URL sources, another."""
+    kinds = list(projects.KINDS)
+    ways = range(len(kinds) * len(projects.PLACES))
+    of = {kind: [number for number in ways if kinds[number % len(kinds)] == kind] for kind in kinds}
+    own = of.pop("environment.yml"), of.pop("uv.lock, git and URL")
+    others = [number for numbers in of.values() for number in numbers]
+    with projects.made() as world:
+        for numbers in (*own, others):
+            for number in drawn(numbers, 1, what="projects"):
+                row = projects.train(world, number)
+                assert row["ok"], row
+        for number in drawn(range(len(projects.FAULTS)), 3, what="projects that cannot be met"):
+            row = projects.refuse(world, number, random.Random(f"{SEED}/{number}"))
+            assert row["ok"], row
