@@ -170,6 +170,7 @@ def _serve(own: socket.socket) -> Sequence[str] | None:
     os.set_blocking(awake, False)
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C at the tests is theirs
     while True:
         ready = select.select([own, awake], [], [])[0]
         if awake in ready:
@@ -197,6 +198,7 @@ def _serve(own: socket.socket) -> Sequence[str] | None:
             continue
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         for end in (*running.values(), streams.pop(), own.fileno(), awake, wake):
             os.close(end)
         own.detach()
