@@ -115,7 +115,7 @@ class Watch:
 def leave(code: int) -> None:
     """End the process now: no thread that still waits for a network is waited for, no memory given back."""
     for stream in filter(None, (sys.stdout, sys.stderr)):
-        with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(OSError, ValueError, RuntimeError):  # the last: a signal came in a write
             stream.flush()
     os._exit(code)
 
