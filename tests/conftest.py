@@ -44,9 +44,8 @@ def _seconds(terminalreporter: pytest.TerminalReporter) -> dict[str, float]:
 @pytest.fixture(autouse=True)
 def isolated(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Give each test a home of its own and take every way to the user's accounts away."""
-    home = tmp_path_factory.mktemp(
-        f"home{next(_NUMBERS)}", numbered=False
-    )  # or pytest looks for the next one
+    # Numbered here: pytest would look through all the homes that there are for the next number.
+    home = tmp_path_factory.mktemp(f"home{next(_NUMBERS)}", numbered=False)
     for name in list(os.environ):
         if name.startswith(_DANGEROUS) and name not in _KEPT:
             monkeypatch.delenv(name)

@@ -119,7 +119,7 @@ def _unpack(archive: Path, target: Path) -> None:
     if archive.name.endswith(".tar.gz"):
         shutil.rmtree(aside, ignore_errors=True)
         with tarfile.open(archive) as tar:
-            # Python before 3.10.12 and 3.11.4 has none: https://docs.python.org/3/library/tarfile.html
+            # Python before 3.10.12 and 3.11.4 has no filters: https://docs.python.org/3/library/tarfile.html
             tar.extraction_filter = getattr(tarfile, "data_filter", None)
             files = [one for one in tar if one.isfile() and not {"", ".."} & {*one.name.split("/")}]
             tar.extractall(aside, files)
