@@ -23,10 +23,11 @@ BUILT_BY = '[build-system]\nrequires = ["setuptools"]\nbuild-backend = "setuptoo
 
 @dataclass
 class Served:
-    """A server: its port, and what it was asked, as "GET /path"."""
+    """A server: its port, and what it was asked, by pip or by anybody, as "GET /path"."""
 
     port: int = 0
     asked: list[str] = field(default_factory=list)
+    by_pip: list[str] = field(default_factory=list)
     is_held: threading.Event = field(default_factory=threading.Event)
     release: threading.Event = field(default_factory=threading.Event)
 
@@ -59,6 +60,8 @@ class _Quiet(http.server.SimpleHTTPRequestHandler):
 
     def log_message(self, *args: object) -> None:
         self.served.asked.append(f"{self.command} {self.path}")
+        if getattr(self, "headers", {}).get("User-Agent", "").startswith("pip/"):
+            self.served.by_pip.append(f"{self.command} {self.path}")
 
 
 @contextmanager
