@@ -79,6 +79,7 @@ class Fleet:
     """Nodes 0 to count-1, and the jobs on them."""
 
     def __init__(self, top: Path, count: int) -> None:
+        self.top = top
         self.port = free_ports()
         self.homes = [top / f"home{node}" for node in range(count)]
         self.workdirs = [home / "my project" for home in self.homes]
@@ -268,6 +269,8 @@ def make_fleet(tmp_path: Path) -> Iterator[Callable[[int], Fleet]]:
     yield make
     for fleet in fleets:
         fleet.end()
+        for log in fleet.top.glob("home*/.awsddp/jobs/*/supervisor.log"):
+            print(log, log.read_text())  # shown where the test failed
 
 
 @pytest.fixture

@@ -26,6 +26,21 @@ def test_later_stop_does_not_lengthen_the_grace(tmp_path: Path, monkeypatch: pyt
     assert child.returncode == -9  # at once: not asked first
 
 
+def test_supervisor_that_stood_still_past_the_grace_still_kills_and_reaps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = JobFolder("job", tmp_path)
+    folder.logs.mkdir()
+    sleeper = {**PROCESS, "argv": ["/bin/sleep", "60"], "log": "rank0.log"}
+    ranks = Ranks(launch_of(processes=[sleeper], workdir=str(tmp_path)), folder)
+    monkeypatch.setattr(processes, "descendants", lambda: [one.child.pid for one in ranks.alive if one.child])
+    ranks.start()
+    ranks.stop(-3600)  # as if an hour had passed since
+    while not ranks.gone():
+        ranks.reap()
+    assert ranks.reports[0].exit_code in (-15, -9)
+
+
 def test_supervisor_that_stood_still_itself_gives_nobody_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -74,6 +74,7 @@ class Ranks:
         self._since = time.monotonic()
         self._stopped_at = 0.0  # time.time(): what a log says later may be our doing
         self._kill_at: float | None = None
+        self._killed_at = 0.0  # 0: nothing was killed yet
         self._strays_told = False
         self.processes: list[Process] = []
 
@@ -213,9 +214,12 @@ class Ranks:
             return False
         left = descendants()
         now = time.monotonic()
-        if not (left or self.alive) or now > self._kill_at + _UNKILLABLE_SECONDS:
+        if not (left or self.alive):
             return True
         if now >= self._kill_at:
+            self._killed_at = self._killed_at or now  # this process may have stood still since `_kill_at`
+            if now > self._killed_at + _UNKILLABLE_SECONDS:
+                return True
             for pid in left:
                 _signal(pid, signal.SIGKILL)
         elif not self.alive and not self._strays_told:
