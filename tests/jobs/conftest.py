@@ -270,7 +270,7 @@ def make_fleet(tmp_path: Path) -> Iterator[Callable[[int], Fleet]]:
     for fleet in fleets:
         fleet.end()
         for log in fleet.top.glob("home*/.awsddp/jobs/*/supervisor.log"):
-            print(log, log.read_text())  # shown where the test failed
+            sys.stdout.write(f"{log}: {log.read_text()}\n")  # shown where the test failed
 
 
 @pytest.fixture
