@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from awsddp.cli.command_line import WATCH, Watch
 from awsddp.errors import AwsddpError
 from tests.seed import SEED
 
@@ -43,12 +44,14 @@ def _seconds(terminalreporter: pytest.TerminalReporter) -> dict[str, float]:
 
 @pytest.fixture(autouse=True)
 def isolated(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Give each test a home of its own and take every way to the user's accounts away."""
+    """Give each test a home and a command line of its own; take every way to the user's accounts away."""
     # Numbered here: pytest would look through all the homes that there are for the next number.
     home = tmp_path_factory.mktemp(f"home{next(_NUMBERS)}", numbered=False)
     for name in list(os.environ):
         if name.startswith(_DANGEROUS) and name not in _KEPT:
             monkeypatch.delenv(name)
+    for name, value in vars(Watch()).items():
+        monkeypatch.setattr(WATCH, name, value)
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.setenv("AWSDDP_HOME", str(home / ".awsddp"))
     monkeypatch.setenv("AWS_CONFIG_FILE", str(home / "no-config"))

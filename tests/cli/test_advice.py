@@ -58,7 +58,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Folder]:
     spec, job = load("second", environ={})
     context = Cluster().but(spec=spec, job_spec=job, folder=made, on_event=lambda _: None)
     monkeypatch.setattr(WATCH, "cluster", context)
-    monkeypatch.setattr(WATCH, "options", Globals())
     yield made
 
 

@@ -112,7 +112,6 @@ def test_a_plan_and_its_choices_fit(
 def test_an_error_that_holds_a_long_blank_line_is_shown(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(WATCH, "options", Globals())
     narrow(monkeypatch, 80)
     failures.show(ConfigError("failed", f"before\n{' ' * 200}\nafter", "awsddp status"))
     assert [line.split()[-1] for line in capsys.readouterr().err.splitlines() if line.strip()] == [

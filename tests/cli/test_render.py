@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from awsddp.cli import failures, screen
-from awsddp.cli.command_line import WATCH, Globals
+from awsddp.cli.command_line import Globals
 from awsddp.cli.render import progress, table_lines
 from awsddp.cli.screen import Screen
 from awsddp.errors import NodeError
@@ -95,7 +95,6 @@ def test_events_are_json_lines_with_json(capsys: pytest.CaptureFixture[str]) -> 
 @pytest.mark.parametrize("value", ["1", ""])
 def test_no_color_is_honoured_everywhere(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
     monkeypatch.setenv("NO_COLOR", value)
-    monkeypatch.setattr(WATCH, "options", Globals())
     terminal = on_terminal(monkeypatch)
     failures.show(NodeError("lost"))
     show = screen.Screen(Globals())

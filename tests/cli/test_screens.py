@@ -21,7 +21,7 @@ import pyte
 import pytest
 from test_make_plan import FACTS, plan
 
-from awsddp.cli.command_line import WATCH, Globals
+from awsddp.cli.command_line import Globals
 from awsddp.cli.pages import run_page
 from awsddp.cli.plan_page import launch_question
 from awsddp.cli.screen import Screen
@@ -95,8 +95,6 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeTerminal]:
             os.close(one.theirs)
             for name, value in (("TERM", "xterm"), ("COLUMNS", columns), ("LINES", rows)):
                 monkeypatch.setenv(name, str(value))
-            monkeypatch.setattr(WATCH, "options", Globals())
-            monkeypatch.setattr(WATCH, "cluster", None)
             return one, stack.enter_context(contextlib.closing(Screen(Globals(**options))))
 
         yield make
