@@ -54,13 +54,29 @@ def ended(outcome: Outcome) -> dict[str, Any]:
     return outcome.document
 
 
-def matrix(world: World, verb: str, nodes: int, kills: list[Kill], recoveries: tuple[str, ...]) -> int:
-    """Kill a verb at each of these calls, recover in each of these ways; return how often it was killed."""
+def matrix(
+    world: World,
+    verb: str,
+    nodes: int,
+    kills: list[Kill],
+    recoveries: tuple[str, ...],
+    enough: int | None = None,
+) -> int:
+    """Kill a verb at each of these calls, recover in each of these ways; return how often it was killed.
+
+    A question that is repeated until something is so may be asked less often than it was when the calls were
+    counted: such a kill does not strike, and the next is taken until there were `enough`.
+    """
     start = begin(world, verb, nodes)
     struck = 0
     for kill in kills:
+        if struck == enough:
+            break
         world.restore(start)
-        struck += world.run(VERBS[verb], nodes=nodes, kill=kill, confirm=yes).code is None
+        if world.run(VERBS[verb], nodes=nodes, kill=kill, confirm=yes).code is not None:
+            assert kill.nth > 1 and kill.operation.startswith("Describe"), f"{kill} is counted but not made"
+            continue
+        struck += 1
         assert len(world.cloud.living()) <= nodes, kill
         world.save("killed")
         for recovery in recoveries:
@@ -74,13 +90,12 @@ def matrix(world: World, verb: str, nodes: int, kills: list[Kill], recoveries: t
 
 
 def kills_of(world: World, verb: str, nodes: int) -> list[Kill]:
-    """Return the kills of a verb: all with AWSDDP_FULL, else some, drawn by a seed."""
+    """Return the kills of a verb at all its calls, in an order drawn by a seed."""
     world.restore(begin(world, verb, nodes))
     calls = world.run(VERBS[verb], nodes=nodes, confirm=yes).calls
     kills = [Kill(*call, phase) for call in calls for phase in PHASES]
-    if FULL:
-        return kills
-    return random.Random(f"{SEED} {verb} {nodes}").sample(kills, SOME)
+    random.Random(f"{SEED} {verb} {nodes}").shuffle(kills)
+    return kills
 
 
 @pytest.mark.prove
@@ -107,7 +122,7 @@ def test_a_command_killed_at_any_call_leaves_nothing_behind(
     world: World, verb: str, nodes: int, record_property: Callable[[str, object], None]
 ) -> None:
     kills = kills_of(world, verb, nodes)
-    struck = matrix(world, verb, nodes, kills, RECOVERIES)
-    assert struck > 0.5 * len(kills), "what is counted is not what is made"
-    told = f"{verb}, {nodes} nodes: {len(kills)} kills, {struck} struck; {len(kills) * len(RECOVERIES)} cases"
+    struck = matrix(world, verb, nodes, kills, RECOVERIES, None if FULL else SOME)
+    assert struck > 0.5 * len(kills) if FULL else struck == SOME
+    told = f"{verb}, {nodes} nodes: {struck} kills struck, of {len(kills)}; {struck * len(RECOVERIES)} cases"
     record_property("says", f"{told}, 0 left")
