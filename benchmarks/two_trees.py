@@ -17,7 +17,7 @@ the medians, and the ratio: the median of the rounds' ratios, with the middle ha
     large      the same of 4 files, together 4 GB
 
 Hosts are loopback SSH hosts of this machine, nodes are those of the local cloud (as root). An idle machine
-is needed: client and nodes share its cores. `large` needs 12 GB of disk.
+is needed: client and nodes share its cores, and ~/.bashrc counts (fan_out.py). `large` needs 12 GB of disk.
 """
 
 import argparse
