@@ -4,9 +4,9 @@
 
 Nodes of the local cloud without root (--loopback: SSH hosts of this machine). The reference logs in through
 the cluster's own ssh_config, with the key exchange that awsddp's SSH library has; both take turns, and the
-ratio is of the median times. An idle machine is needed: client and nodes share its cores. A host's shell is
-this user's, and reads ~/.bashrc: what that does counts on both sides, and one that takes a lock, as that of
-pyenv, hides the difference (as root, in a namespace without it: unshare -m, then mount --bind an empty file).
+ratio is of the median times. An idle machine is needed: client and nodes share its cores. Each host's
+shell is this user's and reads ~/.bashrc, whose time counts on both sides. One that takes a lock, as pyenv
+does, hides the difference; root can measure without it (`unshare -m`, then `mount --bind` an empty file).
 """
 
 import argparse

@@ -64,8 +64,8 @@ def matrix(
 ) -> int:
     """Kill a verb at each of these calls, recover in each of these ways; return how often it was killed.
 
-    A question that is repeated until something is so may be asked less often than it was when the calls were
-    counted: such a kill does not strike, and the next is taken until there were `enough`.
+    A question that is polled may be asked less often than when the calls were counted: such a kill does not
+    strike, and the next one is taken, until `enough` have struck.
     """
     start = begin(world, verb, nodes)
     struck = 0
@@ -73,11 +73,12 @@ def matrix(
         if struck == enough:
             break
         world.restore(start)
-        if world.run(VERBS[verb], nodes=nodes, kill=kill, confirm=yes).code is not None:
-            assert kill.nth > 1 and kill.operation.startswith("Describe"), f"{kill} is counted but not made"
+        is_struck = world.run(VERBS[verb], nodes=nodes, kill=kill, confirm=yes).code is None
+        assert len(world.cloud.living()) <= nodes, kill
+        if not is_struck:
+            assert kill.nth > 1 and kill.operation.startswith("Describe"), f"{kill} was counted, but not made"
             continue
         struck += 1
-        assert len(world.cloud.living()) <= nodes, kill
         world.save("killed")
         for recovery in recoveries:
             world.restore("killed")
