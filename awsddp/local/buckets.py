@@ -1,0 +1,696 @@
+"""S3: buckets as folders, objects as files. Bodies are streamed; nothing of it is in the pickled state.
+
+A file of an object is its body, a description in JSON, and the length of that in 8 bytes: it appears whole
+under its name, or not at all.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import os
+import re
+import shutil
+import socket
+import threading
+import time
+import traceback
+import uuid
+import zlib
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from itertools import chain
+from pathlib import Path
+from typing import IO, Any
+from urllib.parse import parse_qsl, quote
+from xml.etree import ElementTree
+from xml.sax.saxutils import escape
+
+import msgspec
+from botocore import xform_name
+from moto.core.exceptions import ServiceException
+from moto.core.models import DEFAULT_ACCOUNT_ID
+from moto.iam.access_control import S3IAMRequest
+from werkzeug.http import http_date, parse_range_header
+from werkzeug.wrappers import Response
+
+from awsddp.local import faults, requests, rights
+from awsddp.local.emulator import USER, Emulator
+from awsddp.local.faults import Faults
+from awsddp.local.machine import write_json
+from awsddp.local.requests import Refusal
+
+CHUNK = 1 << 20
+TEXT_LIMIT = 4 << 20
+PAGE = 1000
+PART_AT_LEAST = 5 << 20
+EMPTY_SHA256 = hashlib.sha256().hexdigest()
+NAME = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
+XMLNS = "http://s3.amazonaws.com/doc/2006-03-01/"
+ERRORS = {
+    "AccessDenied": (403, "Access Denied"),
+    "AuthorizationHeaderMalformed": (400, "The authorization header is malformed."),
+    "BadDigest": (400, "The checksum you specified did not match the calculated checksum."),
+    "BucketAlreadyExists": (409, "The requested bucket name is not available."),
+    "BucketAlreadyOwnedByYou": (409, "Your previous request to create the named bucket succeeded."),
+    "BucketNotEmpty": (409, "The bucket you tried to delete is not empty"),
+    "EntityTooLarge": (400, "Your proposed upload exceeds the maximum allowed size"),
+    "EntityTooSmall": (400, "Your proposed upload is smaller than the minimum allowed size"),
+    "InternalError": (500, "We encountered an internal error. Please try again."),
+    "InvalidAccessKeyId": (403, ""),
+    "InvalidBucketName": (400, "The specified bucket is not valid."),
+    "InvalidPart": (400, "One or more of the specified parts could not be found."),
+    "InvalidRange": (416, "The requested range is not satisfiable"),
+    "KeyTooLongError": (400, "Your key is too long"),
+    "MalformedXML": (400, "The XML you provided was not well-formed."),
+    "MissingContentLength": (411, "You must provide the Content-Length HTTP header."),
+    "NoSuchBucket": (404, "The specified bucket does not exist"),
+    "NoSuchKey": (404, "The specified key does not exist."),
+    "NoSuchLifecycleConfiguration": (404, "The lifecycle configuration does not exist"),
+    "NoSuchUpload": (404, "The specified multipart upload does not exist."),
+    "NotImplemented": (501, ""),
+    "PermanentRedirect": (301, "The bucket you are attempting to access is in another region."),
+    "PreconditionFailed": (412, "At least one of the pre-conditions you specified did not hold"),
+    "RequestTimeTooSkewed": (403, "The difference between the request time and the server's is too large."),
+    "ServiceUnavailable": (503, ""),
+    "SignatureDoesNotMatch": (403, ""),
+    "SlowDown": (503, ""),
+    "XAmzContentSHA256Mismatch": (400, "The provided 'x-amz-content-sha256' does not match the body."),
+}
+FORMS = {
+    "GET service": "ListBuckets",
+    "PUT bucket": "CreateBucket",
+    "DELETE bucket": "DeleteBucket",
+    "HEAD bucket": "HeadBucket",
+    "GET bucket location": "GetBucketLocation",
+    "GET bucket list-type": "ListObjectsV2",
+    "GET bucket uploads": "ListMultipartUploads",
+    "GET bucket lifecycle": "GetBucketLifecycleConfiguration",
+    "PUT bucket lifecycle": "PutBucketLifecycleConfiguration",
+    "GET bucket requestPayment": "GetBucketRequestPayment",
+    "PUT bucket requestPayment": "PutBucketRequestPayment",
+    "PUT bucket acl": "PutBucketAcl",
+    "POST bucket delete": "DeleteObjects",
+    "GET key": "GetObject",
+    "HEAD key": "HeadObject",
+    "PUT key": "PutObject",
+    "DELETE key": "DeleteObject",
+    "POST key uploads": "CreateMultipartUpload",
+    "PUT key partNumber uploadId": "UploadPart",
+    "POST key uploadId": "CompleteMultipartUpload",
+    "DELETE key uploadId": "AbortMultipartUpload",
+}
+"""What a request is: its method, what it names, and the parameters that make it another operation."""
+PLAIN = {
+    *("prefix", "delimiter", "max-keys", "continuation-token", "start-after", "encoding-type", "x-id"),
+    *("fetch-owner", "max-buckets", "max-uploads"),
+}
+HEADERS = re.compile(
+    "HTTP_X_AMZ_(DATE|CONTENT_SHA256|SECURITY_TOKEN|DECODED_CONTENT_LENGTH|TRAILER|CHECKSUM_.*|USER_AGENT"
+    "|SDK_CHECKSUM_ALGORITHM|META_.*|ACL|REQUEST_PAYER|EXPECTED_BUCKET_OWNER)"
+)
+PUBLIC = ("HeadBucket", "ListObjectsV2", "GetObject", "HeadObject")
+BODIES = ("GetObject", "PutObject", "UploadPart")
+
+
+class Bucket(msgspec.Struct, frozen=True):
+    """What `bucket.json` says; everybody may read a `public` one."""
+
+    region: str
+    owner: str
+    created: float = 0.0
+    public: bool = False
+    requester_pays: bool = False
+    lifecycle: str = ""
+
+
+class Stored(msgspec.Struct, frozen=True):
+    """The description of an object, of a part, or of an upload."""
+
+    key: str
+    size: int = 0
+    etag: str = ""
+    modified: float = msgspec.field(default_factory=time.time)
+    headers: dict[str, str] = {}
+
+
+@dataclass
+class Call:
+    """One request. `caller` is the ARN of who signed it, "" for nobody; `policies`: None for all rights."""
+
+    environ: dict[str, Any] = field(repr=False)
+    caller: str = ""
+    region: str = ""
+    policies: list[str] | None = None
+    found: Bucket | None = None
+    cut: bool = False
+
+    def __post_init__(self) -> None:
+        path = str(self.environ["PATH_INFO"]).encode("latin-1").decode("utf-8", "replace")
+        self.bucket, _, self.key = path.removeprefix("/").partition("/")
+        self.query = dict(parse_qsl(self.environ.get("QUERY_STRING", ""), keep_blank_values=True))
+        level = "key" if self.key else "bucket" if self.bucket else "service"
+        form = [self.environ["REQUEST_METHOD"], level, *sorted(self.query.keys() - PLAIN)]
+        self.operation = FORMS.get(" ".join(form), "")
+        if self.header("x-amz-copy-source"):
+            self.operation = ""
+        self._what = " ".join(form)
+
+    def header(self, name: str, otherwise: str = "") -> str:
+        """A header's value; "" where it was not sent."""
+        known = name.upper().replace("-", "_")
+        return str(self.environ.get(known if known.startswith("CONTENT_") else f"HTTP_{known}", otherwise))
+
+    def check(self) -> None:
+        """Raise Refusal where something would have no effect."""
+        lacking = [] if self.operation else [self._what]
+        lacking += [
+            name[5:].lower().replace("_", "-")
+            for name in self.environ
+            if name.startswith("HTTP_X_AMZ_") and not HEADERS.fullmatch(name)
+        ]
+        lacking += [name for name in ("If-Modified-Since", "If-Unmodified-Since") if self.header(name)]
+        if self.header("if-none-match") not in ("", "*") or self.header("x-amz-content-sha256").endswith("P256"):
+            lacking.append("this If-None-Match or signature")
+        if lacking:
+            raise Refusal("NotImplemented", f"The local cloud does not carry out {', '.join(lacking)}.")
+        if len(self.key.encode()) > 1024:
+            raise refused("KeyTooLongError")
+
+    def may(self, action: str, resource: str) -> None:
+        """Raise Refusal where the policies of the caller do not allow it."""
+        if self.policies is None:
+            return
+        context = {"s3:prefix": self.query.get("prefix", "")}
+        decision = rights.decide(self.policies, action, f"arn:aws:s3:::{resource}", context)
+        if decision != "allowed":
+            why = rights.DENIED[decision].format(action)
+            text = f'is not authorized to perform: {action} on resource: "arn:aws:s3:::{resource}"'
+            raise Refusal("AccessDenied", f"User: {self.caller} {text} {why}")
+
+    def check_condition(self, now: Stored | None) -> None:
+        """Raise Refusal where what is under the key is not what the caller expects there."""
+        wanted = self.header("if-match").strip('"')
+        if wanted and now is None:
+            raise refused("NoSuchKey")
+        if now and (self.header("if-none-match") or wanted not in ("", "*", now.etag)):
+            raise refused("PreconditionFailed")
+
+    def receive(self, file: IO[bytes]) -> tuple[int, str]:
+        """Write the body into a file; its size and its MD5.
+
+        :raises Refusal: a checksum is wrong, or there is no length.
+        :raises ConnectionError: the client has gone, or a fault cuts the connection.
+        """
+        sent, source, trailer = self.header("x-amz-content-sha256"), self.environ["wsgi.input"], {}
+        length = self.header("x-amz-decoded-content-length") or self.header("content-length")
+        if not length.isdigit():
+            raise refused("MissingContentLength")
+        if sent.startswith("STREAMING-"):
+            if self.environ.get("wsgi.input_terminated"):
+                source = io.BufferedReader(source, CHUNK)
+            chunks = _unchunked(source, trailer)
+        else:
+            chunks = _exactly(source, int(length))
+        md5, sha256, crc32, size = hashlib.md5(), hashlib.sha256(), 0, 0
+        hashed = len(sent) == len(EMPTY_SHA256)
+        for data in chunks:
+            file.write(data)
+            md5.update(data)
+            if hashed:
+                sha256.update(data)
+            crc32, size = zlib.crc32(data, crc32), size + len(data)
+            if self.cut and 2 * size >= int(length):
+                raise ConnectionResetError("a fault: the connection is cut")
+        if size != int(length):
+            raise ConnectionResetError("the body is not as long as it was said to be")
+        if hashed and sha256.hexdigest() != sent:
+            raise refused("XAmzContentSHA256Mismatch")
+        sums = {
+            self.header("content-md5"): md5.digest(),
+            self.header("x-amz-checksum-crc32"): crc32.to_bytes(4),
+            trailer.get("x-amz-checksum-crc32", ""): crc32.to_bytes(4),
+        }
+        if any(one and one != base64.b64encode(real).decode() for one, real in sums.items()):
+            raise refused("BadDigest")
+        return size, md5.hexdigest()
+
+    def document(self) -> ElementTree.Element:
+        """The body as XML. Raises Refusal where it is none."""
+        if int(self.header("content-length") or 0) > TEXT_LIMIT:
+            raise refused("EntityTooLarge")
+        self.receive(text := io.BytesIO())
+        try:
+            return ElementTree.fromstring(text.getvalue())
+        except ElementTree.ParseError:
+            raise refused("MalformedXML") from None
+
+
+class Buckets:
+    """The WSGI application. Its lock is held while names change, never while a body is on its way."""
+
+    def __init__(self, folder: Path, emulator: Emulator, faults: Faults) -> None:
+        self._folder = folder
+        self._emulator = emulator
+        self._faults = faults
+        self._lock = threading.Lock()
+        self._unfinished = folder / ".unfinished"
+        shutil.rmtree(self._unfinished, ignore_errors=True)
+        self._unfinished.mkdir(parents=True)
+
+    def __call__(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        call = Call(environ)
+        try:
+            reply = self._answer(call)
+        except ConnectionError:
+            _hang_up(environ)
+            raise
+        except ServiceException as error:
+            reply = _refusal(call, error)
+        except Exception:
+            traceback.print_exc()
+            reply = _refusal(call, refused("InternalError"))
+        reply.headers["x-amz-request-id"] = uuid.uuid4().hex[:16].upper()
+        if call.found is not None:
+            reply.headers["x-amz-bucket-region"] = call.found.region
+        return reply(environ, start_response)
+
+    def _answer(self, call: Call) -> Response:
+        with self._emulator.lock:
+            if call.header("authorization"):
+                _identify(call)
+            fault = self._faults.strike(call.operation, (call.bucket, call.key, call.region))
+        effect = fault.effect if fault is not None else ""
+        if effect and effect not in faults.CALL_EFFECTS:
+            assert fault is not None
+            raise faults.refusal(fault, instance_type="such", zone="any zone")
+        if fault is not None and effect == "delay":
+            time.sleep(fault.seconds)
+        call.check()
+        self._authorise(call)
+        call.cut = effect == "cut"
+        if call.cut and call.operation not in BODIES:
+            raise ConnectionResetError("a fault: the connection is cut")
+        reply: Response = getattr(self, f"_{xform_name(call.operation)}")(call)
+        if fault is not None and effect == "late":
+            time.sleep(fault.seconds)
+        if effect == "lost":
+            raise ConnectionResetError("a fault: the reply is lost")
+        return reply
+
+    def _authorise(self, call: Call) -> None:
+        """Find the bucket, and see whether the caller may do this to it. Raises Refusal where not."""
+        named = "/".join(filter(None, (call.bucket, call.key))) or "*"
+        if call.operation not in ("ListBuckets", "CreateBucket"):
+            found = call.found = self._bucket(call.bucket)
+            if call.region not in ("", found.region):
+                raise refused("PermanentRedirect")
+            if call.header("x-amz-expected-bucket-owner", found.owner) != found.owner:
+                raise refused("AccessDenied")
+            public, ours = found.public and call.operation in PUBLIC, found.owner == DEFAULT_ACCOUNT_ID
+            paid = not found.requester_pays or call.header("x-amz-request-payer") == "requester"
+            if not public and not (ours and call.caller):
+                raise refused("AccessDenied")
+            if not (ours and call.caller) and not (paid and (call.caller or not found.requester_pays)):
+                raise refused("AccessDenied")
+            if public and (ours or not call.caller):
+                return
+        elif not call.caller:
+            raise refused("AccessDenied")
+        if call.operation != "DeleteObjects":  # which asks for each
+            call.may(rights.ACTIONS[call.operation], named)
+
+    def _bucket(self, name: str) -> Bucket:
+        with suppress(FileNotFoundError):
+            if NAME.fullmatch(name):
+                return msgspec.json.decode((self._folder / name / "bucket.json").read_bytes(), type=Bucket)
+        raise refused("NoSuchBucket")
+
+    def _change(self, call: Call, **fields: Any) -> Response:
+        with self._lock:
+            changed = msgspec.structs.replace(self._bucket(call.bucket), **fields)
+            write_json(self._folder / call.bucket / "bucket.json", msgspec.to_builtins(changed))
+        return Response()
+
+    def _list_buckets(self, call: Call) -> Response:
+        names = sorted(path.name for path in self._folder.iterdir() if NAME.fullmatch(path.name))
+        ours = [(name, one) for name in names if (one := self._bucket(name)).owner == DEFAULT_ACCOUNT_ID]
+        listed = [
+            {"Name": name, "CreationDate": _time(one.created), "BucketRegion": one.region}
+            for name, one in ours
+        ]
+        owner = {"ID": DEFAULT_ACCOUNT_ID}
+        return _xml("ListAllMyBucketsResult", {"Owner": owner, "Buckets": {"Bucket": listed}})
+
+    def _create_bucket(self, call: Call) -> Response:
+        if not NAME.fullmatch(call.bucket):
+            raise refused("InvalidBucketName")
+        region = call.region
+        if call.header("content-length", "0") != "0":
+            region = call.document().findtext("{*}LocationConstraint") or region
+        at = self._folder / call.bucket
+        with self._lock:
+            if at.exists():
+                ours = self._bucket(call.bucket).owner == DEFAULT_ACCOUNT_ID
+                raise refused("BucketAlreadyOwnedByYou" if ours else "BucketAlreadyExists")
+            at.mkdir()
+            for name in ("objects", "uploads"):
+                (at / name).mkdir()
+            made = Bucket(region, DEFAULT_ACCOUNT_ID, time.time())
+            write_json(at / "bucket.json", msgspec.to_builtins(made))
+        return Response(headers={"Location": f"/{call.bucket}"})
+
+    def _delete_bucket(self, call: Call) -> Response:
+        with self._lock:
+            if any((self._folder / call.bucket / "objects").iterdir()):
+                raise refused("BucketNotEmpty")
+            shutil.rmtree(self._folder / call.bucket)
+        return Response(status=204)
+
+    def _head_bucket(self, call: Call) -> Response:
+        return Response()
+
+    def _get_bucket_location(self, call: Call) -> Response:
+        region = self._bucket(call.bucket).region
+        return _xml("LocationConstraint", "" if region == "us-east-1" else region)
+
+    def _get_bucket_lifecycle_configuration(self, call: Call) -> Response:
+        text = self._bucket(call.bucket).lifecycle
+        if not text:
+            raise refused("NoSuchLifecycleConfiguration")
+        return Response(text, content_type="application/xml")
+
+    def _put_bucket_lifecycle_configuration(self, call: Call) -> Response:
+        return self._change(call, lifecycle=ElementTree.tostring(call.document(), encoding="unicode"))
+
+    def _get_bucket_request_payment(self, call: Call) -> Response:
+        pays = self._bucket(call.bucket).requester_pays
+        return _xml("RequestPaymentConfiguration", {"Payer": "Requester" if pays else "BucketOwner"})
+
+    def _put_bucket_request_payment(self, call: Call) -> Response:
+        return self._change(call, requester_pays=call.document().findtext("{*}Payer") == "Requester")
+
+    def _put_bucket_acl(self, call: Call) -> Response:
+        if call.header("x-amz-acl") not in ("private", "public-read"):
+            raise Refusal("NotImplemented", "The local cloud knows the ACLs private and public-read.")
+        return self._change(call, public=call.header("x-amz-acl") == "public-read")
+
+    def _list_objects_v2(self, call: Call) -> Response:
+        asked, coded = call.query, call.query.get("encoding-type") == "url"
+        prefix, delimiter = asked.get("prefix", ""), asked.get("delimiter", "")
+        room = min(int(asked.get("max-keys") or PAGE), PAGE)
+        token = base64.urlsafe_b64decode(asked.get("continuation-token", ""))
+        start = b"" if token else asked.get("start-after", "").encode()
+        entries: dict[bytes, Stored | None] = {}  # None: of a common prefix
+        with self._lock:
+            paths = list((self._folder / call.bucket / "objects").iterdir())
+            every = sorted((_read(path) for path in paths), key=lambda one: one.key.encode())
+        for one in every:
+            if one.key.startswith(prefix) and one.key.encode() > start:
+                head, found, _ = one.key[len(prefix) :].partition(delimiter) if delimiter else ("", "", "")
+                name = f"{prefix}{head}{delimiter}".encode() if found else one.key.encode()
+                if name > token:
+                    entries[name] = None if found else one
+        page, more = list(entries.items())[:room], len(entries) > room
+
+        def shown(text: str) -> str:
+            return quote(text, safe="/*-._") if coded else text
+
+        content: dict[str, Any] = {
+            **{"Name": call.bucket, "Prefix": shown(prefix), "MaxKeys": str(room)},
+            **({"Delimiter": shown(delimiter)} if delimiter else {}),
+            **({"EncodingType": "url"} if coded else {}),
+            **{"KeyCount": str(len(page)), "IsTruncated": str(more).lower()},
+            "Contents": [
+                {**_entry(one), "Key": shown(one.key), "StorageClass": "STANDARD"} for _, one in page if one
+            ],
+            "CommonPrefixes": [{"Prefix": shown(name.decode())} for name, one in page if one is None],
+        }
+        if more and page:
+            content["NextContinuationToken"] = base64.urlsafe_b64encode(page[-1][0]).decode()
+        return _xml("ListBucketResult", content)
+
+    def _object(self, call: Call, key: str | None = None) -> Path:
+        """The file of an object, which may not be there."""
+        name = hashlib.sha256((call.key if key is None else key).encode()).hexdigest()
+        return self._folder / call.bucket / "objects" / name
+
+    def _put_object(self, call: Call) -> Response:
+        return self._receive(call, self._object(call))
+
+    def _get_object(self, call: Call) -> Response:
+        try:
+            file = self._object(call).open("rb")
+        except FileNotFoundError:
+            if call.found is not None and not call.found.public:
+                call.may(rights.ACTIONS["ListObjectsV2"], call.bucket)
+            raise refused("NoSuchKey") from None
+        one = _description(file)
+        call.check_condition(one)
+        headers = {**one.headers, "ETag": f'"{one.etag}"', "Last-Modified": http_date(one.modified)}
+        first, last, status = 0, one.size, 200
+        if wanted := parse_range_header(call.header("range")):
+            if (part := wanted.range_for_length(one.size)) is None:
+                raise refused("InvalidRange")
+            (first, last), status = part, 206
+            headers["Content-Range"] = f"bytes {first}-{last - 1}/{one.size}"
+        headers |= {"Accept-Ranges": "bytes", "Content-Length": str(last - first)}
+        file.seek(first)
+        body = _exactly(file, last - first)
+        if call.cut:
+            body = chain(_exactly(file, (last - first) // 2), _cut(call.environ))
+        reply = Response(body, status, headers)
+        reply.call_on_close(file.close)
+        return reply
+
+    _head_object = _get_object
+
+    def _delete_object(self, call: Call) -> Response:
+        with self._lock:
+            self._object(call).unlink(missing_ok=True)
+        return Response(status=204)
+
+    def _delete_objects(self, call: Call) -> Response:
+        tree, content = call.document(), {"Deleted": list[Any](), "Error": list[Any]()}
+        for key in [one.text or "" for one in tree.findall("{*}Object/{*}Key")]:
+            try:
+                call.may(rights.ACTIONS["DeleteObject"], f"{call.bucket}/{key}")
+            except Refusal as error:
+                content["Error"].append({"Key": key, "Code": error.code, "Message": error.message})
+                continue
+            with self._lock:
+                self._object(call, key).unlink(missing_ok=True)
+            content["Deleted"].append({"Key": key})
+        if tree.findtext("{*}Quiet") == "true":
+            content["Deleted"] = []
+        return _xml("DeleteResult", content)
+
+    def _upload(self, call: Call) -> Path:
+        """The folder of an upload. Raises Refusal where there is none of its key."""
+        name = call.query["uploadId"]
+        at = self._folder / call.bucket / "uploads" / name
+        with suppress(FileNotFoundError):
+            if name.isalnum() and _read(at / "upload").key == call.key:
+                return at
+        raise refused("NoSuchUpload")
+
+    def _create_multipart_upload(self, call: Call) -> Response:
+        at = self._folder / call.bucket / "uploads" / uuid.uuid4().hex
+        at.mkdir()
+        with self._temporary() as file:
+            self._keep(call, file, Stored(call.key, headers=_headers(call)), at / "upload")
+        names = {"Bucket": call.bucket, "Key": call.key, "UploadId": at.name}
+        return _xml("InitiateMultipartUploadResult", names)
+
+    def _list_multipart_uploads(self, call: Call) -> Response:
+        prefix = call.query.get("prefix", "")
+        with self._lock:
+            paths = list((self._folder / call.bucket / "uploads").glob("*/upload"))
+            every = [(_read(path), path.parent.name) for path in paths]
+        found = sorted((one.key.encode(), name, one) for one, name in every if one.key.startswith(prefix))
+        coded = call.query.get("encoding-type") == "url"
+        listed = [
+            {
+                "Key": quote(one.key, safe="/*-._") if coded else one.key,
+                "UploadId": name,
+                "Initiated": _time(one.modified),
+            }
+            for _, name, one in found
+        ]
+        content = {"Bucket": call.bucket, "IsTruncated": "false", "Upload": listed}
+        return _xml("ListMultipartUploadsResult", content | ({"EncodingType": "url"} if coded else {}))
+
+    def _upload_part(self, call: Call) -> Response:
+        return self._receive(call, self._upload(call) / str(int(call.query["partNumber"])))
+
+    def _complete_multipart_upload(self, call: Call) -> Response:
+        at, md5, size = self._upload(call), hashlib.md5(), 0
+        named = [
+            ((one.findtext("{*}PartNumber") or ""), (one.findtext("{*}ETag") or "").strip('"'))
+            for one in call.document().findall("{*}Part")
+        ]
+        with self._temporary() as file:
+            for number, etag in named:
+                with suppress(FileNotFoundError), (at / str(int(number))).open("rb") as part:
+                    if (one := _description(part)).etag == etag:
+                        if number != named[-1][0] and one.size < PART_AT_LEAST:
+                            raise refused("EntityTooSmall")
+                        sent = 0
+                        while sent < one.size:
+                            sent += os.sendfile(file.fileno(), part.fileno(), sent, one.size - sent)
+                        md5.update(bytes.fromhex(etag))
+                        size += sent
+                        continue
+                raise refused("InvalidPart")
+            file.seek(0, io.SEEK_END)
+            whole = Stored(call.key, size, f"{md5.hexdigest()}-{len(named)}", headers=_read(at / "upload").headers)
+            self._keep(call, file, whole, self._object(call))
+        shutil.rmtree(at, ignore_errors=True)
+        names = {"Bucket": call.bucket, "Key": call.key, "ETag": f'"{whole.etag}"'}
+        return _xml("CompleteMultipartUploadResult", names)
+
+    def _abort_multipart_upload(self, call: Call) -> Response:
+        shutil.rmtree(self._upload(call), ignore_errors=True)
+        return Response(status=204)
+
+    def _receive(self, call: Call, at: Path) -> Response:
+        with self._temporary() as file:
+            size, md5 = call.receive(file)
+            self._keep(call, file, Stored(call.key, size, md5, headers=_headers(call)), at)
+        return Response(headers={"ETag": f'"{md5}"'})
+
+    @contextmanager
+    def _temporary(self) -> Iterator[IO[bytes]]:
+        path = self._unfinished / uuid.uuid4().hex
+        try:
+            with path.open("xb") as file:
+                yield file
+        finally:
+            path.unlink(missing_ok=True)
+
+    def _keep(self, call: Call, file: IO[bytes], stored: Stored, at: Path) -> None:
+        """Give a file its description and its name.
+
+        :raises Refusal: the bucket or the upload is gone, or a condition of the caller's does not hold.
+        """
+        text = msgspec.json.encode(stored)
+        file.write(text + len(text).to_bytes(8))
+        file.flush()
+        with self._lock:
+            call.check_condition(_read(at) if at.exists() else None)
+            try:
+                Path(file.name).rename(at)
+            except FileNotFoundError:
+                raise refused("NoSuchUpload" if "uploadId" in call.query else "NoSuchBucket") from None
+
+
+def refused(code: str) -> Refusal:
+    """The refusal with a code of S3, in its words."""
+    return Refusal(code, ERRORS[code][1])
+
+
+def _identify(call: Call) -> None:
+    """Find who signed a request, and which policies hold for them. Raises ServiceException for nobody."""
+    match = requests.SCOPE.fullmatch(call.header("authorization"))
+    if match is None or match[3] != "s3":
+        raise refused("AuthorizationHeaderMalformed")
+    if abs(requests.seconds_late(call.environ)) > requests.SIGNED_FOR_S:
+        raise refused("RequestTimeTooSkewed")
+    key = requests.find_signer(call.environ, S3IAMRequest, url=f"http://local{call.environ['RAW_URI']}")
+    call.caller, call.region = key.arn, match[2]
+    if not key.arn.endswith(f":user/{USER}"):
+        call.policies = []
+        with suppress(ServiceException):  # the role is gone
+            call.policies = [text for text in key.collect_policies() if isinstance(text, str)]
+
+
+def _exactly(source: Any, size: int) -> Iterator[bytes]:
+    """The next bytes of a file, in pieces. Raises ConnectionError where it ends before."""
+    while size:
+        data = source.read(min(size, CHUNK))
+        if not data:
+            raise ConnectionResetError("the body ended too soon")
+        size -= len(data)
+        yield data
+
+
+def _unchunked(source: Any, trailer: dict[str, str]) -> Iterator[bytes]:
+    """What is in the chunks of an aws-chunked body; what follows them is put into `trailer`.
+
+    https://docs.aws.amazon.com/AmazonS3/latest/API/sigv4-streaming.html
+    """
+    try:
+        while size := int(source.readline(CHUNK).partition(b";")[0], 16):
+            yield from _exactly(source, size)
+            source.readline(CHUNK)
+    except ValueError:
+        raise ConnectionResetError("a chunk without a length") from None
+    for line in iter(lambda: source.readline(CHUNK).strip(), b""):
+        name, _, value = line.decode("latin-1").partition(":")
+        trailer[name.lower()] = value.strip()
+
+
+def _hang_up(environ: dict[str, Any]) -> None:
+    with suppress(OSError):
+        environ["werkzeug.socket"].shutdown(socket.SHUT_RDWR)
+
+
+def _cut(environ: dict[str, Any]) -> Iterator[bytes]:
+    """A body that ends here, though more was promised."""
+    _hang_up(environ)
+    yield b""
+    raise ConnectionResetError("a fault: the connection is cut")
+
+
+def _description(file: IO[bytes]) -> Stored:
+    file.seek(-8, io.SEEK_END)
+    length = int.from_bytes(file.read(8))
+    file.seek(-8 - length, io.SEEK_END)
+    one = msgspec.json.decode(file.read(length), type=Stored)
+    file.seek(0)
+    return one
+
+
+def _read(path: Path) -> Stored:
+    with path.open("rb") as file:
+        return _description(file)
+
+
+def _headers(call: Call) -> dict[str, str]:
+    """What comes back with an object: its type, and what its owner noted."""
+    kept = {"Content-Type": call.header("content-type") or "binary/octet-stream"}
+    notes = {name for name in call.environ if name.startswith("HTTP_X_AMZ_META_")}
+    return kept | {name[5:].lower().replace("_", "-"): call.environ[name] for name in notes}
+
+
+def _entry(one: Stored) -> dict[str, str]:
+    return {"LastModified": _time(one.modified), "ETag": f'"{one.etag}"', "Size": str(one.size)}
+
+
+def _time(moment: float) -> str:
+    return f"{datetime.fromtimestamp(moment, UTC):%Y-%m-%dT%H:%M:%S.000Z}"
+
+
+def _refusal(call: Call, error: ServiceException) -> Response:
+    status = ERRORS.get(error.code, (400, ""))[0]
+    resource = str(call.environ["PATH_INFO"]).encode("latin-1").decode("utf-8", "replace")
+    content = {"Code": error.code, "Message": error.message, "Resource": resource}
+    return _xml("Error", content, status=status)
+
+
+def _xml(root: str, content: Any, *, status: int = 200) -> Response:
+    text = _element(root, content).replace(">", f' xmlns="{XMLNS}">', 1)
+    return Response(f'<?xml version="1.0" encoding="UTF-8"?>\n{text}', status, content_type="application/xml")
+
+
+def _element(name: str, content: Any) -> str:
+    if isinstance(content, list):
+        return "".join(_element(name, one) for one in content)
+    if isinstance(content, dict):
+        inner = "".join(_element(child, one) for child, one in content.items())
+    else:
+        inner = escape(content, {"\r": "&#13;"})
+    return f"<{name}>{inner}</{name}>"
