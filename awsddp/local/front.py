@@ -61,8 +61,8 @@ class Front:
     _moto: Any = field(default_factory=lambda: DomainDispatcherApplication(create_backend_app))
 
     def __call__(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
-        self.asked_at = time.monotonic()
         if _is_s3(environ):
+            self.asked_at = time.monotonic()
             return self.buckets(environ, start_response)
         try:
             is_admin = environ.get("PATH_INFO", "").startswith(ADMIN)
@@ -132,6 +132,7 @@ class Front:
     def _api(self, environ: dict[str, Any]) -> Response:
         service, target = "", "HTTP_X_AMZ_TARGET" in environ
         rest = environ.get("PATH_INFO", "/") != "/"  # of the services that are not here: those answer in JSON
+        self.asked_at = time.monotonic()
         try:
             request = requests.read(environ)
             service = request.service
