@@ -39,7 +39,7 @@ from awsddp.local.emulator import USER, Emulator
 from awsddp.local.faults import Faults
 from awsddp.local.machine import write_json
 from awsddp.local.requests import Refusal
-from awsddp.local.s3 import ERRORS, NAME, XMLNS, Bucket, Call, Stored, exactly, refused
+from awsddp.local.s3 import ERRORS, NAME, XMLNS, Bucket, Call, Stored, description, exactly, read, refused
 
 PAGE = 1000
 PART_AT_LEAST = 5 << 20
@@ -205,7 +205,7 @@ class Buckets:
         entries: dict[bytes, Stored | None] = {}  # None: of a common prefix
         with self._lock:
             paths = list((self._folder / call.bucket / "objects").iterdir())
-            every = sorted((_read(path) for path in paths), key=lambda one: one.key.encode())
+            every = sorted((read(path) for path in paths), key=lambda one: one.key.encode())
         for one in every:
             if one.key.startswith(prefix) and one.key.encode() > start:
                 head, found, _ = one.key[len(prefix) :].partition(delimiter) if delimiter else ("", "", "")
@@ -218,10 +218,13 @@ class Buckets:
             return quote(text, safe="/*-._") if coded else text
 
         content: dict[str, Any] = {
-            "Name": call.bucket, "Prefix": shown(prefix), "MaxKeys": str(room),
+            "Name": call.bucket,
+            "Prefix": shown(prefix),
+            "MaxKeys": str(room),
             **({"Delimiter": shown(delimiter)} if delimiter else {}),
             **({"EncodingType": "url"} if coded else {}),
-            "KeyCount": str(len(page)), "IsTruncated": str(more).lower(),
+            "KeyCount": str(len(page)),
+            "IsTruncated": str(more).lower(),
             "Contents": [
                 {**_entry(one), "Key": shown(one.key), "StorageClass": "STANDARD"} for _, one in page if one
             ],
@@ -246,7 +249,7 @@ class Buckets:
             if call.found is not None and not call.found.public:
                 call.may(rights.ACTIONS["ListObjectsV2"], call.bucket)
             raise refused("NoSuchKey") from None
-        one = _description(file)
+        one = description(file)
         call.check_condition(one)
         headers = {**one.headers, "ETag": f'"{one.etag}"', "Last-Modified": http_date(one.modified)}
         first, last, status = 0, one.size, 200
@@ -289,9 +292,9 @@ class Buckets:
     def _upload(self, call: Call) -> Path:
         """The folder of an upload. Raises Refusal where there is none of its key."""
         name = call.query["uploadId"]
-        at = self._folder / call.bucket / "uploads" / name
+        at: Path = self._folder / call.bucket / "uploads" / name
         with suppress(FileNotFoundError):
-            if name.isalnum() and _read(at / "upload").key == call.key:
+            if name.isalnum() and read(at / "upload").key == call.key:
                 return at
         raise refused("NoSuchUpload")
 
@@ -299,7 +302,7 @@ class Buckets:
         at = self._folder / call.bucket / "uploads" / uuid.uuid4().hex
         at.mkdir()
         with self._temporary() as file:
-            self._keep(call, file, Stored(call.key, headers=_headers(call)), at / "upload")
+            self._keep(call, file, Stored(call.key, headers=call.kept()), at / "upload")
         names = {"Bucket": call.bucket, "Key": call.key, "UploadId": at.name}
         return _xml("InitiateMultipartUploadResult", names)
 
@@ -307,7 +310,7 @@ class Buckets:
         prefix = call.query.get("prefix", "")
         with self._lock:
             paths = list((self._folder / call.bucket / "uploads").glob("*/upload"))
-            every = [(_read(path), path.parent.name) for path in paths]
+            every = [(read(path), path.parent.name) for path in paths]
         found = sorted((one.key.encode(), name, one) for one, name in every if one.key.startswith(prefix))
         coded = call.query.get("encoding-type") == "url"
         listed = [
@@ -333,7 +336,7 @@ class Buckets:
         with self._temporary() as file:
             for number, etag in named:
                 with suppress(FileNotFoundError), (at / str(int(number))).open("rb") as part:
-                    if (one := _description(part)).etag == etag:
+                    if (one := description(part)).etag == etag:
                         if number != named[-1][0] and one.size < PART_AT_LEAST:
                             raise refused("EntityTooSmall")
                         sent = 0
@@ -345,7 +348,7 @@ class Buckets:
                 raise refused("InvalidPart")
             file.seek(0, io.SEEK_END)
             whole = Stored(
-                call.key, size, f"{md5.hexdigest()}-{len(named)}", headers=_read(at / "upload").headers
+                call.key, size, f"{md5.hexdigest()}-{len(named)}", headers=read(at / "upload").headers
             )
             self._keep(call, file, whole, self._object(call))
         shutil.rmtree(at, ignore_errors=True)
@@ -359,7 +362,7 @@ class Buckets:
     def _receive(self, call: Call, at: Path) -> Response:
         with self._temporary() as file:
             size, md5 = call.receive(file)
-            self._keep(call, file, Stored(call.key, size, md5, headers=_headers(call)), at)
+            self._keep(call, file, Stored(call.key, size, md5, headers=call.kept()), at)
         return Response(headers={"ETag": f'"{md5}"'})
 
     @contextmanager
@@ -380,7 +383,7 @@ class Buckets:
         file.write(text + len(text).to_bytes(8))
         file.flush()
         with self._lock:
-            call.check_condition(_read(at) if at.exists() else None)
+            call.check_condition(read(at) if at.exists() else None)
             try:
                 Path(file.name).rename(at)
             except FileNotFoundError:
@@ -414,27 +417,6 @@ def _cut(environ: dict[str, Any]) -> Iterator[bytes]:
     raise ConnectionResetError("a fault: the connection is cut")
 
 
-def _description(file: IO[bytes]) -> Stored:
-    file.seek(-8, io.SEEK_END)
-    length = int.from_bytes(file.read(8))
-    file.seek(-8 - length, io.SEEK_END)
-    one = msgspec.json.decode(file.read(length), type=Stored)
-    file.seek(0)
-    return one
-
-
-def _read(path: Path) -> Stored:
-    with path.open("rb") as file:
-        return _description(file)
-
-
-def _headers(call: Call) -> dict[str, str]:
-    """What comes back with an object: its type, and what its owner noted."""
-    kept = {"Content-Type": call.header("content-type") or "binary/octet-stream"}
-    notes = {name for name in call.environ if name.startswith("HTTP_X_AMZ_META_")}
-    return kept | {name[5:].lower().replace("_", "-"): call.environ[name] for name in notes}
-
-
 def _entry(one: Stored) -> dict[str, str]:
     return {"LastModified": _time(one.modified), "ETag": f'"{one.etag}"', "Size": str(one.size)}
 
@@ -451,7 +433,9 @@ def _refusal(call: Call, error: ServiceException) -> Response:
 
 
 def _xml(root: str, content: Any, *, status: int = 200) -> Response:
-    text = _element(root, content).replace(">", f' xmlns="{XMLNS}">', 1)
+    text = _element(root, content)
+    if root != "Error":
+        text = text.replace(">", f' xmlns="{XMLNS}">', 1)
     return Response(f'<?xml version="1.0" encoding="UTF-8"?>\n{text}', status, content_type="application/xml")
 
 

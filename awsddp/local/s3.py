@@ -10,6 +10,7 @@ import time
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import IO, Any
 from urllib.parse import parse_qsl
 from xml.etree import ElementTree
@@ -154,6 +155,14 @@ class Call:
         if len(self.key.encode()) > 1024:
             raise refused("KeyTooLongError")
 
+    def kept(self) -> dict[str, str]:
+        """The headers that come back with an object: its type, and what its owner noted."""
+        notes = {name for name in self.environ if name.startswith("HTTP_X_AMZ_META_")}
+        return {
+            "Content-Type": self.header("content-type") or "binary/octet-stream",
+            **{name[5:].lower().replace("_", "-"): self.environ[name] for name in notes},
+        }
+
     def may(self, action: str, resource: str) -> None:
         """Raise Refusal where the policies of the caller do not allow it."""
         if self.policies is None:
@@ -179,14 +188,15 @@ class Call:
         :raises Refusal: a checksum is wrong, or there is no length.
         :raises ConnectionError: the client has gone, or a fault cuts the connection.
         """
-        sent, source, trailer = self.header("x-amz-content-sha256"), self.environ["wsgi.input"], {}
+        sent, source = self.header("x-amz-content-sha256"), self.environ["wsgi.input"]
+        trailer: dict[str, str] = {}
         length = self.header("x-amz-decoded-content-length") or self.header("content-length")
         if not length.isdigit():
             raise refused("MissingContentLength")
         if sent.startswith("STREAMING-"):
             if self.environ.get("wsgi.input_terminated"):
                 source = io.BufferedReader(source, CHUNK)
-            chunks = _unchunked(source, trailer)
+            chunks = unchunked(source, trailer)
         else:
             chunks = exactly(source, int(length))
         md5, sha256, crc32, size = hashlib.md5(), hashlib.sha256(), 0, 0
@@ -238,7 +248,7 @@ def exactly(source: Any, size: int) -> Iterator[bytes]:
         yield data
 
 
-def _unchunked(source: Any, trailer: dict[str, str]) -> Iterator[bytes]:
+def unchunked(source: Any, trailer: dict[str, str]) -> Iterator[bytes]:
     """What is in the chunks of an aws-chunked body; what follows them is put into `trailer`.
 
     https://docs.aws.amazon.com/AmazonS3/latest/API/sigv4-streaming.html
@@ -252,3 +262,19 @@ def _unchunked(source: Any, trailer: dict[str, str]) -> Iterator[bytes]:
     for line in iter(lambda: source.readline(CHUNK).strip(), b""):
         name, _, value = line.decode("latin-1").partition(":")
         trailer[name.lower()] = value.strip()
+
+
+def description(file: IO[bytes]) -> Stored:
+    """What the end of an object's file says; the file is at its start then."""
+    file.seek(-8, io.SEEK_END)
+    length = int.from_bytes(file.read(8))
+    file.seek(-8 - length, io.SEEK_END)
+    one = msgspec.json.decode(file.read(length), type=Stored)
+    file.seek(0)
+    return one
+
+
+def read(path: Path) -> Stored:
+    """The description in a file. Raises FileNotFoundError where there is none."""
+    with path.open("rb") as file:
+        return description(file)

@@ -111,10 +111,10 @@ def test_keys_are_listed_in_their_order_and_in_pages(records: Cloud, bucket: str
     rest = s3.list_objects_v2(Bucket=bucket, Delimiter="/", ContinuationToken=short["NextContinuationToken"])
     assert short["CommonPrefixes"] == [{"Prefix": "a/"}]
     assert rest["KeyCount"] == 5
-    assert (
-        len(s3.delete_objects(Bucket=bucket, Delete={"Objects": [{"Key": one} for one in odd]})["Deleted"])
-        == 9
-    )
+    assert refusal(s3.delete_bucket, Bucket=bucket) == "BucketNotEmpty"
+    s3.delete_object(Bucket=bucket, Key="b\x01")  # XML has no such letter
+    named = [{"Key": one} for one in odd if one != "b\x01"]
+    assert len(s3.delete_objects(Bucket=bucket, Delete={"Objects": named})["Deleted"]) == 8
     s3.delete_bucket(Bucket=bucket)
     assert refusal(s3.head_bucket, Bucket=bucket) == "404"
 
