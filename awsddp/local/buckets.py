@@ -109,10 +109,9 @@ class Buckets:
             if call.header("x-amz-expected-bucket-owner", found.owner) != found.owner:
                 raise refused("AccessDenied")
             public, ours = found.public and call.operation in PUBLIC, found.owner == DEFAULT_ACCOUNT_ID
-            paid = not found.requester_pays or call.header("x-amz-request-payer") == "requester"
-            if not public and not (ours and call.caller):
-                raise refused("AccessDenied")
-            if not (ours and call.caller) and not (paid and (call.caller or not found.requester_pays)):
+            payer = bool(call.caller) and call.header("x-amz-request-payer") == "requester"
+            open_ = public and (payer or not found.requester_pays)
+            if not (ours and call.caller) and not open_:
                 raise refused("AccessDenied")
             if public and (ours or not call.caller):
                 return
