@@ -156,7 +156,7 @@ class Buckets:
             at.mkdir()
             for name in ("objects", "uploads"):
                 (at / name).mkdir()
-            made = Bucket(region, DEFAULT_ACCOUNT_ID, time.time())
+            made = Bucket(region, DEFAULT_ACCOUNT_ID, time.time(), public=call.public)
             write_json(at / "bucket.json", msgspec.to_builtins(made))
         return Response(headers={"Location": f"/{call.bucket}"})
 
@@ -191,9 +191,7 @@ class Buckets:
         return self._change(call, requester_pays=call.document().findtext("{*}Payer") == "Requester")
 
     def _put_bucket_acl(self, call: Call) -> Response:
-        if call.header("x-amz-acl") not in ("private", "public-read"):
-            raise Refusal("NotImplemented", "The local cloud knows the ACLs private and public-read.")
-        return self._change(call, public=call.header("x-amz-acl") == "public-read")
+        return self._change(call, public=call.public)
 
     def _list_objects_v2(self, call: Call) -> Response:
         asked, coded = call.query, call.query.get("encoding-type") == "url"

@@ -136,7 +136,7 @@ class Front:
         try:
             request = requests.read(environ)
             service = request.service
-            target = target or (rest and service != "s3")
+            target = target or rest
             with self.emulator.lock:
                 requests.check_signature(request)
                 fault = self._strike(request)

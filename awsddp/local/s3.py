@@ -36,6 +36,7 @@ ERRORS = {
     "EntityTooSmall": (400, "Your proposed upload is smaller than the minimum allowed size"),
     "InternalError": (500, "We encountered an internal error. Please try again."),
     "InvalidAccessKeyId": (403, ""),
+    "InvalidArgument": (400, "Invalid Argument"),
     "InvalidBucketName": (400, "The specified bucket is not valid."),
     "InvalidPart": (400, "One or more of the specified parts could not be found."),
     "InvalidRange": (416, "The requested range is not satisfiable"),
@@ -150,10 +151,20 @@ class Call:
             "P256"
         ):
             lacking.append("this If-None-Match or signature")
+        acls = ("private", "public-read") if self.operation in ("CreateBucket", "PutBucketAcl") else ()
+        if self.header("x-amz-acl") not in ("", *acls):
+            lacking.append("this ACL")
         if lacking:
             raise Refusal("NotImplemented", f"The local cloud does not carry out {', '.join(lacking)}.")
+        if not all(self.query.get(name, "0").isdigit() for name in ("max-keys", "partNumber")):
+            raise refused("InvalidArgument")
         if len(self.key.encode()) > 1024:
             raise refused("KeyTooLongError")
+
+    @property
+    def public(self) -> bool:
+        """Whether the ACL that it names opens a bucket to everybody."""
+        return self.header("x-amz-acl") == "public-read"
 
     def kept(self) -> dict[str, str]:
         """The headers that come back with an object: its type, and what its owner noted."""
