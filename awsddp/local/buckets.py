@@ -133,8 +133,10 @@ class Buckets:
         return Response()
 
     def _list_buckets(self, call: Call) -> Response:
-        names = sorted(path.name for path in self._folder.iterdir() if NAME.fullmatch(path.name))
-        ours = [(name, one) for name in names if (one := self._bucket(name)).owner == DEFAULT_ACCOUNT_ID]
+        with self._lock:
+            names = sorted(path.name for path in self._folder.iterdir() if NAME.fullmatch(path.name))
+            found = {name: self._bucket(name) for name in names}
+        ours = [(name, one) for name, one in found.items() if one.owner == DEFAULT_ACCOUNT_ID]
         listed = [
             {"Name": name, "CreationDate": _time(one.created), "BucketRegion": one.region}
             for name, one in ours
