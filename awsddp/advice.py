@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 
 _NODES = (
     *("cluster.", "network.", "access.", "capacity.", "local.", "tags."),
-    *("env.file", "env.kind", "env.python", "env.packages_from", "env.ca_bundle"),
+    *("env.file", "env.kind", "env.python", "env.packages_from", "env.ca_bundle", "data."),
 )
 _REACH = ("network.jump",)
-_JOB = ("env.", "sync.", "job.")
+_JOB = ("env.", "sync.", "data.", "job.")
 _HOME = (*_REACH, "job.results", "job.exclude", "job.outputs", "sync.workdir")
 TAKES = {
     **dict.fromkeys(("plan", "doctor"), _NODES),
@@ -45,9 +45,9 @@ TAKES = {
 }
 """The verbs that work on one cluster and take -c, and which keys of awsddp.toml each heeds, by prefix."""
 HAS_OPTION = {
-    "plan": ("cluster.", "env.file"),
-    "up": ("cluster.", "env.file"),
-    "train": ("job.", "env."),
+    "plan": ("cluster.", "env.file", "data."),
+    "up": ("cluster.", "env.file", "data."),
+    "train": ("job.", "env.", "data."),
     "fetch": ("job.outputs",),
     "run": ("",),
 }

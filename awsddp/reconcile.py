@@ -282,9 +282,8 @@ def _plan_in(cluster: "Cluster", region: str, facts: Facts) -> LaunchPlan | Awsd
         zones = tuple(zone for zone in capacity.zones if zone.startswith(region))
         spec = replace(cluster.spec, capacity=replace(capacity, zones=zones))
         target = replace(cluster.target, region=region)
-        return make_plan(
-            spec, facts_of(aws_of(cluster, target, login=cluster.aws), spec, target, cluster.known)
-        )
+        there = facts_of(aws_of(cluster, target, login=cluster.aws), spec, target, cluster.known)
+        return make_plan(spec, replace(there, data=facts.data))
     except AwsddpError as error:
         return error
 

@@ -56,7 +56,8 @@ class Target(Frozen):
     Its name decides where a cluster is looked for and how its cost is told; what differs in a node is read
     from the tags of its image. `endpoint` is None for AWS's own endpoints. `access_key_id` and
     `secret_access_key` are None where boto3 finds credentials by itself. `caller_address` is this machine as
-    the nodes see it (None: ask, when public addresses are used). `daemon_home` is the home of a local cloud.
+    the nodes see it (None: ask, when public addresses are used). `daemon_home` is the home of a local cloud,
+    `node_s3` where its nodes reach S3.
     """
 
     name: TargetName = "aws"
@@ -68,6 +69,7 @@ class Target(Frozen):
     ssh_port: int = 22
     caller_address: str | None = None
     daemon_home: str | None = None
+    node_s3: str | None = None
 
     @property
     def place(self) -> str:

@@ -15,6 +15,7 @@ from awsddp.records import Frozen
 from awsddp.values import (
     check_amount,
     check_heartbeat,
+    data_sources,
     gpus_of,
     idle_seconds,
     jump_host,
@@ -224,6 +225,20 @@ class SyncSection(Section):
     )
 
 
+class DataSection(Section):
+    """[data]: what every node gets before the ranks start."""
+
+    sources: tuple[str, ...] = setting(
+        (),
+        "Copy this to each node: s3://bucket/prefix, hf://datasets/NAME, ./folder (repeatable).",
+        "--data [NAME=]SOURCE",
+        example=["s3://my-bucket/imagenet"],
+        comment="Copied to each node, to $AWSDDP_DATA/imagenet.",
+        check=data_sources,
+    )
+    requester_pays: bool = setting(False, "You pay for what is read of the buckets of others.")
+
+
 class JobSection(Section):
     """[job]: what runs."""
 
@@ -338,7 +353,7 @@ class _Spec(Frozen):
     @property
     def explicit(self) -> frozenset[str]:
         """The keys that have a value from anywhere; of a job those of [env] alone."""
-        return frozenset(key for key in self.sources if not key.startswith(("sync.", "job.")))
+        return frozenset(key for key in self.sources if not key.startswith(("sync.", "data.", "job.")))
 
     def label(self, key: str) -> str:
         """Return a key as it was given: --nodes, -o cluster.nodes, AWSDDP_CLUSTER_NODES, a line of a file."""
@@ -376,6 +391,7 @@ class JobSpec(_Spec):
 
     env: EnvSection = EnvSection()
     sync: SyncSection = SyncSection()
+    data: DataSection = DataSection()
     job: JobSection = JobSection()
 
 
@@ -388,7 +404,8 @@ SETTINGS: dict[str, Setting] = {
     f"{name}.{one.name}": one.metadata["setting"] for name, kind in SECTIONS.items() for one in fields(kind)
 }
 KEYS = tuple(SETTINGS)
-KEYWORDS = {key.replace("local.", "local_").rpartition(".")[2]: key for key in KEYS}
+_KEYWORDS = {"data.sources": "data", "local.gpus": "local_gpus"}
+KEYWORDS = {_KEYWORDS.get(key, key).rpartition(".")[2]: key for key in KEYS}
 """The keys of awsddp.toml by the keywords that set them in Python."""
 _LAST = ("env.file", "env.variables", "job.name", "job.timeout")
 OPTIONS = {key: SETTINGS[key] for key in sorted(KEYS, key=_LAST.__contains__) if SETTINGS[key].option}

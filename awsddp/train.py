@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from awsddp.answers import Claimed, Slots
 from awsddp.config import overlaid, words_of
+from awsddp.data import bring, check_folders
 from awsddp.errors import AwsddpError, InUse, NotFoundError, UsageError
 from awsddp.follow import attend
 from awsddp.jobs import protocol
@@ -39,7 +40,7 @@ from awsddp.results import check_results_dir, job_result
 from awsddp.returns import JobDocument
 from awsddp.spec import JobSpec
 from awsddp.state import TAGS_S, Record
-from awsddp.values import gpus_of
+from awsddp.values import data_sources, gpus_of
 
 if TYPE_CHECKING:
     from awsddp.cluster import Cluster
@@ -93,6 +94,7 @@ def check(cluster: "Cluster", *, detach: bool) -> None:
     asked = cluster.job_spec.job
     protocol.check_spec(cluster.job_spec, nodes=1)
     check_results_dir(cluster, is_used=not detach)
+    check_folders(cluster.job_spec)
     make_environment_plan(cluster.job_spec.env, internet=None, driver=None)
     if asked.name is not None:
         _check_name(cluster, asked.name)
@@ -247,6 +249,7 @@ def _requests(
     folder = cluster.job_spec.job.work_folder if cluster.job_spec.job.after is None else f"work-{job}"
     sending = partial(push, listing, fleet, folder=folder, nodes=set(used), on_event=cluster.on_event)
     spec = ensure_environment(cluster, send_files=sending)
+    bring(cluster, used, spec)
     slot = protocol.choose_slot(answers, first=used[0])
     record, (name, dirty) = cluster.record, commit.result()
     price = record.price_usd_per_hour
@@ -388,6 +391,7 @@ def _hosts(
     requested = cluster.job_spec.job
     gpus = gpus_of(requested.on) if requested.on else {}
     sources = source_folders(Path(cluster.job_spec.sync.workdir))
+    data = tuple(one.name for one in data_sources(cluster.job_spec.data.sources))
 
     def host(node: Node) -> Host:
         prepared = cluster.record.found[node.node]
@@ -398,6 +402,7 @@ def _hosts(
             workdir=f"{remote}/{folder}",
             gpus=gpus.get(node.node, ()),
             sources=sources,
+            data=data,
             resume=f"{remote}/{checkpoint.folder}/{checkpoint.name}" if checkpoint else None,
         )
 

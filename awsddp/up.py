@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from awsddp.advice import advised, command_words
 from awsddp.compat.types import GPU_TYPES, PRICE_DATE
 from awsddp.config import differences, overlaid, remembered, settings
+from awsddp.data import check_internet, listed_data
 from awsddp.errors import ConfigError, UsageError
 from awsddp.jobs.health import replacement
 from awsddp.known import name_left_out
@@ -199,6 +200,8 @@ def read_all(requested: "Cluster", target: Target, record: Record | None) -> tup
 
     facts, _ = both(lambda: facts_of(aws, cluster.spec, target, record), list_nodes)
     image = facts.image
+    check_internet(cluster.job_spec, internet=image.has_internet)
+    facts = replace(facts, data=listed_data(cluster.job_spec, cluster.target))
     environment = make_environment_plan(cluster.job_spec.env, internet=image.has_internet, driver=None)
     if environment.lines:
         from awsddp.plan.resolve import check

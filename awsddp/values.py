@@ -1,8 +1,11 @@
 """Values of settings as they are written: durations, sizes, numbers of nodes, hosts."""
 
 import math
+import posixpath
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Literal, NamedTuple
 
 from awsddp.errors import ConfigError
 
@@ -17,6 +20,10 @@ _NODES = re.compile(r"(\d{1,4})(?::(\d{1,4}))?", re.ASCII)
 _ON = re.compile(r"(\d{1,4})(?:-(\d{1,4}))?(?::(\d{1,3})(?:-(\d{1,3}))?)?", re.ASCII)
 _SIZE = re.compile(r"(\d{1,9}(?:\.\d+)?)\s*(kB|[MGT]B)", re.IGNORECASE | re.ASCII)
 _BYTES = {"KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
+_DATA = re.compile(r"(?:([^/:.~=][^/:=]*)=)?(.*)", re.DOTALL)
+_DATA_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}(?<!\.sent)")  # sync keeps NAME.sent
+_S3 = re.compile(r"s3://([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])((?:/[^\x00-\x1f\x7f]*)?)")
+_HF = re.compile(r"hf://datasets/(\w[\w.-]*(?:/\w[\w.-]*)?)(?:@(\w[\w./-]*))?", re.ASCII)
 _JUMP = re.compile(r"((?:\w[\w.@+-]*@)?)(?:\[([0-9A-Fa-f:.]+)\]|(\w[\w.-]*))(?::(\d{1,5}))?", re.ASCII)
 
 
@@ -109,6 +116,59 @@ def check_heartbeat(text: str) -> None:
     """Raise ConfigError for a heartbeat timeout that is too short."""
     if seconds(text) < 5:
         raise ConfigError(f"{text} is too short", "nodes send a heartbeat every 2 s", "use 5 s or more")
+
+
+class Source(NamedTuple):
+    """A source of data, and its name on the nodes.
+
+    `at` and `part` are a bucket and the prefix in it, a data set of Hugging Face and its revision, or a
+    folder here and "".
+    """
+
+    name: str
+    kind: Literal["s3", "hf", "folder"]
+    at: str
+    part: str
+
+    def __str__(self) -> str:
+        if self.kind == "s3":
+            return f"s3://{self.at}/{self.part}".rstrip("/")
+        return self.at if self.kind == "folder" else f"hf://datasets/{self.at}@{self.part}"
+
+
+def data_sources(texts: Iterable[str]) -> tuple[Source, ...]:
+    """Return the sources of `data.sources`, each "[NAME=]SOURCE". Raises ConfigError."""
+    found: dict[str, Source] = {}
+    for text in texts:
+        given = _DATA.fullmatch(text)
+        assert given is not None, "it matches any text"
+        source = _source(given[2])
+        if not _DATA_NAME.fullmatch(name := given[1] or source.name):
+            raise ConfigError(
+                f"invalid name {name!r} of data",
+                "a name has up to 100 letters, digits, dots, dashes and underscores",
+                f"--data NAME={given[2]}",
+            )
+        if name in found:
+            raise ConfigError(f"two sources of data are called {name}", "", f"--data NAME={given[2]}")
+        found[name] = source._replace(name=name)
+    return tuple(found.values())
+
+
+def _source(text: str) -> Source:
+    """Return a source with the name that it has unless another is given. Raises ConfigError."""
+    if match := _S3.fullmatch(text):
+        prefix = match[2].strip("/")
+        return Source(posixpath.basename(prefix or match[1]), "s3", match[1], prefix)
+    if match := _HF.fullmatch(text):
+        return Source(match[1].rpartition("/")[2], "hf", match[1], match[2] or "main")
+    if text in (".", "..") or text.startswith(("./", "../", "/", "~/")):
+        return Source(Path(text).expanduser().absolute().resolve().name, "folder", text, "")
+    raise ConfigError(
+        f"invalid source {text!r}",
+        "",
+        "use s3://bucket/prefix, hf://datasets/NAME[@REVISION] or ./folder   # docs/data.md",
+    )
 
 
 def check_name(name: str) -> None:

@@ -16,7 +16,19 @@ _RECORDS = {"answers", "values", "spec", "config", "records", "resources"} | _BA
 _PURE = {"plan", "report", "compat", "billing", "parallel", "page", "returns"} | _RECORDS
 _MIDDLE = _PURE | {"state"}
 _STORY = {
-    *("advice", "doctor", "down", "fetch", "follow", "job", "keywords", "known", "reach", "reconcile"),
+    *(
+        "advice",
+        "data",
+        "doctor",
+        "down",
+        "fetch",
+        "follow",
+        "job",
+        "keywords",
+        "known",
+        "reach",
+        "reconcile",
+    ),
     *("results", "search", "status", "train", "unsent", "up", "whole_run"),
 }
 """What the methods of a cluster and its jobs do. Whoever uses whom there, no circle: see below."""

@@ -153,6 +153,7 @@ def _gpu_type(described: Reply) -> GpuType:
         efa=network.get("EfaInfo", {}).get("MaximumEfaInterfaces", 0),
         cards=int(network.get("MaximumNetworkCards", 1)),
         bare_metal=bool(described.get("BareMetal")),
+        store_gb=described.get("InstanceStorageInfo", {}).get("TotalSizeInGB", 0),
         cpu=described.get("ProcessorInfo", {}).get("SupportedArchitectures", ["x86_64"])[-1],
     )
 

@@ -17,7 +17,8 @@ from awsddp.errors import Interrupted
 from awsddp.spec import Given
 
 _SHOWN_BY_RUN = (
-    "nodes instance_type gpus spot budget_usd expires world_size nproc_per_node outputs name timeout detach"
+    "nodes instance_type gpus spot budget_usd expires sources world_size nproc_per_node outputs name "
+    "timeout detach"
 )
 
 
@@ -56,7 +57,7 @@ def train(ctx: click.Context, /, options: Globals, *, detach: bool, **given: Any
     unless --after has this one wait.
     Without SCRIPT the bundled program trains on handwritten digits. SCRIPT and ARGS may hold {rank},
     {local_rank}, {world_size}, {local_world_size}, {node_rank}, {nnodes}, {master_addr}, {master_port},
-    {init_file} and {resume}; a doubled brace is a brace.
+    {init_file}, {resume} and {data}; a doubled brace is a brace.
     """
     with session.opened(options, job_overrides(given)) as (cluster, show):
         with show.partial(job_page):

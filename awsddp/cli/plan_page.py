@@ -12,11 +12,11 @@ from awsddp.cli.screen import Screen
 from awsddp.config import EXCLUSIVE
 from awsddp.errors import UsageError
 from awsddp.records import write_numbers
-from awsddp.report import counted, duration, money
+from awsddp.report import amount, counted, duration, money
 from awsddp.spec import ClusterSpec, Value
 
 if TYPE_CHECKING:
-    from awsddp.plan.records import ImageDocument, LaunchPlan, Step
+    from awsddp.plan.records import Data, ImageDocument, LaunchPlan, Step
     from awsddp.records import Choice
     from awsddp.returns import OffersDocument, QuotaDocument
 
@@ -44,6 +44,7 @@ def plan_page(plan: "LaunchPlan", *, stderr: bool = False) -> None:
         ("image", _image_line(plan.image.shown)),
         ("zones", ", then ".join(plan.zones)),
         ("fallbacks", "; ".join(map(_next_line, plan.alternatives))),
+        ("data", "; ".join(map(_data_line, plan.data))),
         ("address", f"{plan.address}{through}; SSH from {', '.join(plan.ssh_cidrs) or closed}"),
         ("EFA", f"{plan.efa.count}/{plan.efa.most} interfaces: {plan.efa.why}"),
         ("placement", plan.placement_why),
@@ -135,6 +136,13 @@ def _image_line(image: "ImageDocument") -> str:
     versions = ", ".join(f"{what} {version}" for what, version in told if version)
     owner = f", of {image.owner}" if image.owner else ""
     return f"{image.name} ({image.id}, {image.created[:10]}{owner}){f'; {versions}' * bool(versions)}"
+
+
+def _data_line(data: "Data") -> str:
+    if data.bytes is None or data.files is None:
+        return f"{data.name}: {data.source}"
+    about = "at least " * data.at_least + amount(data.files, data.bytes)
+    return f"{data.name}: {about} of {data.source}"
 
 
 def _next_line(other: "LaunchPlan") -> str:

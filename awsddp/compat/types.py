@@ -18,6 +18,8 @@ DISK_USD_PER_GB_MONTH = 0.08
 ADDRESS_USD_PER_HOUR = 0.005
 # https://aws.amazon.com/ec2/pricing/on-demand/ (data transfer out to the internet, after 100 GB a month)
 EGRESS_USD_PER_GB = 0.09
+# The same page: from us-east-1 to most regions; between other regions it may be more.
+REGION_USD_PER_GB = 0.02
 HOURS_PER_MONTH = 730
 
 
@@ -27,7 +29,7 @@ class GpuType:
 
     `efa` is the most EFA interfaces it takes, on `cards` network cards. `capability` is the GPU's compute
     capability ("8.9"), "" of a type that is not in this table; `price_usd_per_hour` is the on-demand list
-    price of Linux in us-east-1 on PRICE_DATE, None where none is known.
+    price of Linux in us-east-1 on PRICE_DATE, None where none is known. `store_gb` is its instance store.
     """
 
     name: str
@@ -43,6 +45,7 @@ class GpuType:
     bare_metal: bool = False
     cpu: str = "x86_64"
     price_usd_per_hour: float | None = None
+    store_gb: float = 0
 
     @property
     def family(self) -> str:
@@ -129,11 +132,26 @@ _TYPES: tuple[tuple[str, int, int, int, str, int, float | None], ...] = (
     ("p6-b300.48xlarge", 8, 192, 4096, "6400", 16, 142.416),
 )
 
+# GB of instance store, in the order of _TYPES: as above.
+_STORE_GB = {
+    "p3dn": (1800,),
+    "g4dn": (125, 225, 225, 900, 900, 900, 1800),
+    "g5": (250, 450, 600, 900, 3800, 1900, 3800, 7600),
+    "g6": (250, 450, 600, 900, 3760, 1880, 3760, 7520),
+    "g6e": (250, 450, 600, 900, 3800, 1900, 3800, 7600),
+    "g7e": (1900, 1900, 1900, 3800, 7600, 15200),
+    "p4d": (8000,),
+    "p4de": (8000,),
+    "p5": (3800, 30400),
+    **dict.fromkeys(("p5e", "p5en", "p6-b200", "p6-b300"), (30400,)),
+}
+
 # Its 17th card, card 0, takes no EFA:
 # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-acc-inst-types.html
 _NO_EFA_ON_CARD_0 = frozenset({"p6-b300.48xlarge"})
 
 
+_STORES = {family: iter(sizes) for family, sizes in _STORE_GB.items()}
 GPU_TYPES: dict[str, GpuType] = {
     name: GpuType(
         name=name,
@@ -148,9 +166,11 @@ GPU_TYPES: dict[str, GpuType] = {
         cards=efa + 1 if name in _NO_EFA_ON_CARD_0 else max(efa, 1),
         bare_metal=name.endswith(".metal"),
         price_usd_per_hour=price,
+        store_gb=next(_STORES[family]),
     )
     for name, gpus, vcpus, ram_gb, network, efa, price in _TYPES
-    for gpu, memory_gb, capability in [_FAMILIES[name.partition(".")[0]]]
+    for family in [name.partition(".")[0]]
+    for gpu, memory_gb, capability in [_FAMILIES[family]]
 }
 
 # p2, p3: the day from which no region's DescribeInstanceTypeOfferings had them (getmoto/moto, history of

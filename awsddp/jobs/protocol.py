@@ -94,6 +94,14 @@ def program() -> tuple[list[str], bytes]:
     return ["python3", "-I", "-c", _BOOT], _part(_packed(_MODULES))
 
 
+def node_program(python: str, modules: tuple[str, ...], document: object) -> tuple[list[str], bytes]:
+    """Return what runs a program of its own on a node with this interpreter, as `program`.
+
+    The last of the modules has main(), which reads `document`.
+    """
+    return [python, "-I", "-c", _BOOT], _part(_packed(modules)) + _part(json.dumps(document).encode())
+
+
 @functools.cache
 def _packed(modules: tuple[str, ...]) -> bytes:
     return bz2.compress(json.dumps([(f"{_PACKAGE}.{name}", _source(name)) for name in modules]).encode())
@@ -265,8 +273,9 @@ def check_spec(spec: JobSpec, *, nodes: int) -> None:
 
     with_secrets(spec)
     launcher(spec.job.launcher_name)
+    data = "data" if len(spec.data.sources) == 1 else None
     for word in (*spec.job.prefix, spec.job.script or "", *spec.job.args):
-        template(word, nnodes=nodes, folder="", resume=spec.job.resume)
+        template(word, nnodes=nodes, folder="", resume=spec.job.resume, data=data)
 
 
 def launch_requests(

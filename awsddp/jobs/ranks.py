@@ -26,8 +26,11 @@ PLACEHOLDERS = {
     "master_port": "MASTER_PORT",
     "init_file": "",
     "resume": "",
+    "data": "",
 }
 """Placeholders of a job, and the variable in a rank's environment that has the value ("": none has)."""
+DATA = "awsddp/data"
+"""The folder of the data on a node, in the home folder."""
 SECRET = re.compile("KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL", re.IGNORECASE)
 """What names of variables that hold a secret contain."""
 _FILLED = "|".join(name for name, variable in PLACEHOLDERS.items() if variable)
@@ -62,7 +65,8 @@ class Host:
     """A node of a job: its record, the facts that `prepare` found, and its synced folder (absolute).
 
     `gpus` are those that the job may use (none: all that there are), `resume` is where its checkpoint is,
-    `sources` are the folders of the synced one that its packages are imported from.
+    `sources` are the folders of the synced one that its packages are imported from, `data` the names of the
+    data that it has.
     """
 
     node: Node
@@ -71,11 +75,17 @@ class Host:
     gpus: tuple[int, ...] = ()
     resume: str | None = None
     sources: tuple[str, ...] = ()
+    data: tuple[str, ...] = ()
+
+    @property
+    def only_data(self) -> str | None:
+        """The path of the data of the only source, None where there is not exactly one."""
+        return posixpath.join(self.prepared.home, DATA, self.data[0]) if len(self.data) == 1 else None
 
     def environment(self, job: str, variables: Mapping[str, str]) -> dict[str, str]:
         """Return what all ranks of the job get alike on the node: the user's `variables`, which win over all
-        but the run folder, the job's checkpoint, its part of the GPUs, and its packages on the PYTHONPATH,
-        after the user's own.
+        but the run folder, the job's checkpoint and data, its part of the GPUs, and its packages on the
+        PYTHONPATH, after the user's own.
 
         NCCL takes `=nic` for that name alone, else for a prefix
         (https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-socket-ifname).
@@ -93,6 +103,7 @@ class Host:
             **gpus,
             **({"PYTHONPATH": paths} if sources else {}),
             **({"AWSDDP_RESUME": self.resume} if self.resume else {}),
+            **({"AWSDDP_DATA": posixpath.join(self.prepared.home, DATA)} if self.data else {}),
             "AWSDDP_RUN_DIR": f"{self.folder(job)}/run",
         }
 
@@ -272,14 +283,22 @@ def defaults(local_world_size: int) -> dict[str, str]:
     }
 
 
-def expand(text: str, rank: Rank, *, rendezvous: Rendezvous, folder: str, resume: str | None = None) -> str:
+def expand(
+    text: str,
+    rank: Rank,
+    *,
+    rendezvous: Rendezvous,
+    folder: str,
+    resume: str | None = None,
+    data: str | None = None,
+) -> str:
     """Fill the placeholders of `text` in for `rank`; a doubled brace is a brace.
 
-    Raises UsageError for an unknown placeholder, a lone brace, {resume} without a checkpoint, and {init_file}
-    on several nodes, which share no file system.
+    Raises UsageError for an unknown placeholder, a lone brace, {resume} without a checkpoint, {data} without
+    its one source, and {init_file} on several nodes, which share no file system.
     """
     environ = identity(rank, rendezvous=rendezvous, folder=folder)
-    parts = template(text, nnodes=rank.nnodes, folder=folder, resume=resume)
+    parts = template(text, nnodes=rank.nnodes, folder=folder, resume=resume, data=data)
     return "".join(environ[part] if number % 2 else part for number, part in enumerate(parts))
 
 
@@ -289,7 +308,9 @@ def fill(text: str, rank: Rank, *, rendezvous: Rendezvous) -> str:
     return _LONE.sub(lambda found: environ[PLACEHOLDERS[found[1]]], text)
 
 
-def template(text: str, *, nnodes: int, folder: str, resume: str | None = None) -> list[str]:
+def template(
+    text: str, *, nnodes: int, folder: str, resume: str | None = None, data: str | None = None
+) -> list[str]:
     """Return `text` as its literal parts, and between each two of them the variable that has the value.
 
     Raises UsageError, as `expand`.
@@ -318,6 +339,14 @@ def template(text: str, *, nnodes: int, folder: str, resume: str | None = None) 
             if resume is None:
                 raise UsageError("{resume} needs a checkpoint", "", "use --resume last, or --resume JOB")
             parts[-1] += resume
+        elif match[1] == "data":
+            if data is None:
+                raise UsageError(
+                    "{data} needs one source of data",
+                    "of several, each lies at $AWSDDP_DATA/NAME",
+                    "use --data SOURCE once   # docs/data.md",
+                )
+            parts[-1] += data
         else:
             parts += [PLACEHOLDERS[match[1]], ""]
     parts[-1] += text[end:]

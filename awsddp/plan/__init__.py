@@ -5,6 +5,7 @@ ones that are sent; ids, secrets and times that do not exist yet stand in them a
 {"$secret": ...} and {"$now": seconds}, and `Values` puts them in.
 """
 
+import math
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -15,7 +16,7 @@ from awsddp.compat.releases import misfit, unlisted
 from awsddp.compat.types import GpuType, Market
 from awsddp.errors import AwsddpError, ConfigError
 from awsddp.plan import network
-from awsddp.plan.records import Facts, Image, LaunchPlan, Price, Subnet
+from awsddp.plan.records import Data, Facts, Image, LaunchPlan, Price, Subnet
 from awsddp.plan.requests import requests
 from awsddp.plan.selection import choices, choose, quota_line, tries, zones
 from awsddp.report import duration
@@ -83,7 +84,7 @@ def _plan(
     quota, unread = quota_line(kind, spec.cluster.nodes, facts, market)
     _check_image(image, kind)
     _check_reservation(facts, len(fill))
-    disk_gb = _disk(spec, image)
+    disk_gb = _disk(spec, facts, kind)
     tried = zones(spec, facts, kind, market, len(fill))
     routes = [
         text for subnet in sorted(tried, key=lambda one: one.id) for text in network.check_route(spec, subnet)
@@ -122,6 +123,7 @@ def _plan(
             *(("EFA on several network cards",) if interfaces.count > 1 else ()),
         ),
         experimental=spec.capacity.experimental,
+        data=facts.data,
     )
     _check_price(spec, plan)
     plan = _within_budget(spec, facts, plan, spent_usd)
@@ -147,7 +149,7 @@ def _price(spec: ClusterSpec, facts: Facts, kind: GpuType, market: Market, zones
     addresses = types.ADDRESS_USD_PER_HOUR * nodes if spec.network.address == "public" else 0.0
     return Price(
         machines=None if each is None else each * nodes,
-        disks=types.disk_usd_per_hour(_disk(spec, facts.image)) * nodes,
+        disks=types.disk_usd_per_hour(_disk(spec, facts, kind)) * nodes,
         addresses=addresses,
         date=date,
         source=source,
@@ -246,10 +248,13 @@ def _check_reservation(facts: Facts, nodes: int) -> None:
     raise ConfigError(f"capacity.reservation: {held.id} {fault}", why, next)
 
 
-def _disk(spec: ClusterSpec, image: Image) -> int:
-    requested = spec.cluster.disk_gb
+def _disk(spec: ClusterSpec, facts: Facts, kind: GpuType) -> int:
+    """Return the size of the root disk; it has the data, too, where no instance store has room for that."""
+    requested, image = spec.cluster.disk_gb, facts.image
     if requested is None:
-        return max(image.root_gb + SPARE_DISK_GB, LEAST_DISK_GB)
+        data_gb = math.ceil(sum(one.bytes or 0 for one in facts.data) / 1e9)
+        more = 0 if data_gb <= kind.store_gb else data_gb
+        return max(image.root_gb + SPARE_DISK_GB + more, LEAST_DISK_GB)
     if requested < image.root_gb:
         raise ConfigError(
             f"cluster.disk_gb: {requested} GB is smaller than the image",
@@ -259,8 +264,26 @@ def _disk(spec: ClusterSpec, image: Image) -> int:
     return requested
 
 
+def _of_data(data: Data, region: str, nodes: int) -> list[str]:
+    """Return what is to be said of a source of data."""
+    warnings = []
+    if data.why:
+        warnings.append(f"the size of data {data.name} is not known: {data.why}")
+    if data.region not in (None, region) and data.bytes is not None:
+        usd = data.bytes * nodes / 1e9 * types.REGION_USD_PER_GB
+        per_gb = f"{types.REGION_USD_PER_GB:.2f}"
+        warnings.append(
+            f"data {data.name} lies in {data.region}: its transfer to {nodes} nodes in {region} costs about "
+            f"${usd:,.2f}, ${per_gb} per GB within the US, more elsewhere"
+        )
+    if data.requester_pays:
+        warnings.append(f"you pay for reading data {data.name} (data.requester_pays)")
+    return warnings
+
+
 def _warnings(facts: Facts, plan: LaunchPlan) -> list[str]:
-    warnings, kind, image = [], plan.kind, facts.image
+    kind, image = plan.kind, facts.image
+    warnings = [text for one in facts.data for text in _of_data(one, facts.region, plan.nodes)]
     if plan.price.machines is None:
         warnings.append(f"unknown price for {kind.name}")
     elif plan.price.source.startswith("list") and facts.region != types.PRICE_REGION:

@@ -106,6 +106,23 @@ class Group:
     lacks: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, kw_only=True)
+class Data:
+    """A source of `data.sources` as it was listed: its bytes and files (None: not known), and where it lies.
+
+    A listing that was left off says `at_least`. `region` is its bucket's; `why` it could not be listed.
+    """
+
+    name: str
+    source: str
+    bytes: int | None = None
+    files: int | None = None
+    at_least: bool = False
+    region: str | None = None
+    requester_pays: bool = False
+    why: str = ""
+
+
 class Reservation(msgspec.Struct, frozen=True, kw_only=True, rename="pascal"):
     """A capacity reservation, or a capacity block by its `reservation_type`. `ends` None: it has no end.
 
@@ -134,7 +151,7 @@ class Facts:
     on-demand prices of a machine per hour as the Pricing API told them on `price_date`, `spot_prices` those
     of a zone now, `highest_spot_prices` their highest of the last 7 days, where spot and a budget are
     requested. `host` is the machine that asks, `credentials_s` the seconds that its login lasts (None: no
-    end).
+    end), `data` what the nodes are to get.
     """
 
     region: str
@@ -155,6 +172,7 @@ class Facts:
     reservation: Reservation | None = None
     host: str = ""
     credentials_s: float | None = None
+    data: tuple[Data, ...] = ()
 
 
 Parameters = dict[str, Any]
@@ -247,7 +265,7 @@ class Planned:
     `why` tells how the type was chosen. `placement` is the placement group that is created for the nodes,
     {"$ref": "name"}, None for none. SSH goes through the host `jump` and is allowed from `ssh_cidrs`, blocks
     and groups. `steps` reconcile a cluster that `exists`; where there are none nothing changes. `budget` is
-    `cluster.budget_usd` with the rate that it assumes.
+    `cluster.budget_usd` with the rate that it assumes, `data` what each node is to get.
     """
 
     cluster: str
@@ -272,6 +290,7 @@ class Planned:
     warnings: tuple[str, ...] = ()
     exists: bool = False
     steps: tuple[Step, ...] = ()
+    data: tuple[Data, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -127,6 +127,7 @@ _WRONG = {
     "cluster.disk_gb": ("--disk", 0),
     "cluster.idle": ("--idle", "5x"),
     "cluster.expires": ("--expires", "366d"),
+    "data.sources": ("--data", "nowhere"),
     "job.world_size": ("--world-size", 0),
     "job.nproc_per_node": ("--nproc-per-node", 2000),
     "job.max_restarts": ("--max-restarts", -1),

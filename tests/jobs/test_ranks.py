@@ -104,7 +104,7 @@ def test_every_placeholder_that_is_named_is_filled_in() -> None:
     (alone,) = layout([0], gpus=0, world_size=1)
     for name in PLACEHOLDERS:
         assert "{" not in expand(
-            f"{{{name}}}", alone, rendezvous=MEETING, folder="/job", resume="/checkpoint"
+            f"{{{name}}}", alone, rendezvous=MEETING, folder="/job", resume="/checkpoint", data="/data"
         )
 
 

@@ -16,7 +16,8 @@ def processes(
 
     def process(rank: Rank) -> Process:
         script, *words = (
-            expand(text, rank, rendezvous=rendezvous, folder=folder, resume=host.resume) for text in texts
+            expand(text, rank, rendezvous=rendezvous, folder=folder, resume=host.resume, data=host.only_data)
+            for text in texts
         )
         args, prefix = words[: len(spec.job.args)], words[len(spec.job.args) :]
         before, begin = interpreter(spec, script, python=host.prepared.ranks_python)

@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from awsddp.jobs.ranks import Host, Rank, Rendezvous, interpreter, template
@@ -21,7 +22,10 @@ def processes(
     folder, first = host.folder(rendezvous.job), ranks[0]
 
     def templates(texts: Sequence[str]) -> list[list[str]]:
-        return [template(text, nnodes=first.nnodes, folder=folder, resume=host.resume) for text in texts]
+        filled = partial(
+            template, nnodes=first.nnodes, folder=folder, resume=host.resume, data=host.only_data
+        )
+        return [filled(text) for text in texts]
 
     script, *args = templates([spec.job.script or "", *spec.job.args])
     python = host.prepared.ranks_python

@@ -9,7 +9,6 @@ a write is marked.
 from __future__ import annotations
 
 import base64
-import functools
 import glob
 import hashlib
 import json
@@ -23,7 +22,7 @@ from typing import Any
 
 from awsddp.jobs.supervisor.folder import JobFolder
 from awsddp.jobs.supervisor.requests import Manifest, Sparse, Told
-from awsddp.jobs.supervisor.walk import file_kind, readlink, real, stamp, walk
+from awsddp.jobs.supervisor.walk import file_kind, is_ephemeral, readlink, real, stamp, walk
 
 EVENTS = "events.out.tfevents."
 OURS = ".awsddp/"
@@ -32,8 +31,6 @@ LIST_BYTES = 48 << 20
 """How long the list of results may be; the client reads no answer of more than 64 MB."""
 HOLES_BYTES = 1 << 20
 """How much of a file must be holes to be worth the time of a transfer that leaves them out."""
-_INSTANCE_STORE = "Amazon EC2 NVMe Instance Storage"
-_SYSFS = Path("/sys/dev/block")
 _BLOCK, _BLOCKS = 16 << 10, 8
 _FRESH_SECONDS = 60.0
 
@@ -304,20 +301,6 @@ class _Found:
         if self._workdir in path.parents:
             return f"{self.node}/{path.relative_to(self._workdir)}"
         return f"{self.node}/outside{path}"
-
-
-@functools.lru_cache  # a request asks once a file, for few devices
-def is_ephemeral(device: int, sysfs: Path = _SYSFS) -> bool:
-    """Tell whether a device (st_dev) is instance store, or made of it, as DLAMIs do at /opt/dlami/nvme."""
-    return _is_instance_store(Path(os.path.realpath(str(sysfs / f"{os.major(device)}:{os.minor(device)}"))))
-
-
-def _is_instance_store(block: Path) -> bool:
-    below = list((block / "slaves").glob("*"))  # of a volume of LVM or a RAID
-    if below:
-        return any(_is_instance_store(Path(os.path.realpath(str(path)))) for path in below)
-    models = [place / "device" / "model" for place in (block, block.parent)]  # a partition lies in its disk
-    return any(path.is_file() and path.read_text().strip() == _INSTANCE_STORE for path in models)
 
 
 def _mark(line: Line, opened: Mapping[tuple[int, int], bool]) -> None:

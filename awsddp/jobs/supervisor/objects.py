@@ -97,6 +97,12 @@ class Store:
             for one in page.get("Contents", ()):
                 yield Thing(one["Key"], one["Size"], one["ETag"].strip('"'))
 
+    def region(self, bucket: str) -> str | None:
+        """Return the region of a bucket, None where S3 does not tell. Raises ClientError."""
+        reply = self.client.head_bucket(Bucket=bucket, **self._payer)
+        found: str | None = reply["ResponseMetadata"]["HTTPHeaders"].get("x-amz-bucket-region")
+        return found
+
     def read(self, where: Place, name: str) -> Any:
         """Return the JSON of a small object, None where there is none. Raises ClientError, ValueError."""
         try:
@@ -142,6 +148,7 @@ class Store:
         wanted: Mapping[str, Thing],
         folder: Path,
         on_bytes: Callable[[int], None] = lambda count: None,
+        on_file: Callable[[str], None] = lambda path: None,
     ) -> None:
         """Download objects to their paths in `folder`, several at once; what is there is replaced.
 
@@ -161,6 +168,7 @@ class Store:
         def put(path: str) -> None:
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
             at[path].replace(folder / path)
+            on_file(path)
 
         _wait(transfers, put)
         parts.rmdir()

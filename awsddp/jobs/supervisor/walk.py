@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import stat
 from pathlib import Path
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     OnTrouble = Callable[[str, str], None]
 
 NEVER_RESULTS = ("__pycache__",)
+_INSTANCE_STORE = "Amazon EC2 NVMe Instance Storage"
+_SYSFS = Path("/sys/dev/block")
 
 
 def snapshot(workdir: Path) -> dict[str, list[int]]:
@@ -80,3 +83,17 @@ def file_kind(mode: int) -> str:
     """Return what is neither file, folder nor link, in a word."""
     kinds: dict[Any, str] = {stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
     return kinds.get(stat.S_IFMT(mode), "a device")
+
+
+@functools.lru_cache  # a request asks once a file, for few devices
+def is_ephemeral(device: int, sysfs: Path = _SYSFS) -> bool:
+    """Tell whether a device (st_dev) is instance store, or made of it, as DLAMIs do at /opt/dlami/nvme."""
+    return _is_instance_store(Path(os.path.realpath(str(sysfs / f"{os.major(device)}:{os.minor(device)}"))))
+
+
+def _is_instance_store(block: Path) -> bool:
+    below = list((block / "slaves").glob("*"))  # of a volume of LVM or a RAID
+    if below:
+        return any(_is_instance_store(Path(os.path.realpath(str(path)))) for path in below)
+    models = [place / "device" / "model" for place in (block, block.parent)]  # a partition lies in its disk
+    return any(path.is_file() and path.read_text().strip() == _INSTANCE_STORE for path in models)

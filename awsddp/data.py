@@ -1,0 +1,229 @@
+"""--data: what its sources hold, for a plan; and onto the nodes of a job, before its ranks."""
+
+import contextlib
+import importlib.util
+import shutil
+import tempfile
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from awsddp.answers import read_answer, take
+from awsddp.config import with_secrets
+from awsddp.errors import ConfigError, NodeError
+from awsddp.jobs import protocol
+from awsddp.jobs.ranks import DATA
+from awsddp.parallel import each, split
+from awsddp.plan.records import Data
+from awsddp.records import Amount, Target, Text
+from awsddp.report import Event, amount, node_name, size_text
+from awsddp.spec import JobSpec
+from awsddp.values import Source, data_sources
+
+if TYPE_CHECKING:
+    from awsddp.cluster import Cluster
+    from awsddp.nodes.sync import Listing
+    from awsddp.nodes.transport import Result
+
+MOST_LISTED = 100_000
+"""How many objects of a source a plan lists, in 100 requests."""
+_MODULES = ("walk", "objects", "copying")
+_PACKAGES = ("botocore", "s3transfer", "jmespath", "dateutil", "six", "urllib3")
+"""What objects.py needs, of this machine, for a node whose Python lacks it."""
+_MODELS = ("s3", "sts", "endpoints.json", "partitions.json", "sdk-default-configuration.json", "_retry.json")
+"""Which models of AWS's services go with it."""
+_BUNDLE = "boto3"
+_SILENT_S = 120.0
+_PASSED = ("HF_", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "http_proxy", "https_proxy", "no_proxy")
+"""How variables of the job begin that Hugging Face's program gets."""
+
+
+class _Said(msgspec.Struct, frozen=True):
+    """A line of supervisor/copying.py: how far it is (`at`), or its answer."""
+
+    at: Amount | None = None
+    of: Amount = 0
+    copied: Amount = 0
+    bytes: Amount = 0
+    lacks: bool = False
+    failed: Text = ""
+    why: Text = ""
+    next: Text = ""
+
+
+def check_folders(spec: JobSpec) -> None:
+    """Raise ConfigError for a folder of data that is not here."""
+    for one in data_sources(spec.data.sources):
+        if one.kind == "folder" and not Path(one.at).expanduser().is_dir():
+            raise ConfigError(
+                f"{spec.label('data.sources')}: {one.at} is no folder here",
+                "",
+                "name a folder, or s3://bucket/prefix",
+            )
+
+
+def check_internet(spec: JobSpec, *, internet: bool) -> None:
+    """Raise ConfigError for data of Hugging Face where the nodes do not reach the internet."""
+    named = [one for one in data_sources(spec.data.sources) if one.kind == "hf"]
+    if named and not internet:
+        raise ConfigError(
+            f"{spec.label('data.sources')}: the nodes do not reach {named[0]}",
+            "they have no internet",
+            f"hf download {named[0].at} --repo-type dataset --local-dir data   # here; then --data ./data",
+        )
+
+
+def listed_data(spec: JobSpec, target: Target) -> tuple[Data, ...]:
+    """Return what the sources of a job's data hold, as far as this machine's login may list them.
+
+    Raises ConfigError for a folder that cannot be sent.
+    """
+    check_folders(spec)
+    return tuple(each(partial(_listed, spec, target), data_sources(spec.data.sources)))
+
+
+def _listed(spec: JobSpec, target: Target, source: Source) -> Data:
+    data = Data(name=source.name, source=str(source))
+    if source.kind == "folder":
+        files = _files(source)
+        return replace(data, bytes=files.size, files=len(files.entries))
+    if source.kind == "hf":
+        return replace(data, why="Hugging Face is not asked")
+    from awsddp.aws.session import session_of
+    from awsddp.jobs.supervisor.copying import Refusal, listing
+    from awsddp.jobs.supervisor.objects import Place, Store
+
+    payer = spec.data.requester_pays
+    make = partial(
+        Store, region=target.region, endpoint=target.endpoint, session=session_of(target), payer=payer
+    )
+    try:
+        store, things = listing(Place(source.at, source.part), make, most=MOST_LISTED)
+    except Refusal as refusal:
+        return replace(data, why=f"{refusal}: {refusal.document['why']}".rstrip(": "), requester_pays=payer)
+    with contextlib.closing(store):
+        return replace(
+            data,
+            bytes=sum(one.size for one in things),
+            files=len(things),
+            at_least=len(things) == MOST_LISTED,
+            region=store.region(source.at),
+            requester_pays=payer,
+        )
+
+
+def bring(cluster: "Cluster", nodes: Collection[int], spec: JobSpec) -> None:
+    """Bring the data of a job to its nodes, all at once; what is there already does not travel.
+
+    `spec` has the variables of its ranks. Raises ConfigError, and NodesFailed, naming the source.
+    """
+    sources = data_sources(spec.data.sources)
+    if not sources:
+        return
+    from awsddp.nodes.sync import files_to_send, push
+
+    record, fleet, target = cluster.record, cluster.fleet, cluster.target
+    check_internet(spec, internet=record.internet)
+    folders = {one.name: _files(one) for one in sources if one.kind == "folder"}
+    variables = with_secrets(spec).env.variables
+    message = {
+        "sources": [one._asdict() for one in sources],
+        "bytes": sum(files.size for files in folders.values()),
+        "region": target.region,
+        "endpoint": target.node_s3,
+        "payer": spec.data.requester_pays,
+        "environ": {name: text for name, text in variables.items() if name.startswith(_PASSED)},
+    }
+    lacking = [node for node, one in _ask(cluster, nodes, message).items() if one.lacks]
+    if lacking:
+        with _packages() as bundle:
+            push(files_to_send(bundle), fleet, folder=_BUNDLE, nodes=lacking, on_event=cluster.on_event)
+        _ask(cluster, lacking, message)
+    for name, files in folders.items():
+        folder = f"{DATA.rpartition('/')[2]}/{name}"
+        push(files, fleet, folder=folder, nodes=nodes, on_event=cluster.on_event)
+
+
+def _files(source: Source) -> "Listing":
+    from awsddp.nodes.sync import files_to_send
+
+    return files_to_send(Path(source.at).expanduser(), results=".awsddp")
+
+
+def _ask(cluster: "Cluster", nodes: Collection[int], message: Mapping[str, Any]) -> dict[int, _Said]:
+    """Run the program that copies on nodes, report how far it is, and return its answers.
+
+    Raises NodesFailed.
+    """
+    fleet, said = cluster.fleet, {node: bytearray() for node in nodes}
+    last: dict[int, bytes] = {}
+    requests = {}
+    for node in nodes:
+        found = cluster.record.found[node]
+        folders = {"folder": f"{found.home}/{DATA}", "packages": f"{found.home}/awsddp/{_BUNDLE}"}
+        requests[node] = protocol.node_program(found.python, _MODULES, {**message, **folders})
+
+    def on_data(node: int, data: bytes) -> None:
+        take(said[node], data, node=node)
+        *lines, said[node] = said[node].split(b"\n")
+        for line in lines:
+            with contextlib.suppress(msgspec.DecodeError):  # what a login shell's own files print
+                step = msgspec.json.decode(line, type=_Said)
+                if step.at is None:
+                    last[node] = bytes(line)
+                else:
+                    cluster.on_event(_event(node, int(step.at), int(step.of)))
+
+    ends = fleet.stream(requests, on_data, silent_after_s=_SILENT_S)
+    answers = split({node: _outcome(node, last.get(node), end) for node, end in ends.items()})
+    for node, one in answers.items():
+        if not one.lacks:
+            text = f"data: {amount(int(one.copied), int(one.bytes))} copied"
+            cluster.on_event(Event(text, who=node_name(node), fraction=1.0))
+    return answers
+
+
+def _event(node: int, at: int, of: int) -> Event:
+    if not of:
+        return Event(f"copying data: {size_text(at)}" if at else "looking at the data", who=node_name(node))
+    return Event(
+        f"copying {size_text(of)} of data", who=node_name(node), fraction=min(1.0, max(at, 0) / of), size=of
+    )
+
+
+def _outcome(node: int, last: bytes | None, end: "Result | NodeError") -> _Said | NodeError:
+    from awsddp.nodes.failures import NodeFailure
+
+    if isinstance(end, NodeError):
+        return end
+    if last is None:
+        return NodeFailure(node, "files", "the data could not be copied", end.tail())
+    try:
+        found = read_answer(last, _Said, node=node)
+    except NodeError as error:
+        return error
+    return NodeFailure(node, "files", found.failed, found.why, found.next) if found.failed else found
+
+
+@contextlib.contextmanager
+def _packages() -> Iterator[Path]:
+    """Yield a folder with the packages of this machine that a node needs to reach S3."""
+    with tempfile.TemporaryDirectory() as made:
+        for name in _PACKAGES:
+            spec = importlib.util.find_spec(name)
+            assert spec is not None and spec.origin is not None, "botocore needs it"
+            path = Path(spec.origin)
+            if path.name != "__init__.py":
+                shutil.copy2(path, made)
+                continue
+            shutil.copytree(path.parent, Path(made, name), ignore=_left_out)
+        yield Path(made)
+
+
+def _left_out(folder: str, names: list[str]) -> list[str]:
+    is_models = folder.endswith("/botocore/data")
+    return [name for name in names if name == "__pycache__" or (is_models and name not in _MODELS)]
