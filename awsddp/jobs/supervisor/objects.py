@@ -1,0 +1,202 @@
+"""Objects of S3, down and up, alike on a node and on a client: each is whole under its name, or not there.
+
+It needs boto3, in the Python that runs it. Transfers are s3transfer's, attempts botocore's own.
+"""
+
+from __future__ import annotations
+
+import json
+import posixpath
+import shutil
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from pathlib import Path
+
+ATTEMPTS = 10
+AT_ONCE = 16
+PARTS = ".awsddp-parts"
+"""The folder, in that of the downloads, of those that are not whole."""
+
+
+class Place(NamedTuple):
+    """A bucket and a prefix in it, without slashes at its ends; "" is all of the bucket."""
+
+    bucket: str
+    prefix: str
+
+    def key(self, name: str) -> str:
+        """Return the key of what is called `name` below the prefix."""
+        return posixpath.join(self.prefix, name)
+
+    def __str__(self) -> str:
+        return f"s3://{posixpath.join(*filter(None, self))}"
+
+
+class Thing(NamedTuple):
+    """An object of a listing: its key, its size in bytes, and what changes with its content."""
+
+    key: str
+    size: int
+    etag: str
+
+
+def place(uri: str) -> Place:
+    """Return the place that s3://bucket/prefix names. Raises ValueError for anything else."""
+    bucket, _, prefix = uri.removeprefix("s3://").partition("/")
+    if not uri.startswith("s3://") or not bucket:
+        raise ValueError(f"{uri!r} is no s3://bucket/prefix")
+    return Place(bucket, prefix.strip("/"))
+
+
+class Store:
+    """S3 as one caller sees it. Thread-safe.
+
+    `session` is botocore's or None: that of the node's role, from its metadata. `endpoint` is None for AWS's.
+    With `payer` the caller pays for what it reads in the buckets of others.
+    """
+
+    def __init__(
+        self,
+        *,
+        region: str | None,
+        endpoint: str | None = None,
+        session: Any = None,
+        payer: bool = False,
+        unsigned: bool = False,
+    ) -> None:
+        import botocore.session
+        from botocore import UNSIGNED
+        from botocore.config import Config
+        from s3transfer.manager import TransferConfig, TransferManager
+
+        config = Config(
+            connect_timeout=5,
+            read_timeout=60,
+            retries={"mode": "standard", "total_max_attempts": ATTEMPTS},
+            max_pool_connections=AT_ONCE,
+            proxies={} if endpoint else None,
+            s3={"addressing_style": "path"} if endpoint else None,
+            **({"signature_version": UNSIGNED} if unsigned else {}),
+        )
+        made = session or botocore.session.Session()
+        self.client: Any = made.create_client("s3", region_name=region, endpoint_url=endpoint, config=config)
+        self._payer = {"RequestPayer": "requester"} if payer else {}
+        self._transfers: Any = TransferManager(self.client, TransferConfig(max_request_concurrency=AT_ONCE))
+
+    def close(self) -> None:
+        """Wait for what travels, and end its threads."""
+        self._transfers.shutdown()
+
+    def list(self, where: Place, *, name: str = "") -> Iterator[Thing]:
+        """Yield the objects below a place whose key goes on with `name`. Raises botocore's ClientError."""
+        prefix = where.key(name) if name else where.prefix and f"{where.prefix}/"
+        pages = self.client.get_paginator("list_objects_v2")
+        for page in pages.paginate(Bucket=where.bucket, Prefix=prefix, **self._payer):
+            for one in page.get("Contents", ()):
+                yield Thing(one["Key"], one["Size"], one["ETag"].strip('"'))
+
+    def read(self, where: Place, name: str) -> Any:
+        """Return the JSON of a small object, None where there is none. Raises ClientError, ValueError."""
+        try:
+            reply = self.client.get_object(Bucket=where.bucket, Key=where.key(name), **self._payer)
+            return json.loads(reply["Body"].read())
+        except self.client.exceptions.NoSuchKey:
+            return None
+
+    def write(self, where: Place, name: str, document: object, *, new: bool = False) -> bool:
+        """Write a small object of JSON. With `new` only where none is, and return whether that was so.
+
+        Raises ClientError.
+        """
+        from botocore.exceptions import ClientError
+
+        condition = {"IfNoneMatch": "*"} if new else {}
+        body = json.dumps(document).encode()
+        try:
+            self.client.put_object(Bucket=where.bucket, Key=where.key(name), Body=body, **condition)
+        except ClientError as error:
+            if error.response["Error"]["Code"] in ("PreconditionFailed", "ConditionalRequestConflict"):
+                return False
+            raise
+        return True
+
+    def send(
+        self, files: Mapping[str, Path], where: Place, on_bytes: Callable[[int], None] = lambda count: None
+    ) -> None:
+        """Upload files to names below a place, several at once, in parts where they are large.
+
+        Raises OSError, ClientError, BotoCoreError.
+        """
+        told = [_Told(on_bytes)]
+        transfers = {
+            name: self._transfers.upload(str(path), where.bucket, where.key(name), subscribers=told)
+            for name, path in files.items()
+        }
+        _wait(transfers, lambda name: None)
+
+    def bring(
+        self,
+        where: Place,
+        wanted: Mapping[str, Thing],
+        folder: Path,
+        on_bytes: Callable[[int], None] = lambda count: None,
+    ) -> None:
+        """Download objects to their paths in `folder`, several at once; what is there is replaced.
+
+        Each appears when it is whole, and is the one that was listed: another one by then is a ClientError,
+        PreconditionFailed. Raises OSError, BotoCoreError. Who calls has made the paths harmless.
+        """
+        parts = folder / PARTS
+        shutil.rmtree(parts, ignore_errors=True)
+        parts.mkdir(parents=True)
+        transfers, at = {}, {path: parts / str(number) for number, path in enumerate(wanted)}
+        for path, one in wanted.items():
+            told = [_Told(on_bytes), _Listed(one)]
+            transfers[path] = self._transfers.download(
+                where.bucket, one.key, str(at[path]), self._payer, subscribers=told
+            )
+
+        def put(path: str) -> None:
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            at[path].replace(folder / path)
+
+        _wait(transfers, put)
+        parts.rmdir()
+
+
+def _wait(transfers: Mapping[str, Any], done: Callable[[str], None]) -> None:
+    """Wait for transfers, and tell of each that is done; where one fails the others are given up.
+
+    Raises what it failed with.
+    """
+    try:
+        for name, one in transfers.items():
+            one.result()
+            done(name)
+    except BaseException:
+        for one in transfers.values():
+            one.cancel()
+        raise
+
+
+class _Told:
+    """Hears how many bytes have travelled. s3transfer takes back what it sends again: a negative count."""
+
+    def __init__(self, on_bytes: Callable[[int], None]) -> None:
+        self._on_bytes = on_bytes
+
+    def on_progress(self, bytes_transferred: int, **_: object) -> None:
+        self._on_bytes(bytes_transferred)
+
+
+class _Listed:
+    """Has a download ask for the very object that was listed, and for nothing before."""
+
+    def __init__(self, one: Thing) -> None:
+        self._one = one
+
+    def on_queued(self, future: Any, **_: object) -> None:
+        future.meta.provide_transfer_size(self._one.size)
+        future.meta.provide_object_etag(self._one.etag)
