@@ -50,7 +50,7 @@ LADDER = {
 }
 OWNERS = {
     "boto3": {"aws"},
-    "botocore": {"aws", "local"},  # the local endpoint checks signatures with botocore's signer
+    "botocore": {"aws", "jobs", "local"},  # objects.py of jobs runs on nodes; the local endpoint checks signatures
     "paramiko": {"nodes"},
     "fabric": {"nodes"},
     "moto": {"local"},
