@@ -50,7 +50,7 @@ LADDER = {
 }
 OWNERS = {
     "boto3": {"aws"},
-    "botocore": {"aws", "jobs", "local"},  # objects.py of jobs runs on nodes; the local endpoint checks signatures
+    "botocore": {"aws", "jobs", "local"},  # nodes copy objects; the local endpoint checks signatures
     "paramiko": {"nodes"},
     "fabric": {"nodes"},
     "moto": {"local"},
