@@ -62,7 +62,7 @@ LADDER = {
 }
 OWNERS = {
     "boto3": {"aws"},
-    "botocore": {"aws", "local"},  # the local endpoint checks signatures with botocore's signer
+    "botocore": {"aws", "jobs", "local"},  # nodes copy objects; the local endpoint checks signatures
     "paramiko": {"nodes"},
     "fabric": {"nodes"},
     "moto": {"local"},

@@ -96,6 +96,8 @@ def find(home: Path) -> LocalInfo | None:
 def stop(home: Path) -> bool:
     """Ends the local cloud of a home: instances, processes, mounts, namespaces, interfaces, cgroups, files.
 
+    What is in its S3 is removed, too.
+
     The image cache stays. Returns false where there was none.
 
     :raises LocalCloudError: something could not be ended.
@@ -103,12 +105,13 @@ def stop(home: Path) -> bool:
     place = Place(home)
     # Processes of its hosts, or a namespace: also where its files were removed.
     remains = bool(cgroups.processes(place) or ending.marked(f"{place.tag}-") or network.namespaces(place))
-    if not (remains or place.folder.exists()):
+    if not (remains or place.folder.exists() or place.buckets.exists()):
         return False
     with client_lock(place):
         existed = remains or place.settings.exists()
         _end_daemon(place)
         sweep(place)
+        shutil.rmtree(place.buckets, ignore_errors=True)
     return existed
 
 
