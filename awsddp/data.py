@@ -127,15 +127,15 @@ def bring(cluster: "Cluster", nodes: Collection[int], spec: JobSpec) -> None:
         return
     from awsddp.nodes.sync import files_to_send, push
 
-    record, fleet, target = cluster.record, cluster.fleet, cluster.target
-    _check_internet(spec, internet=record.internet)
+    fleet = cluster.fleet
+    _check_internet(spec, internet=cluster.record.internet)
     folders = {one.name: _files(one) for one in sources if one.kind == "folder"}
     variables = with_secrets(spec).env.variables
     message = {
         "sources": [one._asdict() for one in sources],
         "bytes": sum(files.size for files in folders.values()),
-        "region": target.region,
-        "endpoint": target.node_s3,
+        "region": cluster.aws.region,
+        "endpoint": cluster.target.node_s3,
         "payer": spec.data.requester_pays,
         "environ": {name: text for name, text in variables.items() if name.startswith(_PASSED)},
     }

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import uuid
+import venv
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from awsddp.errors import ConfigError
 from awsddp.jobs import protocol
 from awsddp.jobs.supervisor import copying
 from awsddp.jobs.supervisor.copying import Place, Refusal, Stamp, Thing
+from awsddp.local import machine
 from awsddp.values import data_sources
 from tests.local.conftest import Cloud, fault_add, fault_clear
 
@@ -53,6 +55,15 @@ class Node:
     def copy(
         self, *sources: str, python: str = sys.executable, signed: bool = True, **more: Any
     ) -> dict[str, Any]:
+        with self.begin(*sources, python=python, signed=signed, **more) as process:
+            said, errors = process.communicate()
+        assert process.returncode == 0, errors.decode()
+        told: dict[str, Any] = json.loads(said.splitlines()[-1])
+        return told
+
+    def begin(
+        self, *sources: str, python: str = sys.executable, signed: bool = True, **more: Any
+    ) -> subprocess.Popen[bytes]:
         argv, stdin = protocol.node_program(python, data._MODULES, self.message(*sources, **more))
         environ = {"PATH": os.environ["PATH"], "HOME": str(self.home), "AWS_EC2_METADATA_DISABLED": "true"}
         if signed:
@@ -61,10 +72,12 @@ class Node:
                 "AWS_ACCESS_KEY_ID": info.access_key_id,
                 "AWS_SECRET_ACCESS_KEY": info.secret_access_key,
             }
-        done = subprocess.run(argv, input=stdin, capture_output=True, env=environ)
-        assert done.returncode == 0, done.stderr.decode()
-        told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-        return told
+        pipe = subprocess.PIPE
+        process = subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=pipe, env=environ)
+        assert process.stdin is not None
+        process.stdin.write(stdin)
+        process.stdin.flush()
+        return process
 
     @property
     def files(self) -> dict[str, bytes]:
@@ -173,9 +186,10 @@ def test_a_user_file_in_the_way_is_told(node: Node) -> None:
     assert node.files["a"] == b"mine"
 
 
-def test_a_python_without_boto3_gets_that_of_the_client(node: Node) -> None:
+def test_a_python_without_boto3_gets_that_of_the_client(node: Node, tmp_path: Path) -> None:
     node.put(a=b"1")
-    python = str(Path(sys.base_prefix, "bin/python3"))
+    venv.create(tmp_path / "bare", with_pip=False, symlinks=True)
+    python = str(tmp_path / "bare/bin/python")
     assert node.copy(python=python) == {"lacks": True}
     with data._packages() as folder:
         assert sum(path.stat().st_size for path in folder.rglob("*")) < 20 * MB
@@ -242,6 +256,28 @@ def test_a_public_bucket_is_read_by_nobody_and_a_private_one_is_not(node: Node) 
     assert node.copy(signed=False)["copied"] == 1
     assert "holds no objects" in node.copy(f"s3://{node.bucket}/none")["failed"]
     assert "name of the bucket" in node.copy("s3://no-such-bucket")["next"]
+
+
+def test_who_reads_pays_where_the_bucket_asks_for_it(node: Node) -> None:
+    node.put(a=b"1")
+    file = machine.Place(node.cloud.home).buckets / node.bucket / "bucket.json"
+    anothers = {"owner": "999999999999", "public": True, "requester_pays": True}
+    file.write_text(json.dumps({**json.loads(file.read_text()), **anothers}))
+    assert "may not be read" in node.copy()["failed"]
+    assert node.copy(payer=True)["copied"] == 1
+
+
+def test_a_client_that_is_gone_ends_the_copy_which_goes_on_with_the_next(node: Node) -> None:
+    node.put(**{f"x{number}": b"1" for number in range(40)})
+    fault_add(node.cloud.info, "GetObject", "delay", seconds=1.5, times=20)
+    process = node.begin()
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.stdout.close()
+    assert process.wait(20) == 1
+    left = node.copy()["copied"]
+    assert len(node.files) == 40 and left <= 40
+    assert node.copy() == {"copied": 0, "bytes": 0}
 
 
 def test_what_does_not_fit_is_not_begun(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -361,11 +397,13 @@ def test_the_size_of_sources_is_listed_for_a_plan(node: Node, tmp_path: Path) ->
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder/x").write_bytes(b"333")
     sources = (f"s3://{node.bucket}/set", "s3://none-such", str(tmp_path / "folder"), "hf://datasets/a")
-    listed = data.listed_data(JobSpec(data=DataSection(sources=sources)), here)
+    listed = data.listed_data(JobSpec(data=DataSection(sources=sources)), here, internet=True)
     assert [(one.name, one.bytes, one.files) for one in listed] == [
         ("set", 3, 2),
         ("none-such", None, None),
         ("folder", 3, 1),
         ("a", None, None),
     ]
+    with pytest.raises(ConfigError, match="do not reach hf://datasets/a"):
+        data.listed_data(JobSpec(data=DataSection(sources=sources)), here, internet=False)
     assert (listed[0].region, "NoSuchBucket" in listed[1].why) == ("us-east-1", True)
