@@ -182,7 +182,7 @@ def _ask(cluster: "Cluster", nodes: Collection[int], message: Mapping[str, Any])
     ends = fleet.stream(requests, on_data, silent_after_s=_SILENT_S)
     answers = split({node: _outcome(node, last.get(node), end) for node, end in ends.items()})
     for node, one in answers.items():
-        if not one.lacks:
+        if not one.lacks and any(asked["kind"] != "folder" for asked in message["sources"]):
             text = f"data: {amount(int(one.copied), int(one.bytes))} copied"
             cluster.on_event(Event(text, who=node_name(node), fraction=1.0))
     return answers

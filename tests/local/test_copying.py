@@ -258,6 +258,13 @@ def test_a_public_bucket_is_read_by_nobody_and_a_private_one_is_not(node: Node) 
     assert "name of the bucket" in node.copy("s3://no-such-bucket")["next"]
 
 
+def test_a_bucket_of_another_region_is_read(node: Node) -> None:
+    far = f"far-{node.bucket[:40]}"
+    node.s3.create_bucket(Bucket=far, CreateBucketConfiguration={"LocationConstraint": "eu-west-1"})
+    node.cloud.client("s3", region_name="eu-west-1").put_object(Bucket=far, Key="set/a", Body=b"1")
+    assert node.copy(f"s3://{far}/set") == {"copied": 1, "bytes": 1}
+
+
 def test_who_reads_pays_where_the_bucket_asks_for_it(node: Node) -> None:
     node.put(a=b"1")
     file = machine.Place(node.cloud.home).buckets / node.bucket / "bucket.json"

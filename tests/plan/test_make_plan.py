@@ -485,14 +485,12 @@ def test_the_policy_allows_ssh_sessions_with_ones_own_nodes_and_nothing_else() -
 
 
 def test_the_disk_has_room_for_data_that_no_instance_store_has() -> None:
-    data = Data(
-        name="d", source="s3://b/d", bytes=300 * 10**9, files=1, region="eu-west-1", requester_pays=True
-    )
+    data = Data(name="d", source="s3://b/d", bytes=5 * 10**12, region="eu-west-1", requester_pays=True)
     facts = replace(FACTS, data=(data, Data(name="e", source="s3://e", why="AccessDenied")))
-    large, small = plan(facts, instance_type="g6.48xlarge"), plan(facts, instance_type="g6.xlarge")
+    large, small = plan(facts, instance_type="g6.48xlarge"), plan(facts, instance_type="g6.12xlarge")
     before = plan(instance_type="g6.48xlarge").disk_gb
-    assert (large.disk_gb, small.disk_gb) == (before, DLAMI.root_gb + 100 + 300)
-    assert plan(facts, instance_type="g6.xlarge", disk_gb=250).disk_gb == 250
+    assert (large.disk_gb, small.disk_gb) == (before, DLAMI.root_gb + 100 + 5000)
+    assert plan(facts, instance_type="g6.12xlarge", disk_gb=250).disk_gb == 250
     told = "\n".join(large.warnings)
-    assert "d lies in eu-west-1" in told and "$12.00, $0.02 per GB" in told
+    assert "d lies in eu-west-1" in told and "$200.00, $0.02 per GB" in told
     assert "you pay for reading data d" in told and "e is not known: AccessDenied" in told
