@@ -56,7 +56,7 @@ def role_policy(spec: ClusterSpec, job: JobSpec) -> dict[str, Any]:
         raise ConfigError(
             "the nodes need no rights",
             "neither --data nor awsddp.toml names a place in S3",
-            "awsddp doctor --iam-policy nodes -o 'data.sources=[\"s3://BUCKET/PREFIX\"]'",
+            "awsddp doctor --iam-policy nodes -o 'data.sources=[\"s3://my-bucket/data\"]'",
         )
     if key := _facts(spec)["disk key"]:  # of the buckets, too, where they are encrypted by one
         through = {"StringLike": {"kms:ViaService": "s3.*.amazonaws.com"}}
