@@ -66,7 +66,7 @@ def check_folders(spec: JobSpec) -> None:
             )
 
 
-def check_internet(spec: JobSpec, *, internet: bool) -> None:
+def _check_internet(spec: JobSpec, *, internet: bool) -> None:
     """Raise ConfigError for data of Hugging Face where the nodes do not reach the internet."""
     named = [one for one in data_sources(spec.data.sources) if one.kind == "hf"]
     if named and not internet:
@@ -77,11 +77,12 @@ def check_internet(spec: JobSpec, *, internet: bool) -> None:
         )
 
 
-def listed_data(spec: JobSpec, target: Target) -> tuple[Data, ...]:
+def listed_data(spec: JobSpec, target: Target, *, internet: bool) -> tuple[Data, ...]:
     """Return what the sources of a job's data hold, as far as this machine's login may list them.
 
-    Raises ConfigError for a folder that cannot be sent.
+    Raises ConfigError for a folder that cannot be sent, and for what the nodes cannot reach.
     """
+    _check_internet(spec, internet=internet)
     check_folders(spec)
     return tuple(each(partial(_listed, spec, target), data_sources(spec.data.sources)))
 
@@ -126,15 +127,15 @@ def bring(cluster: "Cluster", nodes: Collection[int], spec: JobSpec) -> None:
         return
     from awsddp.nodes.sync import files_to_send, push
 
-    record, fleet, target = cluster.record, cluster.fleet, cluster.target
-    check_internet(spec, internet=record.internet)
+    fleet = cluster.fleet
+    _check_internet(spec, internet=cluster.record.internet)
     folders = {one.name: _files(one) for one in sources if one.kind == "folder"}
     variables = with_secrets(spec).env.variables
     message = {
         "sources": [one._asdict() for one in sources],
         "bytes": sum(files.size for files in folders.values()),
-        "region": target.region,
-        "endpoint": target.node_s3,
+        "region": cluster.aws.region,
+        "endpoint": cluster.target.node_s3,
         "payer": spec.data.requester_pays,
         "environ": {name: text for name, text in variables.items() if name.startswith(_PASSED)},
     }

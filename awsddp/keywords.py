@@ -49,6 +49,8 @@ class _Shared(TypedDict, total=False):
     secrets: Sequence[str]
     workdir: str
     ignore: Sequence[str]
+    data: Sequence[str]
+    requester_pays: bool
     world_size: int | None
     nproc_per_node: int | None
     launcher: str

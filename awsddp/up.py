@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from awsddp.advice import advised, command_words
 from awsddp.compat.types import GPU_TYPES, PRICE_DATE
 from awsddp.config import differences, overlaid, remembered, settings
-from awsddp.data import check_internet, listed_data
+from awsddp.data import listed_data
 from awsddp.errors import ConfigError, UsageError
 from awsddp.jobs.health import replacement
 from awsddp.known import name_left_out
@@ -200,8 +200,8 @@ def read_all(requested: "Cluster", target: Target, record: Record | None) -> tup
 
     facts, _ = both(lambda: facts_of(aws, cluster.spec, target, record), list_nodes)
     image = facts.image
-    check_internet(cluster.job_spec, internet=image.has_internet)
-    facts = replace(facts, data=listed_data(cluster.job_spec, cluster.target))
+    data = listed_data(cluster.job_spec, cluster.target, internet=image.has_internet)
+    facts = replace(facts, data=data)
     environment = make_environment_plan(cluster.job_spec.env, internet=image.has_internet, driver=None)
     if environment.lines:
         from awsddp.plan.resolve import check
@@ -400,7 +400,7 @@ def plan(cluster: "Cluster") -> LaunchPlan:
         if not to_reconcile(cluster):
             return plan_everywhere(cluster, facts)
         now = datetime.now(UTC).replace(microsecond=0)
-        return plan_of(cluster, changes(cluster, facts, now=now))
+        return plan_of(cluster, changes(cluster, facts, now=now), facts.data)
 
 
 def settings_of(cluster: "Cluster") -> list[tuple[str, Any, str]]:

@@ -132,26 +132,32 @@ _TYPES: tuple[tuple[str, int, int, int, str, int, float | None], ...] = (
     ("p6-b300.48xlarge", 8, 192, 4096, "6400", 16, 142.416),
 )
 
-# GB of instance store, in the order of _TYPES: as above.
-_STORE_GB = {
-    "p3dn": (1800,),
-    "g4dn": (125, 225, 225, 900, 900, 900, 1800),
-    "g5": (250, 450, 600, 900, 3800, 1900, 3800, 7600),
-    "g6": (250, 450, 600, 900, 3760, 1880, 3760, 7520),
-    "g6e": (250, 450, 600, 900, 3800, 1900, 3800, 7600),
-    "g7e": (1900, 1900, 1900, 3800, 7600, 15200),
-    "p4d": (8000,),
-    "p4de": (8000,),
-    "p5": (3800, 30400),
-    **dict.fromkeys(("p5e", "p5en", "p6-b200", "p6-b300"), (30400,)),
+# Types by their GB of instance store: as above.
+_STORES = {
+    125: "g4dn.xlarge",
+    225: "g4dn.2xlarge g4dn.4xlarge",
+    250: "g5.xlarge g6.xlarge g6e.xlarge",
+    450: "g5.2xlarge g6.2xlarge g6e.2xlarge",
+    600: "g5.4xlarge g6.4xlarge g6e.4xlarge",
+    900: "g4dn.8xlarge g4dn.12xlarge g4dn.16xlarge g5.8xlarge g6.8xlarge g6e.8xlarge",
+    1800: "p3dn.24xlarge g4dn.metal",
+    1880: "g6.16xlarge",
+    1900: "g5.16xlarge g6e.16xlarge g7e.2xlarge g7e.4xlarge g7e.8xlarge",
+    3760: "g6.12xlarge g6.24xlarge",
+    3800: "g5.12xlarge g5.24xlarge g6e.12xlarge g6e.24xlarge g7e.12xlarge p5.4xlarge",
+    7520: "g6.48xlarge",
+    7600: "g5.48xlarge g6e.48xlarge g7e.24xlarge",
+    8000: "p4d.24xlarge p4de.24xlarge",
+    15200: "g7e.48xlarge",
+    30400: "p5.48xlarge p5e.48xlarge p5en.48xlarge p6-b200.48xlarge p6-b300.48xlarge",
 }
+_STORE_GB = {name: size for size, names in _STORES.items() for name in names.split()}
 
 # Its 17th card, card 0, takes no EFA:
 # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-acc-inst-types.html
 _NO_EFA_ON_CARD_0 = frozenset({"p6-b300.48xlarge"})
 
 
-_STORES = {family: iter(sizes) for family, sizes in _STORE_GB.items()}
 GPU_TYPES: dict[str, GpuType] = {
     name: GpuType(
         name=name,
@@ -166,11 +172,10 @@ GPU_TYPES: dict[str, GpuType] = {
         cards=efa + 1 if name in _NO_EFA_ON_CARD_0 else max(efa, 1),
         bare_metal=name.endswith(".metal"),
         price_usd_per_hour=price,
-        store_gb=next(_STORES[family]),
+        store_gb=_STORE_GB.get(name, 0),
     )
     for name, gpus, vcpus, ram_gb, network, efa, price in _TYPES
-    for family in [name.partition(".")[0]]
-    for gpu, memory_gb, capability in [_FAMILIES[family]]
+    for gpu, memory_gb, capability in [_FAMILIES[name.partition(".")[0]]]
 }
 
 # p2, p3: the day from which no region's DescribeInstanceTypeOfferings had them (getmoto/moto, history of

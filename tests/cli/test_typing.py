@@ -10,7 +10,7 @@ from awsddp.cli.main import cli
 from awsddp.cluster import Cluster
 from awsddp.errors import AwsddpError
 from awsddp.jobs.ranks import interpreter
-from awsddp.spec import JobSection, JobSpec, SyncSection
+from awsddp.spec import KEYWORDS, JobSection, JobSpec, SyncSection
 
 
 @pytest.fixture
@@ -163,14 +163,15 @@ def test_an_error_names_what_was_typed(  # type: ignore[no-untyped-def]
         monkeypatch.setenv(variable, str(value))
     if way == "file":
         Path("awsddp.toml").write_text(f"[{section}]\n{name} = {value!r}\n")
+    keyword = next(one for one, known in KEYWORDS.items() if known == key)
     if way == "keyword":
         with pytest.raises(AwsddpError) as refused:
-            Cluster("typed", **{name: value}).plan()
+            Cluster("typed", **{keyword: value}).plan()
         said, code = f"error: {refused.value}", refused.value.exit_code
     else:
         _, said, code = typed("run", *words)
     named = {"-o": f"-o {key}", "variable": variable, "file": f"awsddp.toml: [{section}] {name}"}
-    label = named.get(way, option if way == "option" else name)
+    label = named.get(way, option if way == "option" else keyword)
     assert code == 3
     assert said.startswith((f"error: {label}: ", f"error: {label} holds for one command")), said
 

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import uuid
+import venv
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from awsddp.errors import ConfigError
 from awsddp.jobs import protocol
 from awsddp.jobs.supervisor import copying
 from awsddp.jobs.supervisor.copying import Place, Refusal, Stamp, Thing
+from awsddp.local import machine
 from awsddp.values import data_sources
 from tests.local.conftest import Cloud, fault_add, fault_clear
 
@@ -53,6 +55,15 @@ class Node:
     def copy(
         self, *sources: str, python: str = sys.executable, signed: bool = True, **more: Any
     ) -> dict[str, Any]:
+        with self.begin(*sources, python=python, signed=signed, **more) as process:
+            said, errors = process.communicate()
+        assert process.returncode == 0, errors.decode()
+        told: dict[str, Any] = json.loads(said.splitlines()[-1])
+        return told
+
+    def begin(
+        self, *sources: str, python: str = sys.executable, signed: bool = True, **more: Any
+    ) -> subprocess.Popen[bytes]:
         argv, stdin = protocol.node_program(python, data._MODULES, self.message(*sources, **more))
         environ = {"PATH": os.environ["PATH"], "HOME": str(self.home), "AWS_EC2_METADATA_DISABLED": "true"}
         if signed:
@@ -61,10 +72,12 @@ class Node:
                 "AWS_ACCESS_KEY_ID": info.access_key_id,
                 "AWS_SECRET_ACCESS_KEY": info.secret_access_key,
             }
-        done = subprocess.run(argv, input=stdin, capture_output=True, env=environ)
-        assert done.returncode == 0, done.stderr.decode()
-        told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-        return told
+        pipe = subprocess.PIPE
+        process = subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=pipe, env=environ)
+        assert process.stdin is not None
+        process.stdin.write(stdin)
+        process.stdin.flush()
+        return process
 
     @property
     def files(self) -> dict[str, bytes]:
@@ -170,12 +183,13 @@ def test_a_user_file_in_the_way_is_told(node: Node) -> None:
     node.top.mkdir(parents=True)
     (node.top / "a").write_bytes(b"mine")
     assert "a" in node.copy()["why"]
-    assert node.files == {"a": b"mine"}
+    assert node.files["a"] == b"mine"
 
 
-def test_a_python_without_boto3_gets_that_of_the_client(node: Node) -> None:
+def test_a_python_without_boto3_gets_that_of_the_client(node: Node, tmp_path: Path) -> None:
     node.put(a=b"1")
-    python = str(Path(sys.base_prefix, "bin/python3"))
+    venv.create(tmp_path / "bare", with_pip=False, symlinks=True)
+    python = str(tmp_path / "bare/bin/python")
     assert node.copy(python=python) == {"lacks": True}
     with data._packages() as folder:
         assert sum(path.stat().st_size for path in folder.rglob("*")) < 20 * MB
@@ -244,6 +258,28 @@ def test_a_public_bucket_is_read_by_nobody_and_a_private_one_is_not(node: Node) 
     assert "name of the bucket" in node.copy("s3://no-such-bucket")["next"]
 
 
+def test_who_reads_pays_where_the_bucket_asks_for_it(node: Node) -> None:
+    node.put(a=b"1")
+    file = machine.Place(node.cloud.home).buckets / node.bucket / "bucket.json"
+    anothers = {"owner": "999999999999", "public": True, "requester_pays": True}
+    file.write_text(json.dumps({**json.loads(file.read_text()), **anothers}))
+    assert "may not be read" in node.copy()["failed"]
+    assert node.copy(payer=True)["copied"] == 1
+
+
+def test_a_client_that_is_gone_ends_the_copy_which_goes_on_with_the_next(node: Node) -> None:
+    node.put(**{f"x{number}": b"1" for number in range(40)})
+    fault_add(node.cloud.info, "GetObject", "delay", seconds=1.5, times=20)
+    process = node.begin()
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.stdout.close()
+    assert process.wait(20) == 1
+    left = node.copy()["copied"]
+    assert len(node.files) == 40 and left <= 40
+    assert node.copy() == {"copied": 0, "bytes": 0}
+
+
 def test_what_does_not_fit_is_not_begun(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     node.top.parent.mkdir(parents=True)
     store: Any = None
@@ -287,13 +323,13 @@ def test_hugging_face_is_asked_once_for_each_revision(node: Node, tmp_path: Path
     own.mkdir(parents=True)
     (own / "hf").write_text(FAKE_HF)
     (own / "hf").chmod(0o755)
-    source = "set=hf://datasets/org/mine@v1"
-    told = node.copy(source)
+    source, python = "set=hf://datasets/org/mine@v1", str(Path(sys.base_prefix, "bin/python3"))
+    told = node.copy(source, python=python)
     assert "401 gated" in told["why"] and "HF_TOKEN" in told["next"]
     for _ in range(2):
-        assert "failed" not in node.copy(source, environ={"HF_TOKEN": "secret"})
+        assert "failed" not in node.copy(source, python=python, environ={"HF_TOKEN": "secret"})
     assert node.files == {"v1.txt": b"v1\n"}
-    node.copy("set=hf://datasets/org/mine", environ={"HF_TOKEN": "secret"})
+    node.copy("set=hf://datasets/org/mine", python=python, environ={"HF_TOKEN": "secret"})
     assert node.files == {"main.txt": b"main\n"}
     top = "--local-dir " + str(node.top)
     asked = [f"download org/mine --repo-type dataset --revision {one} {top}" for one in ("v1", "main")]
@@ -335,7 +371,6 @@ def test_a_source_is_read(text: str, told: tuple[str, ...]) -> None:
         ["hf://datasets/--token"],
         ["hf://datasets/a@--x"],
         ["hf://models/a"],
-        ["../x=s3://my-bucket"],
         ["..=s3://my-bucket"],
         ["a.sent=s3://my-bucket"],
         ["a=s3://my-bucket", "s3://my-bucket/a"],
@@ -362,11 +397,13 @@ def test_the_size_of_sources_is_listed_for_a_plan(node: Node, tmp_path: Path) ->
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder/x").write_bytes(b"333")
     sources = (f"s3://{node.bucket}/set", "s3://none-such", str(tmp_path / "folder"), "hf://datasets/a")
-    listed = data.listed_data(JobSpec(data=DataSection(sources=sources)), here)
+    listed = data.listed_data(JobSpec(data=DataSection(sources=sources)), here, internet=True)
     assert [(one.name, one.bytes, one.files) for one in listed] == [
         ("set", 3, 2),
         ("none-such", None, None),
         ("folder", 3, 1),
         ("a", None, None),
     ]
+    with pytest.raises(ConfigError, match="do not reach hf://datasets/a"):
+        data.listed_data(JobSpec(data=DataSection(sources=sources)), here, internet=False)
     assert (listed[0].region, "NoSuchBucket" in listed[1].why) == ("us-east-1", True)

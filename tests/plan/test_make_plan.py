@@ -12,7 +12,7 @@ from awsddp.compat.types import QUOTA_G, QUOTA_P, GpuType
 from awsddp.errors import AwsddpError, CloudError, ConfigError
 from awsddp.plan import make_plan, refuse_untried
 from awsddp.plan.policy import least_policy
-from awsddp.plan.records import Facts, Group, Image, LaunchPlan, Reservation, Subnet, document
+from awsddp.plan.records import Data, Facts, Group, Image, LaunchPlan, Reservation, Subnet, document
 from awsddp.plan.selection import offers
 from awsddp.spec import AccessSection, CapacitySection, ClusterSection, ClusterSpec, NetworkSection
 
@@ -482,3 +482,17 @@ def test_the_policy_allows_ssh_sessions_with_ones_own_nodes_and_nothing_else() -
         ["arn:aws:ssm:*:*:document/AWS-StartSSHSession"],
     )
     assert all("session/${aws:user" in resource for resource in sessions["Resource"])
+
+
+def test_the_disk_has_room_for_data_that_no_instance_store_has() -> None:
+    data = Data(
+        name="d", source="s3://b/d", bytes=300 * 10**9, files=1, region="eu-west-1", requester_pays=True
+    )
+    facts = replace(FACTS, data=(data, Data(name="e", source="s3://e", why="AccessDenied")))
+    large, small = plan(facts, instance_type="g6.48xlarge"), plan(facts, instance_type="g6.xlarge")
+    before = plan(instance_type="g6.48xlarge").disk_gb
+    assert (large.disk_gb, small.disk_gb) == (before, DLAMI.root_gb + 100 + 300)
+    assert plan(facts, instance_type="g6.xlarge", disk_gb=250).disk_gb == 250
+    told = "\n".join(large.warnings)
+    assert "d lies in eu-west-1" in told and "$12.00, $0.02 per GB" in told
+    assert "you pay for reading data d" in told and "e is not known: AccessDenied" in told

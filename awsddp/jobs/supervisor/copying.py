@@ -9,6 +9,7 @@ stdin, and says JSON, a line each: how far it is, and at last what it did or why
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import itertools
 import json
@@ -47,7 +48,8 @@ class Refusal(Exception):
 
     def __init__(self, message: str, why: str = "", next: str = "") -> None:
         super().__init__(message)
-        self.document = {"failed": message, "why": why[-2000:], "next": next}
+        shown = "".join(letter for letter in why[-2000:] if letter.isprintable() or letter == "\n")
+        self.document = {"failed": message, "why": shown.strip(), "next": next}
 
 
 def main(stdin: BinaryIO) -> int:
@@ -87,7 +89,7 @@ class _Telling:
     """Says every second how far the copy is; a client that is gone ends it, and the program it waits for."""
 
     def __init__(self) -> None:
-        self.of = self._at = self.files = 0
+        self.of = self.at = self.files = 0
         self.child: subprocess.Popen[bytes] | None = None
         self._lock, self._over = threading.Lock(), threading.Event()
         self._thread = threading.Thread(target=self._tell, daemon=True)
@@ -96,22 +98,17 @@ class _Telling:
     def add(self, count: int) -> None:
         """Count bytes that have arrived; a negative count takes some back."""
         with self._lock:
-            self._at += count
+            self.at += count
 
     def end(self) -> None:
         """Say no more."""
         self._over.set()
         self._thread.join()
 
-    @property
-    def copied(self) -> dict[str, Any]:
-        """What was copied, as it is said at last."""
-        return {"copied": self.files, "bytes": self._at}
-
     def _tell(self) -> None:
         while not self._over.wait(1):
             try:
-                _say(at=self._at, of=self.of)
+                _say(at=self.at, of=self.of)
             except OSError:
                 if self.child is not None:
                     self.child.kill()
@@ -141,7 +138,7 @@ def _copied(asked: dict[str, Any], telling: _Telling) -> dict[str, Any]:
                 _download(one["at"], one["part"], top, asked, telling)
             elif (stamp := Stamp(top)).source:  # a folder of the client's, which sends it, takes the place
                 stamp.begin_anew()
-    return telling.copied
+    return {"copied": telling.files, "bytes": telling.at}
 
 
 def listing(
@@ -199,19 +196,19 @@ def paths(where: Place, things: Iterable[Thing]) -> dict[str, Thing]:
     """
     found: dict[str, Thing] = {}
     folders: dict[str, str] = {}
+    faults = []
     for one in things:
         path = one.key[len(where.prefix) + bool(where.prefix) :]
-        if not path or path.endswith("/"):
-            continue
-        if why := _fault(path):
-            raise _harmful(where, one.key, why)
-        found[path] = one
-        while path := posixpath.dirname(path):
-            if path in folders:
-                break
-            folders[path] = one.key
-    for path in folders.keys() & found.keys():
-        raise _harmful(where, folders[path], f"{path[:100]!r} is an object, too")
+        if path and not path.endswith("/"):
+            found[path] = one
+            if fault := _fault(path):
+                faults.append((one.key, fault))
+            while (path := posixpath.dirname(path)) not in ("", "/") and path not in folders:
+                folders[path] = one.key
+    faults += [(folders[path], "a folder of it is an object, too") for path in folders.keys() & found.keys()]
+    for key, why in faults:
+        next = "rename the object, or name a prefix without it"
+        raise Refusal(f"{where}: the key {key[:200]!a} cannot be a file", why, next)
     return found
 
 
@@ -225,11 +222,6 @@ def _fault(path: str) -> str:
     if max(len(part.encode()) for part in parts) > _PART_BYTES or len(path.encode()) > _PATH_BYTES:
         return "it is too long for a file"
     return f"{PARTS} is in use" if parts[0] == PARTS else ""
-
-
-def _harmful(where: Place, key: str, why: str) -> Refusal:
-    next = "rename the object, or name a prefix without it"
-    return Refusal(f"{where}: the key {key[:200]!a} cannot be a file", why, next)
 
 
 def _make_root(folder: Path, need: int) -> None:
@@ -333,17 +325,14 @@ def _bring(
 
     store, things = listed
     for _ in range(_LISTINGS):
-        try:
-            _fill(top, where, store, paths(where, things), telling)
-            return
-        except ClientError as error:
-            if _code(error) not in _CHANGED:
-                raise _unreadable(where, error) from error
-            store, things = listing(where, make)
-        except (BotoCoreError, RetriesExceededError) as error:
-            raise _unreadable(where, error) from error
-        finally:
-            store.close()
+        with contextlib.closing(store):
+            try:
+                _fill(top, where, store, paths(where, things), telling)
+                return
+            except (BotoCoreError, ClientError, RetriesExceededError) as error:
+                if _code(error) not in _CHANGED:
+                    raise _unreadable(where, error) from error
+        store, things = listing(where, make)
     raise Refusal(
         f"{where} changes while it is copied", f"{_LISTINGS} times", "train again once it is complete"
     )
@@ -364,7 +353,7 @@ def _fill(top: Path, where: Place, store: Store, wanted: Mapping[str, Thing], te
     if need > room:
         why = f"{need / 1e9:.1f} GB are missing, {room / 1e9:.1f} GB are free on {top.parent}"
         raise Refusal(f"{where} does not fit on the disk", why, "awsddp down && awsddp up --disk GB ...")
-    telling.of = telling.copied["bytes"] + need
+    telling.of = telling.at + need
     top.mkdir(exist_ok=True)
     _remove(top, gone)
     stamp.source = str(where)
@@ -407,9 +396,10 @@ def _download(name: str, revision: str, top: Path, asked: dict[str, Any], tellin
         stamp.begin_anew()
     stamp.source = source
     stamp.write()
-    before = telling.copied["bytes"]
+    before = telling.at
     words = ["download", name, "--repo-type", "dataset", "--revision", revision, "--local-dir", str(top)]
-    environ = {**os.environ, **asked["environ"]}
+    quiet = {"NO_COLOR": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+    environ = {**os.environ, **quiet, **asked["environ"]}
     with tempfile.TemporaryFile() as said:
         telling.child = subprocess.Popen(
             [_program(top.parent.parent, environ), *words],
@@ -423,20 +413,21 @@ def _download(name: str, revision: str, top: Path, asked: dict[str, Any], tellin
                 code = telling.child.wait(2)
                 break
             except subprocess.TimeoutExpired:
-                telling.add(before + _size(top) - telling.copied["bytes"])
+                telling.add(before + sum(_sizes(top)) - telling.at)
         if code:
             said.seek(0)
             why = said.read()[-1500:].decode("utf-8", "replace")
             next = "--env-var HF_TOKEN   # if it is private or gated"
             raise Refusal(f"{source} could not be downloaded", why, next)
-    telling.add(before + _size(top) - telling.copied["bytes"])
-    telling.files += 1
+    sizes = _sizes(top)
+    telling.add(before + sum(sizes) - telling.at)
+    telling.files += len(sizes)
     stamp.whole = True
     stamp.write()
 
 
-def _size(top: Path) -> int:
-    return sum(info.st_size for _, info in walk(top, lambda path, why: None))
+def _sizes(top: Path) -> list[int]:
+    return [info.st_size for _, info in walk(top, lambda path, why: None)]
 
 
 def _program(folder: Path, environ: Mapping[str, str]) -> str:

@@ -98,8 +98,13 @@ class Store:
                 yield Thing(one["Key"], one["Size"], one["ETag"].strip('"'))
 
     def region(self, bucket: str) -> str | None:
-        """Return the region of a bucket, None where S3 does not tell. Raises ClientError."""
-        reply = self.client.head_bucket(Bucket=bucket, **self._payer)
+        """Return the region of a bucket, which S3 tells with a refusal, too; None where it does not."""
+        from botocore.exceptions import ClientError
+
+        try:
+            reply = self.client.head_bucket(Bucket=bucket)
+        except ClientError as error:
+            reply = error.response
         found: str | None = reply["ResponseMetadata"]["HTTPHeaders"].get("x-amz-bucket-region")
         return found
 
