@@ -29,7 +29,7 @@ REGION = "us-east-1"
 START_S = 60.0
 PATIENCE_S = 30.0
 """After how long without an instance and a client an automatic one ends itself."""
-VERSION = 7
+VERSION = 8
 """Of what a local cloud keeps and answers: raised when a client or a daemon of before could not read it."""
 
 
@@ -48,6 +48,8 @@ class LocalInfo:
     auto: bool
     pid: int | None
     """None when its daemon is dead; `start` revives it."""
+    node_s3: str | None = None
+    """Where its hosts reach S3; None where nothing boots."""
 
 
 def start(

@@ -31,6 +31,7 @@ from awsddp.local.nspawn import NspawnHosts
 from awsddp.state import take
 
 NO_HOSTS_BLOCK = ipaddress.IPv4Network("10.77.0.0/16")
+S3_PORT = 9000  # beside the metadata service
 LOOK_S = 1.0  # between two looks whether it is needed
 QUIET_S = 5.0  # so long after its last call an EC2 client still counts as there
 
@@ -70,9 +71,10 @@ def serve(place: Place) -> None:
     gc.disable()  # moto's tables are read once and never dropped
     from werkzeug.serving import make_server
 
+    from awsddp.local.buckets import Buckets
     from awsddp.local.emulator import Emulator, Store
     from awsddp.local.faults import Faults
-    from awsddp.local.front import Front, serve_metadata
+    from awsddp.local.front import Front, serve_nodes
     from awsddp.local.lifecycle import Lifecycle
 
     gc.freeze()
@@ -85,9 +87,11 @@ def serve(place: Place) -> None:
     key, secret = emulator.credentials()
     store.save()
     lifecycle = Lifecycle(emulator, store, hosts, faults)
-    front = Front(emulator, store, lifecycle, faults, secret=secret, mode=mode)
+    buckets = Buckets(place.buckets, emulator, faults)
+    front = Front(emulator, store, lifecycle, faults, secret=secret, mode=mode, buckets=buckets)
     if mode == "nspawn":
-        serve_metadata(front.respond_metadata, place.switch)
+        serve_nodes(front.respond_metadata, place.switch, 80)
+        serve_nodes(buckets, place.switch, S3_PORT)
     port = int(earlier.get("port", 0))
     logging.getLogger("werkzeug").setLevel(logging.ERROR)  # no line for each request
     try:
@@ -99,10 +103,13 @@ def serve(place: Place) -> None:
             next=f"end the other program (ss -tlnp 'sport = {port}'), or: awsddp local stop",
         ) from error
     lifecycle.start()
+    endpoint = f"http://127.0.0.1:{server.server_port}"
+    node_s3 = {"nspawn": f"http://{network.METADATA_ADDRESS}:{S3_PORT}", "loopback": endpoint}.get(mode)
     report = {
         "pid": os.getpid(),
         "port": server.server_port,
-        "endpoint": f"http://127.0.0.1:{server.server_port}",
+        "endpoint": endpoint,
+        "node_s3": node_s3,
         "region": REGION,
         "block": str(block),
         "caller_address": str(block[1]),

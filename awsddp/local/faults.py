@@ -155,7 +155,7 @@ def _checked(asked: dict[str, Any], *, number: int) -> Fault:
         known = "it is one that the local cloud carries out, or *; or the id of an instance"
         raise invalid(f"unknown operation {fault.operation}", f"did you mean {near[0]}?" if near else known)
     if fault.effect not in CALL_EFFECTS and not CODE.fullmatch(fault.effect):
-        known = f"it is one of {', '.join(CALL_EFFECTS)}, or a code of EC2's such as RequestLimitExceeded"
+        known = f"it is one of {', '.join(CALL_EFFECTS)}, or a code of AWS such as RequestLimitExceeded"
         raise invalid(f"unknown fault {fault.effect}", known)
     if fault.seconds < 0 or (fault.times is not None and fault.times < 1):
         raise invalid("a fault's seconds and times are positive")

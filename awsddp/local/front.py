@@ -32,6 +32,7 @@ from werkzeug.wrappers import Response
 
 from awsddp.errors import AwsddpError
 from awsddp.local import faults, refusals, requests, scope
+from awsddp.local.buckets import Buckets
 from awsddp.local.emulator import Emulator, Store
 from awsddp.local.faults import Faults
 from awsddp.local.lifecycle import Lifecycle
@@ -54,11 +55,15 @@ class Front:
     faults: Faults
     secret: str = field(repr=False)
     mode: str
+    buckets: Buckets
     asked_at: float = field(default_factory=time.monotonic)
     """When the API was last asked for something."""
     _moto: Any = field(default_factory=lambda: DomainDispatcherApplication(create_backend_app))
 
     def __call__(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        if _is_s3(environ):
+            self.asked_at = time.monotonic()
+            return self.buckets(environ, start_response)
         try:
             is_admin = environ.get("PATH_INFO", "").startswith(ADMIN)
             reply = self._admin(environ) if is_admin else self._api(environ)
@@ -131,7 +136,7 @@ class Front:
         try:
             request = requests.read(environ)
             service = request.service
-            target = target or (rest and service != "s3")
+            target = target or rest
             with self.emulator.lock:
                 requests.check_signature(request)
                 fault = self._strike(request)
@@ -233,6 +238,14 @@ class Front:
             if getattr(found, "role_session", None) is not before:
                 self.store.save()
         return Response(body, status, mimetype="text/plain")(environ, start_response)
+
+
+def _is_s3(environ: Mapping[str, Any]) -> bool:
+    """Whether a request is for S3, which nobody signs who reads a public bucket."""
+    signed, path = environ.get("HTTP_AUTHORIZATION"), environ.get("PATH_INFO", "/")
+    if signed is None:
+        return path != "/" and not path.startswith(ADMIN) and "HTTP_X_AMZ_TARGET" not in environ
+    return "/s3/aws4_request" in signed
 
 
 def _node(tags: dict[str, str], index: int) -> int | None:
@@ -367,22 +380,22 @@ def _role(instance: Any) -> dict[str, Any] | None:
     return {"security-credentials": {role.name: json.dumps(credentials, indent=2)}}
 
 
-def serve_metadata(application: Any, namespace: str) -> None:
+def serve_nodes(application: Any, namespace: str, port: int) -> None:
     """Serve a WSGI application in the switch's namespace, beside the nodes, until this process ends.
 
-    Port 80 of the nodes themselves stays free. A socket belongs to the namespace in which it was made,
+    The ports of the nodes themselves stay free. A socket belongs to the namespace in which it was made,
     whoever accepts from it later; a node is known by its address.
 
     :raises OSError: the address cannot be bound there.
     """
     with ThreadPoolExecutor(1) as alone:  # a thread that ends in the namespace
-        listening = alone.submit(_listen, namespace).result()
-    server = make_server(METADATA_ADDRESS, 80, application, threaded=True, fd=listening.detach())
-    threading.Thread(target=server.serve_forever, name="metadata", daemon=True).start()
+        listening = alone.submit(_listen, namespace, port).result()
+    server = make_server(METADATA_ADDRESS, port, application, threaded=True, fd=listening.detach())
+    threading.Thread(target=server.serve_forever, name=f"port-{port}", daemon=True).start()
 
 
-def _listen(namespace: str) -> socket.socket:
+def _listen(namespace: str, port: int) -> socket.socket:
     with (NAMESPACES / namespace).open() as file:
         if ctypes.CDLL(None, use_errno=True).setns(file.fileno(), CLONE_NEWNET):
             raise OSError(ctypes.get_errno(), f"setns {namespace}")
-    return socket.create_server((METADATA_ADDRESS, 80))
+    return socket.create_server((METADATA_ADDRESS, port))

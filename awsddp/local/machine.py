@@ -42,6 +42,8 @@ class Place:
         self.living = self.folder / "living"
         """There as long as an instance is not terminated."""
         self.nodes = self.folder / "nodes"
+        self.buckets = self.folder / "s3"
+        """What S3 keeps: a folder for each bucket."""
         self.layer = self.folder / "layer"
         """What is on the disk of a node that is made."""
         self.tag = hashlib.sha256(str(home.resolve()).encode()).hexdigest()[:8]

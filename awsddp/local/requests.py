@@ -8,6 +8,7 @@ import re
 import time
 import uuid
 import warnings
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -23,7 +24,7 @@ from moto.core.serialize import XFormedAttributePicker, get_serializer_class
 from moto.core.utils import get_service_model, utcnow
 from moto.ec2.responses._base_response import EC2BaseResponse
 from moto.ec2.utils import generic_filter
-from moto.iam.access_control import IAMRequest
+from moto.iam.access_control import IAMRequest, IAMRequestBase
 from moto.sts.models import sts_backends
 from werkzeug.datastructures import EnvironHeaders
 from werkzeug.exceptions import HTTPException
@@ -62,7 +63,7 @@ class Request:
 
     @property
     def changes(self) -> bool:
-        return not self.action.startswith(("Describe", "Get", "List"))
+        return not self.action.startswith(("Describe", "Get", "List", "Simulate"))
 
     @property
     def dry(self) -> bool:
@@ -131,25 +132,41 @@ def check_signature(request: Request) -> None:
 
     :raises Refusal: unknown key, wrong or expired signature.
     """
-    environ = request.environ
-    late_s = -math.inf
-    with suppress(ValueError):
-        made = datetime.strptime(environ.get("HTTP_X_AMZ_DATE", ""), "%Y%m%dT%H%M%S%z")
-        late_s = time.time() - made.timestamp()
+    environ, late_s = request.environ, seconds_late(request.environ)
     if late_s > SIGNED_FOR_S and request.service == "ec2":
         raise Refusal("RequestExpired", "Request has expired.")
-    sts = sts_backends[DEFAULT_ACCOUNT_ID]["aws"]
-    sts.assumed_roles = [role for role in sts.assumed_roles if role.expiration > utcnow()]
     url = f"http://local{environ.get('PATH_INFO') or '/'}?{environ.get('QUERY_STRING', '')}"
-    headers: Any = EnvironHeaders(environ)
     try:
         if abs(late_s) > SIGNED_FOR_S:
             raise AuthFailureError if request.service == "ec2" else SignatureDoesNotMatchError
-        sent = (environ["REQUEST_METHOD"], url, dict[str, str](), request.body, headers, request.action)
-        IAMRequest(DEFAULT_ACCOUNT_ID, *sent).check_signature()
+        find_signer(environ, IAMRequest, url=url, body=request.body, action=request.action)
     except HTTPException as error:
         known: Any = error
         raise Refusal(known.error_type, known.message, status=str(known.code)) from None
+
+
+def seconds_late(environ: Mapping[str, Any]) -> float:
+    """How long ago a request was signed; minus infinity where it does not say."""
+    with suppress(ValueError):
+        made = datetime.strptime(environ.get("HTTP_X_AMZ_DATE", ""), "%Y%m%dT%H%M%S%z")
+        return time.time() - made.timestamp()
+    return -math.inf
+
+
+def find_signer(
+    environ: dict[str, Any], form: type[IAMRequestBase], *, url: str, body: bytes = b"", action: str = ""
+) -> Any:
+    """Return moto's record of the access key that a request is signed with, in a service's form.
+
+    :raises Exception: moto's error of that form: an unknown key, a wrong signature.
+    """
+    sts = sts_backends[DEFAULT_ACCOUNT_ID]["aws"]
+    sts.assumed_roles = [role for role in sts.assumed_roles if role.expiration > utcnow()]
+    headers: Any = EnvironHeaders(environ)
+    method = environ["REQUEST_METHOD"]
+    signed: Any = form(DEFAULT_ACCOUNT_ID, method, url, dict[str, str](), body, headers, action)
+    signed.check_signature()
+    return signed._access_key
 
 
 def lacking(what: str, *, service: str = "ec2") -> Refusal:
@@ -178,10 +195,10 @@ def internal_error(message: str) -> Refusal:
 
 
 def answered(request: Request, result: object) -> Response:
-    """The reply with what boto3 is to show: JSON, or EC2's XML. Resources of moto stand for themselves."""
-    if request.service != "ec2":
+    """The reply with what boto3 is to show: JSON, or XML. Resources of moto stand for themselves."""
+    if request.service not in ("ec2", "iam"):
         return Response(json.dumps(result), content_type=JSON)
-    return _as_xml("ec2", request.action, result)
+    return _as_xml(request.service, request.action, result)
 
 
 def stamp(reply: Response) -> Response:

@@ -12,7 +12,7 @@ from typing import Any
 
 from moto.core.utils import get_service_model
 
-from awsddp.local import offers
+from awsddp.local import offers, rights
 from awsddp.local.requests import Refusal, Request, invalid, lacking
 
 COMMON = ("Action", "Version", "DryRun")
@@ -176,11 +176,23 @@ OPERATIONS: dict[str, dict[str, Operation]] = {
         "AssumeRole": _row("RoleArn", "RoleSessionName", "DurationSeconds"),
     },
     "iam": {
-        **dict.fromkeys(("CreateUser", "CreateRole", "AddRoleToInstanceProfile"), _row()),
+        **dict.fromkeys(
+            (
+                *("CreateUser", "AddRoleToInstanceProfile", "RemoveRoleFromInstanceProfile"),
+                *("PutRolePolicy", "DeleteRolePolicy", "GetRolePolicy", "ListRolePolicies"),
+                *("GetRole", "DeleteRole", "GetInstanceProfile", "DeleteInstanceProfile"),
+                "ListInstanceProfiles",
+            ),
+            _row(),
+        ),
         "CreateAccessKey": _row("UserName"),
-        "CreateInstanceProfile": _row("InstanceProfileName", "Path"),
-        **dict.fromkeys(("GetInstanceProfile", "ListInstanceProfiles"), _row()),
+        "CreateRole": _row("RoleName", "AssumeRolePolicyDocument", "Description", "Tags"),
+        "CreateInstanceProfile": _row("InstanceProfileName", "Path", "Tags"),
+        "SimulatePrincipalPolicy": _row(
+            *("PolicySourceArn", "ActionNames", "ResourceArns", "ContextEntries"), answer=rights.simulate
+        ),
     },
+    "s3": dict.fromkeys(rights.ACTIONS, _row()),  # carried out in buckets.py
     "kms": dict.fromkeys(
         ("CreateKey", "CreateAlias", "ListAliases", "DescribeKey", "EnableKey", "DisableKey"), _row()
     ),

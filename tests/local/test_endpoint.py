@@ -245,7 +245,6 @@ def test_a_state_file_that_cannot_be_read_says_what_to_do(
     ("service", "operation", "parameters", "code"),
     [
         ("pricing", "get_products", {"ServiceCode": "AmazonEC2"}, "UnknownOperationException"),
-        ("s3", "list_buckets", {}, "UnknownOperationException"),
         ("efs", "describe_file_systems", {}, "UnknownOperationException"),
         ("ssm", "start_session", {"Target": "i-12345678"}, "UnknownOperationException"),
         ("ec2", "describe_network_insights_paths", {}, "UnsupportedOperation"),

@@ -230,13 +230,19 @@ def test_a_role_that_is_associated_gives_the_node_credentials_that_work(pair: Pa
     _, name, *document, _ = pair.run(0, asked).splitlines()
     assert name == "training"
     found = json.loads("".join(document))
-    sts = pair.cloud.client(
-        "sts",
-        aws_access_key_id=found["AccessKeyId"],
-        aws_secret_access_key=found["SecretAccessKey"],
-        aws_session_token=found["Token"],
-    )
-    assert sts.get_caller_identity()["Arn"].endswith(f"assumed-role/training/{pair.ids[0]}")
+    keys = {
+        "aws_access_key_id": found["AccessKeyId"],
+        "aws_secret_access_key": found["SecretAccessKey"],
+        "aws_session_token": found["Token"],
+    }
+    arn = pair.cloud.client("sts", **keys).get_caller_identity()["Arn"]
+    assert arn.endswith(f"assumed-role/training/{pair.ids[0]}")
+    pair.cloud.client("s3").create_bucket(Bucket="of-nodes", ACL="public-read")
+    rights = {"Effect": "Allow", "Action": "s3:PutObject", "Resource": "arn:aws:s3:::of-nodes/*"}
+    document = json.dumps({"Version": "2012-10-17", "Statement": rights})
+    iam.put_role_policy(RoleName="training", PolicyName="s3", PolicyDocument=document)
+    pair.cloud.client("s3", **keys).put_object(Bucket="of-nodes", Key="one", Body=b"for nodes")
+    assert pair.run(0, f"curl -s {pair.cloud.info.node_s3}/of-nodes/one") == "for nodes"
     ec2.disassociate_iam_instance_profile(AssociationId=made["AssociationId"])
     assert pair.run(0, asked).split() == ["401", "404", "404", "401"]
 

@@ -1,0 +1,107 @@
+"""Who may do what with S3: the policies of a role, as IAM reads them.
+
+https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_policies_evaluation-logic.html
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from moto.core.models import DEFAULT_ACCOUNT_ID
+from moto.iam.models import iam_backends
+
+if TYPE_CHECKING:
+    from awsddp.local.offers import Call
+
+_PUT, _GET, _LIST = "s3:PutObject", "s3:GetObject", "s3:ListBucket"
+ACTIONS = {
+    "ListBuckets": "s3:ListAllMyBuckets",
+    "HeadBucket": _LIST,
+    "ListObjectsV2": _LIST,
+    "ListMultipartUploads": "s3:ListBucketMultipartUploads",
+    "GetBucketLifecycleConfiguration": "s3:GetLifecycleConfiguration",
+    "PutBucketLifecycleConfiguration": "s3:PutLifecycleConfiguration",
+    **{f"{verb}Bucket": f"s3:{verb}Bucket" for verb in ("Create", "Delete")},
+    **{name: f"s3:{name}" for name in ("GetBucketLocation", "PutBucketAcl")},
+    **{f"{verb}BucketRequestPayment": f"s3:{verb}BucketRequestPayment" for verb in ("Get", "Put")},
+    **dict.fromkeys(("GetObject", "HeadObject"), _GET),
+    **dict.fromkeys(("PutObject", "CreateMultipartUpload", "UploadPart", "CompleteMultipartUpload"), _PUT),
+    "AbortMultipartUpload": "s3:AbortMultipartUpload",
+    **dict.fromkeys(("DeleteObject", "DeleteObjects"), "s3:DeleteObject"),
+}
+"""The operations of S3 that are carried out, and the right that each needs."""
+
+DENIED = {
+    "implicitDeny": "because no identity-based policy allows the {} action",
+    "explicitDeny": "with an explicit deny in an identity-based policy",
+}
+
+
+def decide(policies: Iterable[str], action: str, resource: str, context: Mapping[str, str]) -> str:
+    """Return what policies say of an action: allowed, implicitDeny or explicitDeny.
+
+    :param policies: documents in JSON.
+    :param context: the values that conditions may ask for. StringEquals and StringLike are known; a
+        statement with another condition does not hold.
+    """
+    effects = set()
+    for text in policies:
+        statements = json.loads(text)["Statement"]
+        for one in statements if isinstance(statements, list) else [statements]:
+            if _names(one, "Action", action) and _names(one, "Resource", resource) and _holds(one, context):
+                effects.add(one["Effect"])
+    if "Deny" in effects:
+        return "explicitDeny"
+    return "allowed" if "Allow" in effects else "implicitDeny"
+
+
+def simulate(call: Call) -> dict[str, Any]:
+    """Answer SimulatePrincipalPolicy for a role.
+
+    :raises ServiceException: moto's NoSuchEntity.
+    """
+    asked = call.asked
+    role = iam_backends[DEFAULT_ACCOUNT_ID]["aws"].get_role_by_arn(asked["PolicySourceArn"])
+    entries = asked.get("ContextEntries", ())
+    context = {one["ContextKeyName"]: one["ContextKeyValues"][0] for one in entries}
+    results = [
+        {
+            "EvalActionName": action,
+            "EvalResourceName": resource,
+            "EvalDecision": decide(role.policies.values(), action, resource, context),
+        }
+        for action in asked["ActionNames"]
+        for resource in asked.get("ResourceArns", ["*"])
+    ]
+    return {"EvaluationResults": results, "IsTruncated": False}
+
+
+def _names(statement: dict[str, Any], element: str, value: str) -> bool:
+    if f"Not{element}" in statement:
+        return not _like(value, statement[f"Not{element}"], element)
+    return _like(value, statement[element], element)
+
+
+def _like(value: str, patterns: str | list[str], element: str = "") -> bool:
+    """Whether one of the patterns fits; `*` and `?` stand for anything, actions are of any case."""
+    known = [patterns] if isinstance(patterns, str) else patterns
+    forms = [re.escape(one).replace(r"\*", ".*").replace(r"\?", ".") for one in known]
+    flags = re.DOTALL | (re.IGNORECASE if element == "Action" else 0)
+    return any(re.fullmatch(form, value, flags) for form in forms)
+
+
+def _holds(statement: dict[str, Any], context: Mapping[str, str]) -> bool:
+    """Whether the conditions of a statement are met, all of them."""
+    for operator, wanted in statement.get("Condition", {}).items():
+        for name, values in wanted.items():
+            listed = [values] if isinstance(values, str) else values
+            if operator == "StringEquals":
+                met = context.get(name) in listed
+            else:
+                met = operator == "StringLike" and name in context and _like(context[name], listed)
+            if not met:
+                return False
+    return True
