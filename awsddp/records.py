@@ -22,6 +22,7 @@ Measure = Annotated[float, Meta(ge=-1e300, le=1e300)]
 Amount = Annotated[float, Meta(ge=0, le=1e18)]
 Text = Annotated[str, Meta(max_length=100_000)]
 Word = Annotated[str, Meta(max_length=200)]
+Count = Annotated[int, Meta(ge=0, lt=1 << 60)]
 MOST_LINES = 1000
 """How many lines the tail of a log may have."""
 
@@ -56,7 +57,8 @@ class Target(Frozen):
     Its name decides where a cluster is looked for and how its cost is told; what differs in a node is read
     from the tags of its image. `endpoint` is None for AWS's own endpoints. `access_key_id` and
     `secret_access_key` are None where boto3 finds credentials by itself. `caller_address` is this machine as
-    the nodes see it (None: ask, when public addresses are used). `daemon_home` is the home of a local cloud.
+    the nodes see it (None: ask, when public addresses are used). `daemon_home` is the home of a local cloud,
+    `node_s3` where its nodes reach S3.
     """
 
     name: TargetName = "aws"
@@ -68,6 +70,7 @@ class Target(Frozen):
     ssh_port: int = 22
     caller_address: str | None = None
     daemon_home: str | None = None
+    node_s3: str | None = None
 
     @property
     def place(self) -> str:
@@ -244,6 +247,20 @@ class RankUsage(Frozen):
     network_bytes_per_second: Amount | None = None
 
 
+class Saving(Frozen):
+    """How far results are in S3: what is saved, what is not yet, and what keeps it ("": nothing).
+
+    `ended`: all that there was is saved, or given up for the `error`.
+    """
+
+    files: Count = 0
+    bytes: Count = 0
+    pending_files: Count = 0
+    pending_bytes: Count = 0
+    error: Text = ""
+    ended: bool = False
+
+
 class JobNode(Frozen):
     """A machine on which a job runs or ran, and the number that it had then."""
 
@@ -260,7 +277,7 @@ class JobRecord(Frozen, Keyed):
     are when its first rank started and its last one ended, as 2026-11-22T12:00:00Z; `price_usd_per_hour` is
     of its nodes. `restarts` are torchrun's: "1 of 3: rank 3 @ node1: ValueError". `progress` holds the ranks
     that write metrics, while the job runs; `slowest_rank` is more than 10 % behind the best; `usage` is what
-    the nodes sampled.
+    the nodes sampled. `save_to` is where its results are saved, `saving` how far that is.
     """
 
     job: str
@@ -286,6 +303,8 @@ class JobRecord(Frozen, Keyed):
     progress: tuple[RankProgress, ...] = ()
     slowest_rank: int | None = None
     usage: tuple[RankUsage, ...] = ()
+    save_to: str | None = None
+    saving: Saving | None = None
 
 
 class Choice(Frozen):

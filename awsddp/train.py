@@ -37,6 +37,7 @@ from awsddp.report import iso, node_name
 from awsddp.resources import BUNDLED, BUNDLED_SCRIPT
 from awsddp.results import check_results_dir, job_result
 from awsddp.returns import JobDocument
+from awsddp.saving import claim
 from awsddp.spec import JobSpec
 from awsddp.state import TAGS_S, Record
 from awsddp.values import gpus_of
@@ -144,12 +145,12 @@ def start(
     folder = cluster.folder
     refused: list[str] = []
     with folder.lock("train", wait_s=CLAIM_S):
-        while True:
+        for attempt in count(1):
             try:
                 nodes, launches = _launched(cluster, ranks, listing, checkpoint, refused)
                 break
             except NameTaken:
-                if cluster.job_spec.job.name is not None or len(refused) == _NAMES:
+                if cluster.job_spec.job.name is not None or attempt == _NAMES:
                     raise
         launch = next(iter(launches.values()))
         name = launch.job
@@ -212,6 +213,8 @@ def _launched(
 
             with checkpoint.staged() as staged:
                 push(files_to_send(staged), cluster.fleet, folder=checkpoint.folder, nodes=set(launches))
+        if cluster.job_spec.job.save_to is not None:
+            claim(cluster, launches, refused)
         told = answers_of(cluster.fleet, launches)
         others.update(node for node, one in told.items() if isinstance(one, NameTaken))
         refused += [launch.job] if others else []
@@ -253,6 +256,7 @@ def _requests(
     facts = {
         "options": words_of(cluster.job_spec),
         "resumed": checkpoint.job if checkpoint else None,
+        "save_to": cluster.job_spec.job.save_to,
         "commit": name,
         "dirty": dirty,
         "instance_type": record.instance_type,

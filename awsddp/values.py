@@ -17,6 +17,7 @@ _NODES = re.compile(r"(\d{1,4})(?::(\d{1,4}))?", re.ASCII)
 _ON = re.compile(r"(\d{1,4})(?:-(\d{1,4}))?(?::(\d{1,3})(?:-(\d{1,3}))?)?", re.ASCII)
 _SIZE = re.compile(r"(\d{1,9}(?:\.\d+)?)\s*(kB|[MGT]B)", re.IGNORECASE | re.ASCII)
 _BYTES = {"KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
+_S3 = re.compile(r"s3://([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])(?:/([^\x00-\x1f\x7f]*?))?/*")
 _JUMP = re.compile(r"((?:\w[\w.@+-]*@)?)(?:\[([0-9A-Fa-f:.]+)\]|(\w[\w.-]*))(?::(\d{1,5}))?", re.ASCII)
 
 
@@ -87,6 +88,15 @@ def jump_host(text: str) -> tuple[str, int | None]:
             "use user@host, user@host:2222, or a name of your ~/.ssh/config",
         )
     return f"{match[1]}{match[2] or match[3]}", int(match[4]) if match[4] else None
+
+
+def s3_place(text: str) -> tuple[str, str]:
+    """Return bucket and prefix of s3://bucket/prefix. Raises ConfigError."""
+    match = _S3.fullmatch(text)
+    if match is None:
+        why = "a bucket, and what the names of the objects begin with"
+        raise ConfigError(f"{text!r} is no place in S3", why, "write it as s3://bucket/prefix")
+    return match[1], match[2] or ""
 
 
 def whole(low: int, high: int) -> Callable[[int], None]:

@@ -17,7 +17,7 @@ _PURE = {"plan", "report", "compat", "billing", "parallel", "page", "returns"} |
 _MIDDLE = _PURE | {"state"}
 _STORY = {
     *("advice", "doctor", "down", "fetch", "follow", "job", "keywords", "known", "reach", "reconcile"),
-    *("results", "search", "status", "train", "unsent", "up", "whole_run"),
+    *("results", "saving", "search", "status", "train", "unsent", "up", "whole_run"),
 }
 """What the methods of a cluster and its jobs do. Whoever uses whom there, no circle: see below."""
 LADDER = {
@@ -50,7 +50,7 @@ LADDER = {
 }
 OWNERS = {
     "boto3": {"aws"},
-    "botocore": {"aws", "local"},  # the local endpoint checks signatures with botocore's signer
+    "botocore": {"aws", "jobs", "local"},  # in jobs on a node; the local endpoint uses its signer
     "paramiko": {"nodes"},
     "fabric": {"nodes"},
     "moto": {"local"},

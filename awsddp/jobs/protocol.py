@@ -55,6 +55,11 @@ _MODULES = (
     "launch",
     "main",
 )
+# Those of supervisor/saver.py, which runs in a Python of its own.
+_SAVER = (
+    *("requests", "job_causes", "folder", "checkpoints", "walk", "manifest", "objects"),
+    *("shelf", "trial", "saver"),
+)
 _PACKAGE = "awsddp.jobs.supervisor"
 
 # The node needs no copy of the program, so that it cannot have an old one: the source comes first on stdin.
@@ -92,6 +97,11 @@ def program() -> tuple[list[str], bytes]:
     part of it.
     """
     return ["python3", "-I", "-c", _BOOT], _part(_packed(_MODULES))
+
+
+def saver(python: str, order: Mapping[str, Any]) -> tuple[list[str], bytes]:
+    """Return what carries an order out in a node's `python` (supervisor/saver.py): command and stdin."""
+    return [python, "-I", "-c", _BOOT], _part(_packed(_SAVER)) + _part(json.dumps(order).encode())
 
 
 @functools.cache
