@@ -113,7 +113,7 @@ class Bucket:
         assert out, err
         return read_answer(out, Tried, node=0)
 
-    def keys(self) -> list[str]:
+    def names(self) -> list[str]:
         found = self.s3.list_objects_v2(Bucket=self.name, Prefix="runs/job-1/").get("Contents", ())
         return [one["Key"].removeprefix("runs/job-1/") for one in found]
 
@@ -199,7 +199,7 @@ def test_a_file_is_saved_once_it_is_whole_and_its_next_version_beside_it(bucket:
         (node.work / ".part").write_bytes(b"renamed")
         (node.work / ".part").rename(node.work / "result")
         until(lambda: bucket.saved("node0/result") == b"renamed")
-        assert "node0/run/model.pt" not in bucket.keys()
+        assert "node0/run/model.pt" not in bucket.names()
         assert bucket.json("node0.json")["pending"] == ["node0/run/model.pt"]
         assert (bucket.json("job.json")["state"], bucket.checkpoint["name"]) == ("running", None)
         file.write(b" and half")
@@ -207,7 +207,7 @@ def test_a_file_is_saved_once_it_is_whole_and_its_next_version_beside_it(bucket:
     assert bucket.get("node0/run/model.pt") == b"half and half"
     (node.run / "model.pt").write_bytes(b"the next")
     until(lambda: bucket.checkpoint["files"][0][3] == [["node0/run/model.pt~2", 8]])
-    until(lambda: "node0/run/model.pt" not in bucket.keys())
+    until(lambda: "node0/run/model.pt" not in bucket.names())
     (node.run / "model.pt").unlink()
     until(lambda: bucket.saved("node0/run/model.pt") is None)
     assert bucket.get(bucket.checkpoint["files"][0][3][0][0]) == b"the next"
@@ -224,12 +224,12 @@ def test_a_file_is_saved_once_it_is_whole_and_its_next_version_beside_it(bucket:
 def test_what_grows_is_sent_in_parts_that_join_to_it(bucket: Bucket) -> None:
     [node] = bucket.run()
     said = b""
-    for number in range(4):
-        said += os.urandom(5 * MB) + b"%d\n" % number
-        node.log.write_bytes(said) if number == 0 else node.log.open("ab").write(
-            said[node.log.stat().st_size :]
-        )
-        until(lambda: bucket.saved("logs/rank0.log") == said)
+    with node.log.open("ab", buffering=0) as log:
+        for number in range(4):
+            more = os.urandom(5 * MB) + b"%d\n" % number
+            log.write(more)
+            said += more
+            until(lambda now=said: bucket.saved("logs/rank0.log") == now)  # type: ignore[misc]
     rows = node.run / "metrics.jsonl"
     rows.write_text('{"step": 1}\n')
     until(lambda: bucket.saved("node0/run/metrics.jsonl") == b'{"step": 1}\n')
@@ -256,10 +256,8 @@ def test_a_folder_is_a_checkpoint_once_it_rests_on_all_nodes(bucket: Bucket) -> 
         time.sleep(2)
         assert bucket.checkpoint["name"] is None
     until(lambda: bucket.checkpoint["name"] == "run/step-1")
-    assert {
-        node: bucket.get(parts[0][0]) for node, home, _, parts in bucket.checkpoint["files"] if "0." in home
-    }
     homes = [home for _, home, _, _ in bucket.checkpoint["files"]]
+    assert b"".join(bucket.get(parts[0][0]) for *_, parts in bucket.checkpoint["files"]) == b"markfirstsecond"
     assert [home.partition("/run/step-1/")[::2] for home in homes] == [
         ("node0", ".metadata"),
         ("node0", "__0_0.distcp"),
@@ -279,7 +277,7 @@ def test_a_saver_that_is_killed_leaves_nothing_half_under_a_name(bucket: Bucket)
     until(lambda: bucket.s3.list_multipart_uploads(Bucket=bucket.name).get("Uploads"))
     os.kill(node.saver.pid, signal.SIGKILL)
     node.saver.wait()
-    assert "node0/run/large" not in bucket.keys()
+    assert "node0/run/large" not in bucket.names()
     info, session = bucket.cloud.info, botocore.session.Session()
     session.set_credentials(info.access_key_id, info.secret_access_key)
     store = Store(region=info.region, endpoint=info.endpoint, session=session)
