@@ -108,28 +108,35 @@ def _refusal(found: Tried, cluster: "Cluster", node: int, python: str) -> Awsddp
 
 
 def wait_until_saved(cluster: "Cluster", job: JobRecord) -> bool:
-    """Wait until the results of a job that has ended are saved, and tell whether they are: all of them.
+    """Wait for the last upload of a job that has ended, and tell whether all its results are saved.
 
-    Its nodes are released then. Where nothing moves, or something failed, it says so. Raises CloudError.
+    Where nothing moves any more, or something could not be saved, it says so.
     """
-    from awsddp.aws.power import release
-
-    left, until = None, time.monotonic() + _STILL_S
-    while job.saving is not None and not job.saving.ended and time.monotonic() < until:
-        now = job.saving.pending_files, job.saving.pending_bytes
+    saving, left, until = None, None, time.monotonic() + _STILL_S
+    while time.monotonic() < until:
+        saving = choose_job(told_jobs(cluster, partial=True), job.job).saving
+        if saving is None or saving.ended:
+            break
+        now = saving.pending_files, saving.pending_bytes
         if now != left:
             left, until = now, time.monotonic() + _STILL_S
             cluster.on_event(Event(f"saving {job.job} to {job.save_to}: {amount(*now)} left", ""))
         time.sleep(_POLL_S)
-        job = choose_job(told_jobs(cluster, partial=True), job.job)
-    saving = job.saving
-    if saving is None or not saving.ended or saving.error:
-        why = f": {saving.error}" if saving is not None and saving.error else ""
-        cluster.say(f"not all results of {job.job} are saved to {job.save_to}{why}")
+    where = f"{job.save_to}/{job.job}"
+    if saving is not None and saving.ended and not saving.error:
+        cluster.say(f"the results of {job.job} are in {where}: {amount(saving.files, saving.bytes)}")
+        return True
+    why = saving.error if saving is not None and saving.error else "its nodes do not go on"
+    cluster.say(f"not all results of {job.job} are in {where}: {why}")
+    return False
+
+
+def leave(cluster: "Cluster", job: JobRecord) -> bool:
+    """Release the nodes of a job once all its results are saved; tell whether they are. Raises CloudError."""
+    from awsddp.aws.power import release
+
+    if not wait_until_saved(cluster, job):
         return False
-    cluster.say(
-        f"the results of {job.job} are in {job.save_to}/{job.job}: {amount(saving.files, saving.bytes)}"
-    )
     holders = cluster.fleet.holders(job)
     with cluster.folder.lock("train", part="tags", wait_s=TAGS_S):
         release(cluster.aws, [one for one in cluster.nodes if one.node in holders], job.job)

@@ -1,7 +1,5 @@
 """--save-to: the results of a job are in S3 when it ends, and the nodes may go."""
 
-import base64
-import io
 import json
 import tarfile
 import time
@@ -20,16 +18,15 @@ RIGHTS = ["s3:ListBucket", "s3:GetObject", "s3:PutObject", "s3:AbortMultipartUpl
 SERVICES = ("s3", "sts")
 
 
-def bundle() -> str:
-    """Return boto3 as text, with the services that saving needs alone."""
-    packed = io.BytesIO()
+def bundle(archive: Path) -> None:
+    """Pack boto3, with the services that saving needs alone."""
 
     def wanted(one: tarfile.TarInfo) -> tarfile.TarInfo | None:
         _, _, data = one.name.partition("botocore/data/")
         other = "/" in data and not data.startswith(SERVICES)
         return None if "__pycache__" in one.name or other else one
 
-    with tarfile.open(fileobj=packed, mode="w:gz") as file:
+    with tarfile.open(archive, "w:gz") as file:
         for name in ("boto3", "botocore", "s3transfer", "jmespath", "dateutil", "urllib3", "six"):
             spec = find_spec(name)
             assert spec is not None
@@ -37,7 +34,6 @@ def bundle() -> str:
             file.add(
                 path if name == "six" else path.parent, path.name if name == "six" else name, filter=wanted
             )
-    return base64.b64encode(packed.getvalue()).decode()
 
 
 @pytest.fixture
@@ -76,14 +72,17 @@ def job_json(s3: Any, job: str, state: str) -> Any:
 @pytest.mark.timeout(400)
 def test_a_job_saves_its_checkpoints_and_down_waits_for_the_last(lab: Lab, client: Any) -> None:
     train = ("train", "--save-to", "s3://results/runs")
+    bundle(lab.project / "boto3.tgz")  # the files are sent before the claim
     shown = lab.run(*train)
     assert (shown.returncode, "has no boto3" in shown.stderr) == (3, True), shown.stderr
-    unpack = "mkdir -p ~/awsddp/boto3 && base64 -d | tar xz -C ~/awsddp/boto3"
-    assert lab.run("exec", unpack, stdin=bundle()).returncode == 0
+    unpack = "mkdir -p ~/awsddp/boto3 && tar xzf ~/awsddp/work/boto3.tgz -C ~/awsddp/boto3"
+    unpacked = lab.run("exec", unpack)
+    assert unpacked.returncode == 0, unpacked.stderr
     assert lab.run("train", "--save-to", "s3://nowhere/runs").returncode == 3
     shown = lab.run(*train, "--", "--epochs", "2")
     assert shown.returncode == 0, shown.stderr
     [job] = [one["job"] for one in lab.json("jobs")["jobs"]]
+    assert f"the results of {job} are in s3://results/runs/{job}" in shown.stderr
     found = job_json(client, job, "succeeded")
     assert found["facts"]["save_to"] == "s3://results/runs"
     for _, home, size, parts in found["checkpoint"]["files"]:

@@ -23,7 +23,7 @@ from awsddp.jobs.supervisor.folder import JobFolder, initial, write_json
 from awsddp.jobs.supervisor.objects import Place, Store
 from awsddp.local import control
 from tests.jobs.conftest import launch_of
-from tests.local.conftest import Cloud
+from tests.local.conftest import Cloud, fault_add, fault_clear
 
 RIGHTS = ("s3:ListBucket", "s3:GetObject", "s3:PutObject", "s3:AbortMultipartUpload", "s3:DeleteObject")
 MB = 1 << 20
@@ -267,6 +267,18 @@ def test_a_folder_is_a_checkpoint_once_it_rests_on_all_nodes(bucket: Bucket) -> 
     assert bucket.json("job.json")["state"] == "running"
     first.end()
     assert bucket.json("job.json")["state"] == "succeeded"
+
+
+def test_what_fails_is_told_and_tried_again(bucket: Bucket) -> None:
+    [node] = bucket.run()
+    until(lambda: bucket.json("job.json"))
+    fault_add(bucket.cloud.info, "PutObject", "AccessDenied")
+    (node.run / "late").write_bytes(b"late")
+    until(lambda: "AccessDenied" in json.loads(node.folder.saving.read_text())["error"])
+    fault_clear(bucket.cloud.info)
+    until(lambda: bucket.saved("node0/run/late") == b"late")
+    node.end()
+    assert json.loads(node.folder.saving.read_text())["error"] == ""
 
 
 def test_a_saver_that_is_killed_leaves_nothing_half_under_a_name(bucket: Bucket) -> None:
