@@ -23,6 +23,7 @@ from awsddp.records import (
     RankProgress,
     RankResult,
     RankUsage,
+    Saving,
     Seconds,
     Text,
     Word,
@@ -139,6 +140,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     resumed: Word | None = None
     instance_type: Word | None = None
     price_usd_per_hour: Annotated[float, Meta(ge=0, le=1e6)] | None = None
+    save_to: Text | None = None
 
 
 class NodeJob(msgspec.Struct, frozen=True, kw_only=True):
@@ -156,6 +158,7 @@ class NodeJob(msgspec.Struct, frozen=True, kw_only=True):
     restarts: Annotated[tuple[Text, ...], Meta(max_length=100_000)] = ()
     metrics: Annotated[tuple[RankProgress, ...], Meta(max_length=100_000)] = ()
     samples: Annotated[tuple[RankUsage, ...], Meta(max_length=100_000)] = ()
+    saving: Saving | None = None
 
 
 class Jobs(msgspec.Struct, frozen=True, kw_only=True):
@@ -246,6 +249,18 @@ class Launched(msgspec.Struct, frozen=True, kw_only=True):
     """The job that was started."""
 
     job: _Name
+
+
+class Tried(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of the claim of a job's name in S3 (trial.py): "" where it is the job's.
+
+    `what` is the right that is missing, or the bucket's region; `names` are those taken that begin alike.
+    """
+
+    code: Literal["", "taken", "right", "bucket", "region", "role", "boto3", "unreachable", "other"]
+    what: Word = ""
+    said: Text = ""
+    names: Annotated[tuple[_Name, ...], Meta(max_length=100_000)] = ()
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):

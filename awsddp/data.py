@@ -16,6 +16,7 @@ from awsddp.answers import read_answer, take
 from awsddp.config import with_secrets
 from awsddp.errors import ConfigError, NodeError
 from awsddp.jobs import protocol
+from awsddp.jobs.files import Checkpoint
 from awsddp.jobs.ranks import DATA
 from awsddp.parallel import each, split
 from awsddp.plan.records import Data
@@ -36,9 +37,9 @@ _PACKAGES = ("botocore", "s3transfer", "jmespath", "dateutil", "six", "urllib3")
 """What objects.py needs, of this machine, for a node whose Python lacks it."""
 _MODELS = ("s3", "sts", "endpoints.json", "partitions.json", "sdk-default-configuration.json", "_retry.json")
 """Which models of AWS's services go with it."""
-_BUNDLE = "boto3"
+BUNDLE = "boto3"
 _SILENT_S = 120.0
-_PASSED = ("HF_", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "http_proxy", "https_proxy", "no_proxy")
+_PASSED = ("HF_", "SSL_CERT_FILE", "REQUESTS_CABUNDLE", "http_proxy", "https_proxy", "no_proxy")
 """How variables of the job begin that Hugging Face's program gets."""
 
 
@@ -125,7 +126,7 @@ def bring(cluster: "Cluster", nodes: Collection[int], spec: JobSpec) -> None:
     sources = data_sources(spec.data.sources)
     if not sources:
         return
-    from awsddp.nodes.sync import files_to_send, push
+    from awsddp.nodes.sync import push
 
     fleet = cluster.fleet
     _check_internet(spec, internet=cluster.record.internet)
@@ -141,12 +142,27 @@ def bring(cluster: "Cluster", nodes: Collection[int], spec: JobSpec) -> None:
     }
     lacking = [node for node, one in _ask(cluster, nodes, message).items() if one.lacks]
     if lacking:
-        with _packages() as bundle:
-            push(files_to_send(bundle), fleet, folder=_BUNDLE, nodes=lacking, on_event=cluster.on_event)
+        send_packages(cluster, lacking)
         _ask(cluster, lacking, message)
     for name, files in folders.items():
         folder = f"{DATA.rpartition('/')[2]}/{name}"
         push(files, fleet, folder=folder, nodes=nodes, on_event=cluster.on_event)
+
+
+def bring_checkpoint(cluster: "Cluster", checkpoint: Checkpoint, nodes: Collection[int]) -> None:
+    """Send a checkpoint to nodes of a job. Raises NodesFailed."""
+    from awsddp.nodes.sync import files_to_send, push
+
+    with checkpoint.staged() as staged:
+        push(files_to_send(staged), cluster.fleet, folder=checkpoint.folder, nodes=nodes)
+
+
+def send_packages(cluster: "Cluster", nodes: Collection[int]) -> None:
+    """Send nodes whose Python cannot talk to S3 what this machine's does it with. Raises NodesFailed."""
+    from awsddp.nodes.sync import files_to_send, push
+
+    with _packages() as bundle:
+        push(files_to_send(bundle), cluster.fleet, folder=BUNDLE, nodes=nodes, on_event=cluster.on_event)
 
 
 def _files(source: Source) -> "Listing":
@@ -165,7 +181,7 @@ def _ask(cluster: "Cluster", nodes: Collection[int], message: Mapping[str, Any])
     requests = {}
     for node in nodes:
         found = cluster.record.found[node]
-        folders = {"folder": f"{found.home}/{DATA}", "packages": f"{found.home}/awsddp/{_BUNDLE}"}
+        folders = {"folder": f"{found.home}/{DATA}", "packages": f"{found.home}/awsddp/{BUNDLE}"}
         requests[node] = protocol.node_program(found.python, _MODULES, {**message, **folders})
 
     def on_data(node: int, data: bytes) -> None:

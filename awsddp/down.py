@@ -15,6 +15,7 @@ from awsddp.records import ACTIVE, Listed, Node, unfetched_jobs
 from awsddp.report import money, node_name
 from awsddp.results import is_owed, still_missing
 from awsddp.returns import ClusterDocument, DownDocument
+from awsddp.saving import leave
 from awsddp.search import end, look, machines, refuse_sessions, require_live, wait_until_launches_show
 from awsddp.state import living
 from awsddp.status import cluster_document
@@ -236,9 +237,11 @@ def _fetch_owed(cluster: "Cluster") -> dict[Node, str]:
         for job in reversed([end_job(cluster, job) for job in reversed(owed)]):
             if job.state in ACTIVE:
                 raise NodeError(f"job {job.job} did not end")
+            if job.save_to is not None and leave(cluster, job):
+                continue
             nodes = ", ".join(map(node_name, fleet.nodes))
             cluster.say(f"fetching the results of {job.job} from {nodes} to {cluster.results / job.job}/")
-            bring(cluster, job)
+            bring(cluster, job, waits=False)
             cluster.folder.remember(job)
             for text in still_missing(cluster, job).values():
                 cluster.say(text)

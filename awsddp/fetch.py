@@ -26,6 +26,7 @@ from awsddp.records import ACTIVE, MORE, JobRecord
 from awsddp.report import Event, amount, node_name, size_text
 from awsddp.results import draw_loss, older_jobs, refuse_another, still_missing, whole_at_home
 from awsddp.returns import FetchDocument, NodeFiles
+from awsddp.saving import wait_until_saved
 from awsddp.state import TAGS_S, living
 from awsddp.values import size_of
 
@@ -103,10 +104,11 @@ def _kept(cluster: "Cluster", job: JobRecord) -> FetchDocument:
     return _document(cluster, {}, job.job)
 
 
-def bring(cluster: "Cluster", job: JobRecord) -> dict[int, NodeFiles]:
+def bring(cluster: "Cluster", job: JobRecord, *, waits: bool = True) -> dict[int, NodeFiles]:
     """Fetch a job's results from the nodes that can be reached now, verify them, then release the nodes.
 
-    The job that is written beside them says what is missing. One client at a time does so. Over
+    The job that is written beside them says what is missing. One client at a time does so. Those of a job
+    that saves to S3 are released after its last upload (`waits`). Over
     job.results_limit `cluster.agree` decides. Raises Unfetched where something that the job made stays on the
     nodes, NodeError where a node does not send what it listed, ConfigError where the disk is full, or the
     folder another job's.
@@ -116,10 +118,12 @@ def bring(cluster: "Cluster", job: JobRecord) -> dict[int, NodeFiles]:
     job = replace(job, missing=tuple(lost))
     with cluster.folder.lock("fetch", part="results", wait_s=FETCH_S):
         cluster.folder.remember(job)
-        return _bring(cluster, job, lost)
+        return _bring(cluster, job, lost, waits=waits and job.save_to is not None)
 
 
-def _bring(cluster: "Cluster", job: JobRecord, lost: Mapping[int, str]) -> dict[int, NodeFiles]:
+def _bring(
+    cluster: "Cluster", job: JobRecord, lost: Mapping[int, str], *, waits: bool
+) -> dict[int, NodeFiles]:
     from awsddp.aws.power import release, unfetched_of
     from awsddp.nodes.results import pull
 
@@ -158,6 +162,8 @@ def _bring(cluster: "Cluster", job: JobRecord, lost: Mapping[int, str]) -> dict[
     if selected.owed:
         raise _unfetched(job, selected.owed, lost)
     if tagged is not None:
+        if waits:
+            wait_until_saved(cluster, job)
         with cluster.folder.lock("train", part="tags", wait_s=TAGS_S) as free_s:
             # A file's time is up to 10 ms late.
             fresh = time.monotonic() - began < min(free_s - 0.1, FRESH_S)

@@ -63,6 +63,7 @@ class _Shared(TypedDict, total=False):
     prefix: Sequence[str]
     outputs: Sequence[str]
     results: str
+    save_to: str | None
     exclude: Sequence[str]
     results_limit: str
     timeout: str | None

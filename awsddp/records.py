@@ -22,6 +22,7 @@ Measure = Annotated[float, Meta(ge=-1e300, le=1e300)]
 Amount = Annotated[float, Meta(ge=0, le=1e18)]
 Text = Annotated[str, Meta(max_length=100_000)]
 Word = Annotated[str, Meta(max_length=200)]
+Count = Annotated[int, Meta(ge=0, lt=1 << 60)]
 MOST_LINES = 1000
 """How many lines the tail of a log may have."""
 
@@ -246,6 +247,20 @@ class RankUsage(Frozen):
     network_bytes_per_second: Amount | None = None
 
 
+class Saving(Frozen):
+    """How far results are in S3: what is saved, what is not yet, and what keeps it ("": nothing).
+
+    `ended`: all that there was is saved, or given up for the `error`.
+    """
+
+    files: Count = 0
+    bytes: Count = 0
+    pending_files: Count = 0
+    pending_bytes: Count = 0
+    error: Text = ""
+    ended: bool = False
+
+
 class JobNode(Frozen):
     """A machine on which a job runs or ran, and the number that it had then."""
 
@@ -262,7 +277,7 @@ class JobRecord(Frozen, Keyed):
     are when its first rank started and its last one ended, as 2026-11-22T12:00:00Z; `price_usd_per_hour` is
     of its nodes. `restarts` are torchrun's: "1 of 3: rank 3 @ node1: ValueError". `progress` holds the ranks
     that write metrics, while the job runs; `slowest_rank` is more than 10 % behind the best; `usage` is what
-    the nodes sampled.
+    the nodes sampled. `save_to` is where its results are saved, `saving` how far that is.
     """
 
     job: str
@@ -288,6 +303,8 @@ class JobRecord(Frozen, Keyed):
     progress: tuple[RankProgress, ...] = ()
     slowest_rank: int | None = None
     usage: tuple[RankUsage, ...] = ()
+    save_to: str | None = None
+    saving: Saving | None = None
 
 
 class Choice(Frozen):

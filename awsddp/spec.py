@@ -20,6 +20,7 @@ from awsddp.values import (
     idle_seconds,
     jump_host,
     nodes_range,
+    s3_place,
     seconds,
     size_of,
     whole,
@@ -301,6 +302,13 @@ class JobSection(Section):
         comment="Also fetched, besides new and changed files.",
     )
     results: str = setting("runs", "The local folder for results.")
+    save_to: str | None = setting(
+        None,
+        "Nodes save results here while the job runs.",
+        "--save-to s3://BUCKET/PREFIX",
+        example="s3://my-bucket/runs",
+        check=s3_place,
+    )
     exclude: tuple[str, ...] = setting((), "Not fetched, as in .gitignore.", example=["data/", "*.tmp"])
     results_limit: str = setting("20GB", "Of new and changed files; above it, it asks.", check=size_of)
     timeout: str | None = setting(

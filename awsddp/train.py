@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from awsddp.answers import Claimed, Slots
 from awsddp.config import overlaid, words_of
-from awsddp.data import bring, check_folders
+from awsddp.data import bring, bring_checkpoint, check_folders
 from awsddp.errors import AwsddpError, InUse, NotFoundError, UsageError
 from awsddp.follow import attend
 from awsddp.jobs import protocol
@@ -38,6 +38,7 @@ from awsddp.report import iso, node_name
 from awsddp.resources import BUNDLED, BUNDLED_SCRIPT
 from awsddp.results import check_results_dir, job_result
 from awsddp.returns import JobDocument
+from awsddp.saving import claim
 from awsddp.spec import JobSpec
 from awsddp.state import TAGS_S, Record
 from awsddp.values import data_sources, gpus_of
@@ -146,12 +147,12 @@ def start(
     folder = cluster.folder
     refused: list[str] = []
     with folder.lock("train", wait_s=CLAIM_S):
-        while True:
+        for attempt in count(1):
             try:
                 nodes, launches = _launched(cluster, ranks, listing, checkpoint, refused)
                 break
             except NameTaken:
-                if cluster.job_spec.job.name is not None or len(refused) == _NAMES:
+                if cluster.job_spec.job.name is not None or attempt == _NAMES:
                     raise
         launch = next(iter(launches.values()))
         name = launch.job
@@ -210,10 +211,8 @@ def _launched(
         )
         checked.result()
         if checkpoint is not None:
-            from awsddp.nodes.sync import files_to_send, push
-
-            with checkpoint.staged() as staged:
-                push(files_to_send(staged), cluster.fleet, folder=checkpoint.folder, nodes=set(launches))
+            bring_checkpoint(cluster, checkpoint, set(launches))
+        claim(cluster, launches, refused)
         told = answers_of(cluster.fleet, launches)
         others.update(node for node, one in told.items() if isinstance(one, NameTaken))
         refused += [launch.job] if others else []

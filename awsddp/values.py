@@ -96,6 +96,15 @@ def jump_host(text: str) -> tuple[str, int | None]:
     return f"{match[1]}{match[2] or match[3]}", int(match[4]) if match[4] else None
 
 
+def s3_place(text: str) -> tuple[str, str]:
+    """Return bucket and prefix of s3://bucket/prefix. Raises ConfigError."""
+    match = _S3.fullmatch(text)
+    if match is None:
+        why = "a bucket, and what the names of the objects begin with"
+        raise ConfigError(f"{text!r} is no place in S3", why, "write it as s3://bucket/prefix")
+    return match[1], match[2].strip("/")
+
+
 def whole(low: int, high: int) -> Callable[[int], None]:
     """Return the check of a whole number, which raises ConfigError."""
 

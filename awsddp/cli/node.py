@@ -101,9 +101,15 @@ def ssh(options: Globals, *, words: tuple[str, ...], node: int, ports: tuple[str
 
 
 @click.command("doctor", cls=Verb)
-@click.option("--iam-policy", is_flag=True, help="Print the least IAM policy for this configuration.")
+@click.option(
+    "--iam-policy",
+    type=click.Choice(("user", "nodes")),
+    is_flag=False,
+    flag_value="user",
+    help="Print the least IAM policy for this configuration: yours, or the nodes' role's.",
+)
 @click.option("--request-quota", is_flag=True, help="Request the missing quota from AWS.")
-def doctor(options: Globals, *, iam_policy: bool, request_quota: bool) -> int:
+def doctor(options: Globals, *, iam_policy: str | None, request_quota: bool) -> int:
     """Check the nodes of a cluster: GPUs, disks, clocks, ports between all pairs, a process group, bandwidth.
 
     Without a cluster: credentials, permissions, quota, offers and compatibility, before a launch. Changes
@@ -115,9 +121,10 @@ def doctor(options: Globals, *, iam_policy: bool, request_quota: bool) -> int:
 
     with session.opened(options) as (cluster, show):
         if iam_policy:
-            from awsddp.plan.policy import least_policy
+            from awsddp.plan.policy import least_policy, role_policy
 
-            print(json.dumps(least_policy(cluster.spec), indent=2))  # AWS's format: no schema of ours
+            policy = role_policy if iam_policy == "nodes" else least_policy
+            print(json.dumps(policy(cluster.spec, cluster.job_spec), indent=2))  # AWS's format, not ours
         elif request_quota:
             confirm = show.question("", "nothing was requested")
             show.result(checks.request_quota(cluster, confirm=confirm), quota_page)

@@ -7,7 +7,6 @@ import re
 import shutil
 import subprocess
 import unicodedata
-import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from os import fsdecode, fsencode
@@ -18,13 +17,10 @@ from msgspec.structs import replace
 from awsddp import harmless
 from awsddp.answers import Manifest, ResultFile
 from awsddp.errors import ConfigError, UsageError
+from awsddp.jobs.supervisor.checkpoints import MARKS, SUFFIXES, is_whole
 
 _GIT_S = 2.0
 _LONGEST = 255  # bytes of a name, on all file systems of today
-SUFFIXES = (".pt", ".pth", ".ckpt")
-_MARKS = (".metadata", "trainer_state.json")
-"""Files that make their folder a checkpoint, of torch.distributed.checkpoint and Hugging Face's Trainer: one
-node writes them, as the last."""
 _PLACEHOLDER = re.compile(r"\{[^{}]*\}")
 
 
@@ -196,24 +192,17 @@ def _inside(path: Path, results: Path) -> Path | None:
 
 def _checkpoints(nodes: list[Path]) -> list[Path]:
     paths = [(node, path.relative_to(node)) for node in nodes for path in node.rglob("*") if _is_file(path)]
-    folders = {path.parent for _, path in paths if path.name in _MARKS}
+    folders = {path.parent for _, path in paths if path.name in MARKS}
     files = [
         node / path
         for node, path in paths
-        if path.suffix in SUFFIXES and folders.isdisjoint(path.parents) and _is_whole(node / path)
+        if path.suffix in SUFFIXES and folders.isdisjoint(path.parents) and is_whole(node / path)
     ]
     return files + [node / folder for node in nodes for folder in folders if (node / folder).is_dir()]
 
 
 def _is_file(path: Path) -> bool:
     return path.is_file() and not path.is_symlink()
-
-
-def _is_whole(path: Path) -> bool:
-    """Tell whether the end of a file of torch.save was written: a rank may be killed while it saves."""
-    with path.open("rb") as file:
-        begin = file.read(4)
-    return begin != b"PK\x03\x04" or zipfile.is_zipfile(path)
 
 
 def _modified(path: Path) -> float:

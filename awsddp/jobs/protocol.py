@@ -55,6 +55,11 @@ _MODULES = (
     "launch",
     "main",
 )
+# Those of supervisor/saver.py, which runs in a Python of its own.
+SAVER = (
+    *("requests", "job_causes", "folder", "checkpoints", "walk", "manifest", "objects"),
+    *("shelf", "trial", "saver"),
+)
 _PACKAGE = "awsddp.jobs.supervisor"
 
 # The node needs no copy of the program, so that it cannot have an old one: the source comes first on stdin.
@@ -350,7 +355,8 @@ def launch_requests(
 def _facts(spec: JobSpec) -> "dict[str, Fact]":
     """Return what is told of a job later, its words as `_shown`."""
     script, args = _shown(spec.job.script or ""), map(_shown, spec.job.args[:_MOST_ARGS])
-    return {"script": script, "args": tuple(args), "launcher": spec.job.launcher_name}
+    launcher, save_to = spec.job.launcher_name, spec.job.save_to
+    return {"script": script, "args": tuple(args), "launcher": launcher, "save_to": save_to}
 
 
 def _elastic(spec: JobSpec, nodes: int) -> dict[str, int] | None:

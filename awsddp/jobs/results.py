@@ -1,6 +1,6 @@
 """A job's outcome: the documents of its nodes merged into one Job, and the local job.json."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -8,7 +8,7 @@ import msgspec
 
 from awsddp.answers import NodeJob, RankLine
 from awsddp.errors import ConfigError, NotFoundError
-from awsddp.records import ACTIVE, MOST_LINES, Cause, JobRecord, RankProgress
+from awsddp.records import ACTIVE, MOST_LINES, Cause, JobRecord, RankProgress, Saving
 from awsddp.report import iso
 
 _MOST_CHARACTERS = 4000
@@ -54,6 +54,22 @@ def job_document(told: Mapping[int, NodeJob], *, results: str = "runs") -> JobRe
         progress=progress,
         slowest_rank=slowest_rank(progress),
         usage=tuple(one for found in of_nodes for one in found.samples),
+        saving=_saving(told, of=machines),
+    )
+
+
+def _saving(told: Mapping[int, NodeJob], *, of: Collection[int]) -> Saving | None:
+    """Return how far the results of all nodes are in S3, None where none saves any."""
+    found = [one.saving for one in told.values() if one.saving is not None]
+    if not found:
+        return None
+    return Saving(
+        files=sum(one.files for one in found),
+        bytes=sum(one.bytes for one in found),
+        pending_files=sum(one.pending_files for one in found),
+        pending_bytes=sum(one.pending_bytes for one in found),
+        error=next((one.error for one in found if one.error), ""),
+        ended=len(found) == len(of) and all(one.ended for one in found),
     )
 
 

@@ -21,22 +21,70 @@ empty takes its statement, or its condition, with it. Sources, by statement:
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from awsddp.compat.releases import DLAMI_PARAMETERS
 from awsddp.compat.types import GPU_TYPES
+from awsddp.errors import ConfigError
 from awsddp.resources import template
-from awsddp.spec import SSM, ClusterSpec
+from awsddp.spec import SSM, ClusterSpec, JobSpec
+from awsddp.values import data_sources
+
+_READ = ("s3:GetObject",)
+_NO_JOB = JobSpec()
 
 
-def least_policy(spec: ClusterSpec) -> dict[str, Any]:
-    """Return the policy document that allows every verb for clusters of this configuration, and no more.
+def least_policy(spec: ClusterSpec, job: JobSpec = _NO_JOB) -> dict[str, Any]:
+    """Return the policy document that allows every verb for clusters and jobs of this configuration, and no
+    more.
 
     Whoever holds it ends and changes what carries their own `awsddp:owner`, and nothing of others.
     """
     filled = _filled(json.loads(template("policy.json")), _facts(spec))
-    return {"Version": "2012-10-17", "Statement": [one for one in filled if "Resource" in one]}
+    return _document([*(one for one in filled if "Resource" in one), *_objects(_data(job), _READ)])
+
+
+def role_policy(spec: ClusterSpec, job: JobSpec) -> dict[str, Any]:
+    """Return the policy document of the nodes' role: what they do with S3 for jobs of this configuration.
+
+    Raises ConfigError where that is nothing.
+    https://docs.aws.amazon.com/AmazonS3/latest/userguide/using-with-s3-policy-actions.html
+    """
+    statements = list(_objects(_data(job), _READ))
+    if not statements:
+        raise ConfigError(
+            "the nodes need no rights",
+            "neither --data nor awsddp.toml names a place in S3",
+            "awsddp doctor --iam-policy nodes -o 'data.sources=[\"s3://my-bucket/data\"]'",
+        )
+    if key := _facts(spec)["disk key"]:  # of the buckets, too, where they are encrypted by one
+        through = {"StringLike": {"kms:ViaService": "s3.*.amazonaws.com"}}
+        actions = ["kms:GenerateDataKey", "kms:Decrypt"]
+        statements.append({"Effect": "Allow", "Action": actions, "Resource": list(key), "Condition": through})
+    return _document(statements)
+
+
+def _document(statements: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"Version": "2012-10-17", "Statement": statements}
+
+
+def _data(job: JobSpec) -> list[tuple[str, str]]:
+    """Return bucket and prefix of each source of data."""
+    return [(one.at, one.part) for one in data_sources(job.data.sources) if one.kind == "s3"]
+
+
+def _objects(places: Iterable[tuple[str, str]], actions: Iterable[str]) -> Iterator[dict[str, Any]]:
+    """Yield what allows the actions on the objects of these places, and to list them and no others."""
+    for bucket, prefix in places:
+        below = f"{prefix}/*" if prefix else "*"
+        yield {"Effect": "Allow", "Action": list(actions), "Resource": [f"arn:aws:s3:::{bucket}/{below}"]}
+        yield {
+            "Effect": "Allow",
+            "Action": ["s3:ListBucket"],
+            "Resource": [f"arn:aws:s3:::{bucket}"],
+            "Condition": {"StringLike": {"s3:prefix": [below]}},
+        }
 
 
 def _filled(part: Any, facts: Mapping[str, tuple[str, ...]]) -> Any:

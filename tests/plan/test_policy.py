@@ -1,11 +1,14 @@
 """What the least policy allows, and what it denies: the acts that would harm others, or reach further."""
 
+import json
 from typing import Any
 
 import pytest
 
-from awsddp.plan.policy import least_policy
-from awsddp.spec import AccessSection, ClusterSpec
+from awsddp.errors import ConfigError
+from awsddp.local.rights import decide
+from awsddp.plan.policy import least_policy, role_policy
+from awsddp.spec import AccessSection, ClusterSpec, DataSection, JobSpec
 from tests.provisioning.iam import Need, allowed
 
 ME, OTHER = "AIDAME", "AIDAOTHER"
@@ -93,3 +96,44 @@ def test_what_is_launched_carries_my_name_and_goes_into_my_own_group() -> None:
     assert not may("CreateSecurityGroup", "security-group", {})
     assert may("CreateTags", "instance", NEW | {"ec2:CreateAction": "RunInstances"})
     assert not may("CreateTags", "instance", NEW | {"ec2:CreateAction": "CreateVolume"})
+
+
+DATA = JobSpec(data=DataSection(sources=("s3://sets/imagenet", "./here", "hf://datasets/squad")))
+
+
+@pytest.mark.parametrize("of", [role_policy, least_policy])
+@pytest.mark.parametrize(
+    ("action", "resource", "prefix", "is_allowed"),
+    [
+        ("s3:GetObject", "sets/imagenet/train/1.tar", "", True),
+        ("s3:GetObject", "sets/imagenet2/1.tar", "", False),
+        ("s3:GetObject", "others/imagenet/1.tar", "", False),
+        ("s3:PutObject", "sets/imagenet/1.tar", "", False),
+        ("s3:DeleteObject", "sets/imagenet/1.tar", "", False),
+        ("s3:ListBucket", "sets", "imagenet/", True),
+        ("s3:ListBucket", "sets", "imagenet/train/", True),
+        ("s3:ListBucket", "sets", "", False),
+        ("s3:ListBucket", "sets", "other/", False),
+    ],
+)
+def test_of_s3_its_data_may_be_read_and_nothing_else(
+    of: Any, action: str, resource: str, prefix: str, is_allowed: bool
+) -> None:
+    policy = of(ClusterSpec(name="demo"), DATA)
+    context = {"s3:prefix": prefix} if action == "s3:ListBucket" else {}
+    found = decide([json.dumps(policy)], action, f"arn:aws:s3:::{resource}", context)
+    assert found == ("allowed" if is_allowed else "implicitDeny")
+
+
+def test_nodes_that_need_nothing_of_s3_have_no_policy() -> None:
+    with pytest.raises(ConfigError, match="the nodes need no rights"):
+        role_policy(ClusterSpec(name="demo"), JobSpec())
+
+
+def test_a_bucket_that_a_key_encrypts_needs_the_key() -> None:
+    spec = ClusterSpec(name="demo", access=AccessSection(kms_key="arn:aws:kms:us-east-1:1:key/a"))
+    last = role_policy(spec, DATA)["Statement"][-1]
+    assert (last["Action"], last["Resource"]) == (
+        ["kms:GenerateDataKey", "kms:Decrypt"],
+        ["arn:aws:kms:us-east-1:1:key/a"],
+    )

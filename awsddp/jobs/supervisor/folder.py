@@ -10,6 +10,7 @@
                      workers.jsonl  its notes: how the ranks started and ended
                      reserve        room for the last state.json on a full disk
                      samples.json   what the ranks use (samples.py)
+                     saving.json    how far its results are in S3 (saver.py); saver.log
                      helper/        the sitecustomize of the ranks (helper.py)
                      stacks/        its requests and answers (stacks.py)
                      run/           AWSDDP_RUN_DIR
@@ -93,7 +94,7 @@ class Document(Fields):
 
     `complete`: of the whole job, as the first node does; else of this node's ranks alone. `boot` is the run
     of the kernel, `pid` the supervisor, `restarts` those of torchrun's rounds. Of a job
-    that runs `metrics` and `samples` tell a client of its ranks.
+    that runs `metrics` and `samples` tell a client of its ranks; `saving` is saving.json.
     """
 
     parts = _PARTS
@@ -111,6 +112,7 @@ class Document(Fields):
     facts: Mapping[str, Fact] = NOTHING
     metrics: Sequence[Told] = ()
     samples: Sequence[Told] = ()
+    saving: Mapping[str, Any] | None = None
 
     @property
     def final(self) -> bool:
@@ -150,6 +152,7 @@ class JobFolder:
         self.snapshot = self.path / "snapshot.json"
         self.reserve = self.path / "reserve"
         self.samples = self.path / "samples.json"
+        self.saving = self.path / "saving.json"
         self.workers = self.path / "workers.jsonl"
 
     def log(self, rank: int) -> Path:

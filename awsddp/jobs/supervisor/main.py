@@ -95,6 +95,7 @@ def state(_: State) -> dict[str, list[Document]]:
 
 def _with_metrics(folder: JobFolder) -> Document:
     document = folder.document()
+    document.saving = read_json(folder.saving)
     if document.state == "running":
         document.metrics = metrics(folder)
         document.samples = (read_json(folder.samples) or {"ranks": []})["ranks"]

@@ -5,6 +5,7 @@ It needs boto3, in the Python that runs it. Transfers are s3transfer's, attempts
 
 from __future__ import annotations
 
+import contextlib
 import json
 import posixpath
 import shutil
@@ -29,6 +30,10 @@ class Place(NamedTuple):
     def key(self, name: str) -> str:
         """Return the key of what is called `name` below the prefix."""
         return posixpath.join(self.prefix, name)
+
+    def below(self, name: str) -> Place:
+        """Return the place of what is called `name` below the prefix."""
+        return self._replace(prefix=self.key(name))
 
     def __str__(self) -> str:
         return f"s3://{posixpath.join(*filter(None, self))}"
@@ -132,6 +137,20 @@ class Store:
                 return False
             raise
         return True
+
+    def abort(self, where: Place) -> None:
+        """Give up what was begun below a place and not completed, as far as the caller has the right to.
+
+        Raises BotoCoreError.
+        """
+        from botocore.exceptions import ClientError
+
+        pages = self.client.get_paginator("list_multipart_uploads")
+        with contextlib.suppress(ClientError):
+            for page in pages.paginate(Bucket=where.bucket, Prefix=f"{where.prefix}/"):
+                for one in page.get("Uploads", ()):
+                    named = {"Key": one["Key"], "UploadId": one["UploadId"]}
+                    self.client.abort_multipart_upload(Bucket=where.bucket, **named)
 
     def send(
         self, files: Mapping[str, Path], where: Place, on_bytes: Callable[[int], None] = lambda count: None

@@ -282,7 +282,7 @@ class Launch(Request["answers.Launched"]):
     ranks' sitecustomize, `secret` the key of the supervisors' links; `secrets` names the variables whose
     values are not written down. `elastic` is what torch's agent may do on its own, None without one. Times
     are in seconds; `silent_s` is how long a supervisor may be silent, `join_s` how long the first node waits
-    for the others.
+    for the others. `saving` is what saves the results: the `argv` of saver.py and its `stdin` (base64).
     """
 
     module = "launch"
@@ -328,6 +328,7 @@ class Launch(Request["answers.Launched"]):
     facts: Mapping[str, Any] = NOTHING
     hang_after: float | None = None
     elastic: Mapping[str, int] | None = None
+    saving: Mapping[str, Any] = NOTHING
 
     @property
     def first(self) -> Machine:

@@ -1,0 +1,362 @@
+"""Saves this node's results of a job to S3 while it runs, each file once it is whole (shelf.py: where).
+
+It is a process of its own beside the job's guard, in a Python that has boto3, and takes the least of the
+machine: few looks, the lowest priority. What fails is tried again: for as long as the job runs, and for half
+an hour after its end. Its name tells the watchdog that the machine is in use, and a shutdown to wait for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from awsddp.jobs.supervisor.checkpoints import SUFFIXES, is_whole
+from awsddp.jobs.supervisor.folder import CommandError, JobFolder, write_json
+from awsddp.jobs.supervisor.manifest import EVENTS, OURS, manifest
+from awsddp.jobs.supervisor.objects import place
+from awsddp.jobs.supervisor.requests import Manifest, plain
+from awsddp.jobs.supervisor.shelf import Shelf
+from awsddp.jobs.supervisor.trial import attempt, store_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from concurrent.futures import Future
+
+    from awsddp.jobs.supervisor.manifest import Line
+    from awsddp.jobs.supervisor.objects import Store
+
+_PART_BYTES = 8 << 20
+_BATCH = 100
+_SHARE = 0.01
+"""The part of the time that looks may take, of one core."""
+_END_S = 0.5
+"""Between two looks once the job has ended."""
+_LATE_S = 1800.0
+"""For how long after the job's end, or the last success since, what fails is tried again."""
+_HURRY_S = 90.0
+"""The same when the machine is shut down: awsddp-jobs.service holds that up for 120 s."""
+_OTHERS_S = 300.0
+"""For how long the first node waits for another one of which nothing is heard."""
+_SLOWEST_S = 60.0
+_OLD = 200
+
+
+def main(stdin: BinaryIO) -> int:
+    """Do what stdin says (a line with its length, then JSON): claim a job's name, or save a job."""
+    order = json.loads(stdin.read(int(stdin.readline())))
+    if order["do"] == "claim":
+        sys.stdout.write(json.dumps(attempt(order)) + "\n")
+        return 0
+    Path("/proc/self/comm").write_text("awsddp-job", encoding="ascii")
+    os.nice(19)
+    with contextlib.suppress(FileNotFoundError):
+        subprocess.run(["ionice", "-c", "3", "-p", str(os.getpid())], check=False)
+    with contextlib.suppress(CommandError):  # the job's folder is gone
+        return Saver(order, JobFolder(order["job"]), store_of(order)).run()
+    return 1
+
+
+class _File:
+    """A result: `parts` of it ([key, size]) are in S3, and hold what it was at the stamp `saved`."""
+
+    def __init__(self) -> None:
+        self.parts: list[list[Any]] = []
+        self.version = 0
+        self.seen: tuple[int, int] | None = None
+        self.saved: tuple[int, int] | None = None
+        self.sent_at = -math.inf
+        self.checked: tuple[int, int] | None = None
+        self.digest = hashlib.sha256()
+        self.is_torn = False
+
+    @property
+    def length(self) -> int:
+        """How many of its bytes are saved."""
+        return sum(size for _, size in self.parts)
+
+    def key(self, home: str, version: int) -> str:
+        """Return the key of a version; a name that is no Unicode is written out."""
+        name = home.encode("utf-8", "backslashreplace").decode()
+        return f"{name}~{version + 1}" if version else name
+
+
+class Saver:
+    """What this node saves of a job; on the first one also what is known of all."""
+
+    def __init__(self, order: Mapping[str, Any], folder: JobFolder, store: Store) -> None:
+        self._order, self._folder, self._store = order, folder, store
+        self._request = folder.request()
+        self._node = self._request.node
+        self._others = [one.node for one in self._request.nodes if one.node != self._node]
+        self._is_first = self._node == self._request.first.node
+        self._at = place(order["place"]).below(folder.job)
+        self._asked = Manifest(job=folder.job, exclude=order["exclude"], at_once=0)
+        self._files: dict[str, _File] = {}
+        self._links: dict[str, str] = {}
+        self._pending: dict[str, int] = {}
+        self._old: list[str] = []
+        self._look = self._rested = 0
+        self._pause_s = order["look_s"]
+        self._pool = ThreadPoolExecutor(1)
+        self._sending: tuple[Future[None], dict[str, tuple[str, Line]]] | None = None
+        self._moved = 0
+        self._owed = self._error = ""
+        self._ended = False
+        self._written: Any = None
+        self._written_at = self._heard_at = -math.inf
+        self._changed_at = time.monotonic()
+        self._shelf, self._told = Shelf(), dict[int, Any]()
+        self._published: Any = None
+        self._deleted: set[str] = set()
+        self._end_by = math.inf
+        self._fails = 0
+
+    def run(self) -> int:
+        """Save until the job has ended and all is saved, or nothing more can be; return 0 or 1."""
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        signal.signal(signal.SIGTERM, self._on_term)
+        good_at = time.monotonic()
+        while True:
+            is_over, over = False, self._folder.document().final
+            try:
+                is_over = self._turn(over=over)
+                if self._sending is None:
+                    self._fails, self._error = 0, self._owed
+            except (OSError, ValueError, BotoCoreError, ClientError) as error:
+                self._fails, self._error = self._fails + 1, str(error)
+                sys.stderr.write(f"{time.strftime('%FT%TZ', time.gmtime())} {error}\n")
+                sys.stderr.flush()
+            now = time.monotonic()
+            if not over or not self._fails:
+                good_at = now
+            gives_up = over and self._fails > 0 and now > min(good_at + _LATE_S, self._end_by)
+            self._tell(ended=is_over or gives_up)
+            if is_over or gives_up:
+                self._store.close()
+                return 1 if gives_up else 0
+            pause_s = min(_END_S, self._order["look_s"]) if over else self._pause_s
+            time.sleep(max(pause_s, min(_SLOWEST_S, 2.0 ** min(self._fails, 9)) if self._fails else 0.0))
+
+    def _on_term(self, *_: object) -> None:
+        """The machine is shut down: the job ends now, and what cannot be saved soon never will be."""
+        self._end_by = min(self._end_by, time.monotonic() + _HURRY_S)
+
+    def _turn(self, *, over: bool) -> bool:
+        """Look, send what is whole, say what is saved; return whether all is done."""
+        self._see(over=over)
+        now = time.monotonic()
+        rests = over and not self._pending and self._sending is None
+        self._rested = self._rested + 1 if rests else 0
+        self._ended = self._rested > 1
+        document = self._document()
+        beats = self._others and not self._is_first and now - self._written_at >= self._order["beat_s"]
+        if beats or {**document, "look": 0} != self._written:
+            self._store.write(self._at, f"node{self._node}.json", document)
+            self._written, self._written_at = {**document, "look": 0}, now
+        if not self._is_first:
+            return self._ended
+        self._hear(now, hurry=over)
+        is_over = self._ended and (self._all_ended() or now - self._changed_at > _OTHERS_S)
+        self._publish({**self._told, self._node: document}, is_over=is_over)
+        if is_over:
+            self._store.abort(self._at)
+        return is_over
+
+    # ---- the files of this node
+
+    def _see(self, *, over: bool) -> None:
+        """Look at the results once, send what grows, and begin to send what is whole."""
+        self._settle()
+        began = time.thread_time()
+        listed: Any = manifest(self._asked, self._folder)
+        self._look += 1
+        self._pause_s = max(self._order["look_s"], (time.thread_time() - began) / _SHARE)
+        self._links = {line.home: line.target for line in listed.files if line.target}
+        lines = {line.home: line for line in listed.files if not line.target}
+        self._owed = "; ".join(f"{one.path}: {one.why}" for one in listed.skipped if one.owed)[:2000]
+        for home in self._files.keys() - lines.keys():  # the job has removed it
+            if self._files[home].seen is not None:
+                self._again(self._files[home])
+        self._pending = {}
+        ready: dict[str, Line] = {}
+        growing: list[Line] = []
+        for home, line in lines.items():
+            file, stamp = self._files.setdefault(home, _File()), (line.size, line.modified)
+            rests, file.seen = file.seen == stamp and not line.writing, stamp
+            if file.saved == stamp and not (over and _grows(home) and self._is_another(line, file)):
+                continue
+            is_readable = os.access(line.path, os.R_OK)
+            if not is_readable:
+                self._owed = f"{line.path} cannot be read"
+            if is_readable or not over:
+                self._pending[home] = line.size
+            if not is_readable:
+                continue
+            if _grows(home):
+                growing.append(line)
+            elif rests and len(ready) < _BATCH:
+                ready[home] = line
+        if ready and self._sending is None:
+            self._begin(ready)
+        for line in growing:
+            file = self._files[line.home]
+            if over or time.monotonic() - file.sent_at >= self._order["parts_s"]:
+                self._append(line, file)
+                del self._pending[line.home]
+
+    def _begin(self, ready: Mapping[str, Line]) -> None:
+        """Send files in another thread: one that is listed as saved gets another key, so that it stays."""
+        going = {}
+        for home, line in ready.items():
+            file = self._files[home]
+            going[home] = (file.key(home, file.version + bool(file.parts)), line)
+        paths = {key: Path(line.path) for key, line in going.values()}
+        self._moved = 0
+        self._sending = self._pool.submit(self._store.send, paths, self._at, self._move), going
+
+    def _move(self, count: int) -> None:
+        self._moved += count
+
+    def _settle(self) -> None:
+        """Take in what was sent: a file that is another one by now is not saved. Raises what failed."""
+        if self._sending is None or not self._sending[0].done():
+            return
+        (future, going), self._sending = self._sending, None
+        self._moved = 0
+        future.result()
+        self._fails = 0
+        for home, (key, line) in going.items():
+            with contextlib.suppress(FileNotFoundError):
+                path, file = Path(line.path), self._files[home]
+                info = path.stat()
+                if (info.st_size, info.st_mtime_ns) == (line.size, line.modified):
+                    self._old += [key for key, _ in file.parts]
+                    file.version += bool(file.parts)
+                    file.parts, file.saved = [[key, line.size]], (line.size, line.modified)
+                    file.is_torn = path.suffix in SUFFIXES and not is_whole(path)
+
+    def _append(self, line: Line, file: _File) -> None:
+        """Send what a file has grown by; its last part is replaced by a longer one until that is large."""
+        if line.size < file.length:
+            self._again(file)
+        file.sent_at = time.monotonic()
+        while file.length < line.size or not file.parts:
+            is_new = not file.parts or file.parts[-1][1] >= _PART_BYTES
+            known = 0 if is_new else file.parts[-1][1]
+            start = file.length - known
+            with Path(line.path).open("rb") as stream:
+                stream.seek(start)
+                data = stream.read(min(_PART_BYTES, line.size - start))
+            if len(data) < min(_PART_BYTES, line.size - start):
+                return  # it is shorter by now: the next look sees that
+            key = f"parts/{file.key(line.home, file.version)}/{start:015}"
+            self._store.client.put_object(Bucket=self._at.bucket, Key=self._at.key(key), Body=data)
+            file.digest.update(data[known:])
+            file.parts[len(file.parts) - (not is_new) :] = [[key, len(data)]]
+        file.saved = (line.size, line.modified)
+
+    def _is_another(self, line: Line, file: _File) -> bool:
+        """Tell whether a file that was taken for one that grows was written anew; it is sent again then."""
+        if file.checked == file.saved:
+            return False
+        digest = hashlib.sha256()
+        with Path(line.path).open("rb") as stream:
+            while data := stream.read(1 << 20):
+                digest.update(data)
+        is_another = digest.digest() != file.digest.digest()
+        if is_another:
+            self._again(file)
+        file.checked = (line.size, line.modified)
+        return is_another
+
+    def _again(self, file: _File) -> None:
+        """Forget what is saved of a file; what it is now gets other keys."""
+        self._old += [key for key, _ in file.parts]
+        file.parts, file.digest, file.saved, file.seen = [], hashlib.sha256(), None, None
+        file.version += 1
+
+    def _document(self) -> dict[str, Any]:
+        """Return nodeK.json: `old` are keys that nothing needs but a checkpoint that is listed."""
+        saved = {home: file for home, file in self._files.items() if file.saved is not None}
+        return {
+            "look": self._look,
+            "files": {
+                home: {
+                    "size": file.length,
+                    "modified": file.saved[1] if file.saved else 0,
+                    "parts": [list(part) for part in file.parts],
+                    **({"torn": True} if file.is_torn else {}),
+                }
+                for home, file in sorted(saved.items())
+            },
+            "links": self._links,
+            "pending": sorted(self._pending),
+            "old": self._old[-_OLD:],
+            "ended": self._ended,
+            "error": self._owed,
+        }
+
+    def _tell(self, *, ended: bool) -> None:
+        """Write down for this node's clients how far it is."""
+        saved = [file.length for file in self._files.values() if file.saved is not None]
+        left = sum(max(0, size - self._files[home].length) for home, size in self._pending.items())
+        told: dict[str, Any] = {"files": len(saved), "bytes": sum(saved), "pending_files": len(self._pending)}
+        told |= {"pending_bytes": max(0, left - self._moved), "error": self._error[:2000], "ended": ended}
+        with contextlib.suppress(OSError):
+            write_json(self._folder.saving, told, sync=False)
+
+    # ---- on the first node: the job
+
+    def _hear(self, now: float, *, hurry: bool) -> None:
+        """Read what the other nodes have saved."""
+        if now - self._heard_at < (_END_S if hurry else self._order["beat_s"]):
+            return
+        told = {node: self._store.read(self._at, f"node{node}.json") or {} for node in self._others}
+        self._heard_at = now
+        if told != self._told:
+            self._told, self._changed_at = told, now
+
+    def _all_ended(self) -> bool:
+        return all(self._told.get(node, {}).get("ended") for node in self._others)
+
+    def _publish(self, told: Mapping[int, Mapping[str, Any]], *, is_over: bool) -> None:
+        """Write job.json where it says something new, and remove what nothing needs any more."""
+        self._shelf.take({node: told.get(node, {}) for node in (self._node, *self._others)})
+        document = self._folder.document()
+        state = document.state if is_over or not document.final else "running"
+        if (state, self._shelf.checkpoint) != self._published:
+            whole = {
+                "job": self._folder.job,
+                "save": 1,
+                "launch": self._request.launch,
+                "nodes": sorted([self._node, *self._others]),
+                "state": state,
+                "facts": plain(document.facts),
+                "document": plain(document),
+                "checkpoint": self._shelf.checkpoint,
+            }
+            self._store.write(self._at, "job.json", whole)
+            self._published = (state, self._shelf.checkpoint)
+        old = {key for one in told.values() for key in one.get("old", ())} - self._shelf.keys()
+        for key in sorted(old - self._deleted):
+            self._deleted.add(key)
+            with contextlib.suppress(self._store.client.exceptions.ClientError):  # it may have no right to
+                self._store.client.delete_object(Bucket=self._at.bucket, Key=self._at.key(key))
+
+
+def _grows(home: str) -> bool:
+    """Tell whether a result is taken for one that is only appended to."""
+    name = home.rpartition("/")[2]
+    is_log = name.endswith((".log", ".jsonl")) or name.startswith(EVENTS)
+    return is_log and not home.startswith(f"{OURS}samples")

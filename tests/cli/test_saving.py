@@ -1,0 +1,77 @@
+"""--save-to: the results of a job are in S3 when it ends, and the nodes may go."""
+
+import json
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import boto3
+import pytest
+
+from awsddp.local import control
+from tests.cli.conftest import Lab
+
+RIGHTS = ["s3:ListBucket", "s3:GetObject", "s3:PutObject", "s3:AbortMultipartUpload", "s3:DeleteObject"]
+
+
+@pytest.fixture
+def client(lab: Lab) -> Iterator[Any]:
+    """The S3 of a lab whose two nodes have a role, and its bucket."""
+    assert lab.run("local", "start").returncode == 0
+    info = control.find(lab.home)
+    assert info is not None
+    keys = {"aws_access_key_id": info.access_key_id, "aws_secret_access_key": info.secret_access_key}
+    where: Any = {"endpoint_url": info.endpoint, "region_name": info.region, **keys}
+    s3, iam = boto3.client("s3", **where), boto3.client("iam", **where)
+    s3.create_bucket(Bucket="results")
+    iam.create_role(RoleName="training", AssumeRolePolicyDocument="{}")
+    at = "arn:aws:s3:::results"
+    allowed = {"Effect": "Allow", "Action": RIGHTS, "Resource": [at, f"{at}/*"]}
+    document = json.dumps({"Version": "2012-10-17", "Statement": [allowed]})
+    iam.put_role_policy(RoleName="training", PolicyName="s3", PolicyDocument=document)
+    iam.create_instance_profile(InstanceProfileName="training")
+    iam.add_role_to_instance_profile(InstanceProfileName="training", RoleName="training")
+    words = ("--nodes", "2", "-y", "-o", "local.gpus=off", "-o", "access.instance_profile=training")
+    shown = lab.run("up", "--local", *words)
+    assert shown.returncode == 0, shown.stderr
+    yield s3
+
+
+def job_json(s3: Any, job: str, state: str) -> Any:
+    end = time.monotonic() + 60
+    while True:
+        found = json.loads(s3.get_object(Bucket="results", Key=f"runs/{job}/job.json")["Body"].read())
+        if found["state"] == state:
+            return found
+        assert time.monotonic() < end, found
+        time.sleep(0.5)
+
+
+@pytest.mark.timeout(400)
+def test_a_job_saves_its_checkpoints_and_down_waits_for_the_last(lab: Lab, client: Any) -> None:
+    train = ("train", "--save-to", "s3://results/runs")
+    assert lab.run("train", "--save-to", "s3://nowhere/runs").returncode == 3
+    shown = lab.run(*train, "--", "--epochs", "2")
+    assert shown.returncode == 0, shown.stderr
+    [job] = [one["job"] for one in lab.json("jobs")["jobs"]]
+    assert f"the results of {job} are in s3://results/runs/{job}" in shown.stderr
+    found = job_json(client, job, "succeeded")
+    assert found["facts"]["save_to"] == "s3://results/runs"
+    for _, home, size, parts in found["checkpoint"]["files"]:
+        saved = [
+            client.get_object(Bucket="results", Key=f"runs/{job}/{key}")["Body"].read() for key, _ in parts
+        ]
+        assert b"".join(saved) == (lab.project / "runs" / job / home).read_bytes()
+        assert sum(map(len, saved)) == size
+    (lab.project / "runs").rename(lab.project / "older")
+    again = lab.run(*train, "--name", job)
+    assert (again.returncode, "already exists" in again.stderr) == (2, True), again.stderr
+    assert lab.run(*train, "--name", "second", "--detach", "--", "--epochs", "2").returncode == 0
+    while lab.json("jobs")["jobs"][-1]["state"] == "running":
+        time.sleep(1)
+    ended = lab.run("down", "-y")
+    assert (ended.returncode, "the results of second are in s3://results/runs/second" in ended.stderr) == (
+        0,
+        True,
+    ), ended.stderr
+    job_json(client, "second", "succeeded")

@@ -1,0 +1,324 @@
+"""What a node saves to S3 while a job runs, against the local cloud's S3; the job itself is made up."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import botocore.session
+import pytest
+from botocore.exceptions import ClientError
+
+from awsddp.answers import Tried, read_answer
+from awsddp.jobs import protocol
+from awsddp.jobs.supervisor.folder import JobFolder, initial, write_json
+from awsddp.jobs.supervisor.objects import Place, Store
+from awsddp.local import control
+from tests.jobs.conftest import launch_of
+from tests.local.conftest import Cloud, fault_add, fault_clear
+
+RIGHTS = ("s3:ListBucket", "s3:GetObject", "s3:PutObject", "s3:AbortMultipartUpload", "s3:DeleteObject")
+MB = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def cloud(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cloud]:
+    home = tmp_path_factory.mktemp("cloud")
+    yield Cloud(home, control.start(home, mode="records"))
+    control.stop(home)
+
+
+class Metadata:
+    """The metadata service of a node whose role has these rights in a bucket; no role without a cloud."""
+
+    def __init__(self, cloud: Cloud | None, bucket: str = "", rights: tuple[str, ...] = RIGHTS) -> None:
+        role = self._role(cloud, bucket, rights) if cloud else None
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_PUT(self) -> None:
+                self._say("token")
+
+            def do_GET(self) -> None:
+                self._say("training" if self.path.endswith("/") else json.dumps(role))
+
+            def _say(self, text: str) -> None:
+                self.send_response(404 if role is None and self.command == "GET" else 200)
+                self.end_headers()
+                self.wfile.write(text.encode())
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        self.endpoint = f"http://127.0.0.1:{self.server.server_port}"
+
+    def _role(self, cloud: Cloud, bucket: str, rights: tuple[str, ...]) -> dict[str, str]:
+        iam, name = cloud.client("iam"), f"role-{uuid.uuid4().hex}"
+        arn = iam.create_role(RoleName=name, AssumeRolePolicyDocument="{}")["Role"]["Arn"]
+        at = f"arn:aws:s3:::{bucket}"
+        allowed = {"Effect": "Allow", "Action": list(rights), "Resource": [at, f"{at}/*"]}
+        document = json.dumps({"Version": "2012-10-17", "Statement": [allowed]})
+        iam.put_role_policy(RoleName=name, PolicyName="rights", PolicyDocument=document)
+        given = cloud.client("sts").assume_role(RoleArn=arn, RoleSessionName="i-1")["Credentials"]
+        keys = {"AccessKeyId": given["AccessKeyId"], "SecretAccessKey": given["SecretAccessKey"]}
+        ends = {"Expiration": "2099-01-01T00:00:00Z", "LastUpdated": "2026-01-01T00:00:00Z"}
+        return {"Code": "Success", "Type": "AWS-HMAC", "Token": given["SessionToken"], **keys, **ends}
+
+
+class Bucket:
+    """A bucket, and nodes that save a job there."""
+
+    def __init__(self, cloud: Cloud, top: Path) -> None:
+        self.cloud, self.top = cloud, top
+        self.name = f"bucket-{uuid.uuid4().hex}"
+        self.s3 = cloud.client("s3")
+        self.s3.create_bucket(Bucket=self.name)
+        self.metadata = Metadata(cloud, self.name)
+        self.nodes: list[Node] = []
+
+    def order(self, do: str, **changes: Any) -> dict[str, Any]:
+        usual = {"do": do, "place": f"s3://{self.name}/runs", "job": "job-1", "launch": "l", "exclude": []}
+        pace = {"look_s": 0.05, "parts_s": 0.1, "beat_s": 0.2}
+        where = {"region": "us-east-1", "endpoint": self.cloud.info.endpoint}
+        return {**usual, **pace, **where, **changes}
+
+    def start(self, do: str, home: Path, metadata: Metadata | None = None, **changes: Any) -> Any:
+        argv, stdin = protocol.node_program(sys.executable, protocol.SAVER, self.order(do, **changes))
+        environ = {
+            "HOME": str(home),
+            "PATH": os.environ["PATH"],
+            "AWS_EC2_METADATA_SERVICE_ENDPOINT": (metadata or self.metadata).endpoint,
+            "AWS_ACCESS_KEY_ID": "not-the-role",
+            "AWS_SECRET_ACCESS_KEY": "not-the-role",
+        }
+        pipe = subprocess.PIPE
+        process = subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=pipe, env=environ)
+        assert process.stdin is not None
+        process.stdin.write(stdin)
+        process.stdin.close()
+        process.stdin = None
+        return process
+
+    def claim(self, metadata: Metadata | None = None, **changes: Any) -> Tried:
+        out, err = self.start("claim", self.top, metadata, **changes).communicate(timeout=60)
+        assert out, err
+        return read_answer(out, Tried, node=0)
+
+    def names(self) -> list[str]:
+        found = self.s3.list_objects_v2(Bucket=self.name, Prefix="runs/job-1/").get("Contents", ())
+        return [one["Key"].removeprefix("runs/job-1/") for one in found]
+
+    def get(self, key: str) -> bytes:
+        body: bytes = self.s3.get_object(Bucket=self.name, Key=f"runs/job-1/{key}")["Body"].read()
+        return body
+
+    def json(self, key: str) -> Any:
+        try:
+            return json.loads(self.get(key))
+        except ClientError:
+            return {}
+
+    def saved(self, home: str, node: int = 0) -> bytes | None:
+        """What a reader gets of a result: its parts, cut and joined; None where it is not saved."""
+        found = self.json(f"node{node}.json").get("files", {}).get(home)
+        return found and b"".join(self.get(key)[:size] for key, size in found["parts"])
+
+    @property
+    def checkpoint(self) -> Any:
+        return self.json("job.json").get("checkpoint") or {"name": None}
+
+    def run(self, count: int = 1) -> list["Node"]:
+        self.nodes = [Node(self, node, count) for node in range(count)]
+        return self.nodes
+
+
+class Node:
+    """A node on which the job runs, and its saver."""
+
+    def __init__(self, bucket: Bucket, number: int, count: int) -> None:
+        home = bucket.top / f"home{number}"
+        self.work, self.jobs = home / "work", home / ".awsddp" / "jobs" / "job-1"
+        for path in (self.work, self.jobs / "logs", self.jobs / "run"):
+            path.mkdir(parents=True)
+        self.run, self.log = self.jobs / "run", self.jobs / "logs" / f"rank{number}.log"
+        every = range(count)
+        machines = [{"node": one, "private_ip": "127.0.0.1", "instance_id": f"i-{one}"} for one in every]
+        layout = [[one, 0, one] for one in every]
+        self.request = launch_of(number, job="job-1", nodes=machines, layout=layout, workdir=str(self.work))
+        self.folder = JobFolder("job-1", self.jobs)
+        write_json(self.jobs / "job.json", self.request)
+        write_json(self.folder.snapshot, {})
+        self.lock = self.folder.lock()
+        self.state("running")
+        self.saver = bucket.start("save", home)
+
+    def state(self, state: str) -> None:
+        document = initial(self.request)
+        document.state = state
+        write_json(self.folder.state, document)
+
+    def end(self) -> None:
+        """End the job, and wait for the last upload."""
+        self.state("succeeded")
+        os.close(self.lock)
+        out, err = self.saver.communicate(timeout=60)
+        assert self.saver.returncode == 0, err.decode() + out.decode()
+
+
+@pytest.fixture
+def bucket(cloud: Cloud, tmp_path: Path) -> Iterator[Bucket]:
+    made = Bucket(cloud, tmp_path)
+    yield made
+    for node in made.nodes:
+        node.saver.kill()
+        node.saver.communicate()
+    made.metadata.server.shutdown()
+
+
+def until(condition: Callable[[], object], seconds: float = 30) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not come true in time"
+        time.sleep(0.1)
+
+
+def test_a_file_is_saved_once_it_is_whole_and_its_next_version_beside_it(bucket: Bucket) -> None:
+    [node] = bucket.run()
+    with (node.run / "model.pt").open("wb") as file:
+        file.write(b"half")
+        file.flush()
+        (node.work / ".part").write_bytes(b"renamed")
+        (node.work / ".part").rename(node.work / "result")
+        until(lambda: bucket.saved("node0/result") == b"renamed")
+        assert "node0/run/model.pt" not in bucket.names()
+        assert bucket.json("node0.json")["pending"] == ["node0/run/model.pt"]
+        assert (bucket.json("job.json")["state"], bucket.checkpoint["name"]) == ("running", None)
+        file.write(b" and half")
+    until(lambda: bucket.checkpoint["name"] == "run/model.pt")
+    assert bucket.get("node0/run/model.pt") == b"half and half"
+    (node.run / "model.pt").write_bytes(b"the next")
+    until(lambda: bucket.checkpoint["files"][0][3] == [["node0/run/model.pt~2", 8]])
+    until(lambda: "node0/run/model.pt" not in bucket.names())
+    (node.run / "model.pt").unlink()
+    until(lambda: bucket.saved("node0/run/model.pt") is None)
+    assert bucket.get(bucket.checkpoint["files"][0][3][0][0]) == b"the next"
+    (node.run / "torn.pt").write_bytes(b"PK\x03\x04 no end")
+    (node.run / "link").symlink_to(node.work / "result")
+    node.end()
+    whole = bucket.json("job.json")
+    assert (whole["state"], whole["checkpoint"]["name"]) == ("succeeded", "run/model.pt")
+    assert bucket.json("node0.json")["links"] == {"node0/run/link": "node0/result"}
+    told = json.loads(node.folder.saving.read_text())
+    assert (told["ended"], told["error"], told["pending_files"]) == (True, "", 0)
+
+
+def test_what_grows_is_sent_in_parts_that_join_to_it(bucket: Bucket) -> None:
+    [node] = bucket.run()
+    said = b""
+    with node.log.open("ab", buffering=0) as log:
+        for number in range(4):
+            more = os.urandom(5 * MB) + b"%d\n" % number
+            log.write(more)
+            said += more
+            until(lambda now=said: bucket.saved("logs/rank0.log") == now)  # type: ignore[misc]
+    rows = node.run / "metrics.jsonl"
+    rows.write_text('{"step": 1}\n')
+    until(lambda: bucket.saved("node0/run/metrics.jsonl") == b'{"step": 1}\n')
+    info = rows.stat()
+    rows.write_text('{"step": 2}\n')
+    os.utime(rows, ns=(info.st_mtime_ns, info.st_mtime_ns))
+    node.end()
+    assert bucket.saved("logs/rank0.log") == said
+    assert bucket.saved("node0/run/metrics.jsonl") == b'{"step": 2}\n'
+    parts = bucket.json("node0.json")["files"]["logs/rank0.log"]["parts"]
+    assert [size for _, size in parts][:2] == [8 * MB, 8 * MB]
+
+
+def test_a_folder_is_a_checkpoint_once_it_rests_on_all_nodes(bucket: Bucket) -> None:
+    first, second = bucket.run(2)
+    for node in (first, second):
+        (node.run / "step-1").mkdir()
+    with (second.run / "step-1" / "__1_0.distcp").open("wb") as file:
+        file.write(b"second")
+        file.flush()
+        (first.run / "step-1" / "__0_0.distcp").write_bytes(b"first")
+        (first.run / "step-1" / ".metadata").write_bytes(b"mark")
+        until(lambda: bucket.saved("node0/run/step-1/.metadata") == b"mark")
+        time.sleep(2)
+        assert bucket.checkpoint["name"] is None
+    until(lambda: bucket.checkpoint["name"] == "run/step-1")
+    homes = [home for _, home, _, _ in bucket.checkpoint["files"]]
+    assert b"".join(bucket.get(parts[0][0]) for *_, parts in bucket.checkpoint["files"]) == b"markfirstsecond"
+    assert [home.partition("/run/step-1/")[::2] for home in homes] == [
+        ("node0", ".metadata"),
+        ("node0", "__0_0.distcp"),
+        ("node1", "__1_0.distcp"),
+    ]
+    second.end()
+    assert bucket.json("job.json")["state"] == "running"
+    first.end()
+    assert bucket.json("job.json")["state"] == "succeeded"
+
+
+def test_what_fails_is_told_and_tried_again(bucket: Bucket) -> None:
+    [node] = bucket.run()
+    until(lambda: bucket.json("job.json"))
+    fault_add(bucket.cloud.info, "PutObject", "AccessDenied")
+    (node.run / "late").write_bytes(b"late")
+    until(lambda: "AccessDenied" in json.loads(node.folder.saving.read_text())["error"])
+    fault_clear(bucket.cloud.info)
+    until(lambda: bucket.saved("node0/run/late") == b"late")
+    node.end()
+    assert json.loads(node.folder.saving.read_text())["error"] == ""
+
+
+def test_a_saver_that_is_killed_leaves_nothing_half_under_a_name(bucket: Bucket) -> None:
+    [node] = bucket.run()
+    until(lambda: bucket.json("job.json"))
+    with (node.run / "large").open("wb") as file:
+        file.truncate(400 * MB)
+    until(lambda: bucket.s3.list_multipart_uploads(Bucket=bucket.name).get("Uploads"))
+    os.kill(node.saver.pid, signal.SIGKILL)
+    node.saver.wait()
+    assert "node0/run/large" not in bucket.names()
+    info, session = bucket.cloud.info, botocore.session.Session()
+    session.set_credentials(info.access_key_id, info.secret_access_key)
+    store = Store(region=info.region, endpoint=info.endpoint, session=session)
+    store.abort(Place(bucket.name, "runs/job-1"))
+    assert not bucket.s3.list_multipart_uploads(Bucket=bucket.name).get("Uploads")
+
+
+def test_of_two_claims_at_once_one_wins_and_the_other_learns_the_names(bucket: Bucket) -> None:
+    rivals = [bucket.start("claim", bucket.top, launch=one) for one in ("one", "other")]
+    told = [read_answer(one.communicate(timeout=60)[0], Tried, node=0) for one in rivals]
+    assert sorted(one.code for one in told) == ["", "taken"]
+    assert [one.names for one in told if one.code] == [("job-1",)]
+
+
+@pytest.mark.parametrize("right", RIGHTS[:4])
+def test_a_right_that_is_missing_is_named(bucket: Bucket, right: str) -> None:
+    lacking = Metadata(bucket.cloud, bucket.name, tuple(one for one in RIGHTS if one != right))
+    told = bucket.claim(lacking)
+    assert (told.code, told.what) == ("right", right)
+    assert right in told.said or right == "s3:ListBucket"
+    assert not bucket.json("job.json")
+
+
+def test_what_else_keeps_a_node_from_saving_is_told(bucket: Bucket) -> None:
+    assert bucket.claim(Metadata(None)).code == "role"
+    missing = f"missing-{bucket.name[:40]}"
+    everywhere = Metadata(bucket.cloud, "*")
+    assert bucket.claim(everywhere, place=f"s3://{missing}/runs").code == "bucket"
+    far = f"far-{bucket.name[:40]}"
+    bucket.s3.create_bucket(Bucket=far, CreateBucketConfiguration={"LocationConstraint": "eu-west-1"})
+    told = bucket.claim(everywhere, place=f"s3://{far}/runs")
+    assert (told.code, told.what) == ("region", "eu-west-1")
