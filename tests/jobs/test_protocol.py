@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 TYPES = ("awsddp",)
 """Where requests.py has the types of answers from, for type checkers alone."""
 SUPERVISOR = Path(protocol.__file__).parent / "supervisor"
+SAVER = ("checkpoints", "objects", "saver", "shelf", "trial")
+"""What saves results: a program of its own, in a Python with boto3."""
 
 
 def test_command_is_the_same_for_every_request() -> None:
@@ -44,9 +46,7 @@ def test_program_that_is_sent_is_whole_and_in_order() -> None:
     modules = json.loads(bz2.decompress(rest[: int(length)]))
     sent = [name.rpartition(".")[2] for name, _ in modules]
     # these travel with the requests that need them
-    others = {"__init__", "helper", "objects", "copying"}.union(
-        *(kind.extra for kind in requests.KINDS.values())
-    )
+    others = {"__init__", "helper", "copying", *SAVER}.union(*(kind.extra for kind in requests.KINDS.values()))
     assert sorted(sent) == sorted(path.stem for path in SUPERVISOR.glob("*.py") if path.stem not in others)
     texts = [text for _, text in modules]
     for place, name in enumerate(sent):
@@ -74,7 +74,7 @@ def test_program_of_the_node_is_python_3_8_and_needs_nothing_else(path: Path) ->
                 in {
                     *sys.stdlib_module_names,
                     "sitecustomize",
-                    *(("botocore", "s3transfer") if path.stem in ("objects", "copying") else ()),
+                    *(("botocore", "s3transfer") if path.stem in ("copying", *SAVER) else ()),
                 }
             )
         assert not isinstance(node, ast.Match)

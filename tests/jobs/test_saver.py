@@ -193,6 +193,8 @@ def until(condition: Callable[[], object], seconds: float = 30) -> None:
 
 def test_a_file_is_saved_once_it_is_whole_and_its_next_version_beside_it(bucket: Bucket) -> None:
     [node] = bucket.run()
+    until(lambda: bucket.json("job.json"))
+    assert Path(f"/proc/{node.saver.pid}/comm").read_text() == "awsddp-job\n"  # the watchdog looks for it
     with (node.run / "model.pt").open("wb") as file:
         file.write(b"half")
         file.flush()
@@ -272,9 +274,12 @@ def test_a_folder_is_a_checkpoint_once_it_rests_on_all_nodes(bucket: Bucket) -> 
 def test_what_fails_is_told_and_tried_again(bucket: Bucket) -> None:
     [node] = bucket.run()
     until(lambda: bucket.json("job.json"))
-    fault_add(bucket.cloud.info, "PutObject", "AccessDenied")
+    fault_add(bucket.cloud.info, "PutObject", "AccessDenied", only="runs/job-1/node0/run/late")
     (node.run / "late").write_bytes(b"late")
+    (node.run / "other").write_bytes(b"other")
     until(lambda: "AccessDenied" in json.loads(node.folder.saving.read_text())["error"])
+    until(lambda: bucket.saved("node0/run/other") == b"other")
+    assert bucket.json("node0.json")["pending"] == ["node0/run/late"]
     fault_clear(bucket.cloud.info)
     until(lambda: bucket.saved("node0/run/late") == b"late")
     node.end()

@@ -78,6 +78,7 @@ class _File:
         self.checked: tuple[int, int] | None = None
         self.digest = hashlib.sha256()
         self.is_torn = False
+        self.fails = 0
 
     @property
     def length(self) -> int:
@@ -205,15 +206,21 @@ class Saver:
                 continue
             if _grows(home):
                 growing.append(line)
-            elif rests and len(ready) < _BATCH:
+            elif rests:
                 ready[home] = line
         if ready and self._sending is None:
-            self._begin(ready)
+            self._begin(self._chosen(ready))
         for line in growing:
             file = self._files[line.home]
             if over or time.monotonic() - file.sent_at >= self._order["parts_s"]:
                 self._append(line, file)
                 del self._pending[line.home]
+
+    def _chosen(self, ready: Mapping[str, Line]) -> dict[str, Line]:
+        """Return what goes next: files that have failed go alone, so that they hold up no others."""
+        ordered = sorted(ready, key=lambda home: self._files[home].fails)
+        fresh = [home for home in ordered if not self._files[home].fails][:_BATCH]
+        return {home: ready[home] for home in fresh or ordered[:1]}
 
     def _begin(self, ready: Mapping[str, Line]) -> None:
         """Send files in another thread: one that is listed as saved gets another key, so that it stays."""
@@ -234,6 +241,8 @@ class Saver:
             return
         (future, going), self._sending = self._sending, None
         self._moved = 0
+        for home in going:
+            self._files[home].fails += future.exception() is not None
         future.result()
         self._fails = 0
         for home, (key, line) in going.items():
@@ -243,7 +252,7 @@ class Saver:
                 if (info.st_size, info.st_mtime_ns) == (line.size, line.modified):
                     self._old += [key for key, _ in file.parts]
                     file.version += bool(file.parts)
-                    file.parts, file.saved = [[key, line.size]], (line.size, line.modified)
+                    file.parts, file.saved, file.fails = [[key, line.size]], (line.size, line.modified), 0
                     file.is_torn = path.suffix in SUFFIXES and not is_whole(path)
 
     def _append(self, line: Line, file: _File) -> None:
