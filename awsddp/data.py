@@ -22,6 +22,7 @@ from awsddp.parallel import each, split
 from awsddp.plan.records import Data
 from awsddp.records import Amount, Target, Text
 from awsddp.report import Event, amount, node_name, size_text
+from awsddp.saved import SavedCheckpoint
 from awsddp.spec import JobSpec
 from awsddp.values import Source, data_sources
 
@@ -135,24 +136,23 @@ def bring(cluster: "Cluster", nodes: Collection[int], spec: JobSpec) -> None:
     message = {
         "sources": [one._asdict() for one in sources],
         "bytes": sum(files.size for files in folders.values()),
-        "region": cluster.aws.region,
-        "endpoint": cluster.target.node_s3,
         "payer": spec.data.requester_pays,
         "environ": {name: text for name, text in variables.items() if name.startswith(_PASSED)},
     }
-    lacking = [node for node, one in _ask(cluster, nodes, message).items() if one.lacks]
-    if lacking:
-        send_packages(cluster, lacking)
-        _ask(cluster, lacking, message)
+    _ask(cluster, nodes, message, DATA)
     for name, files in folders.items():
         folder = f"{DATA.rpartition('/')[2]}/{name}"
         push(files, fleet, folder=folder, nodes=nodes, on_event=cluster.on_event)
 
 
 def bring_checkpoint(cluster: "Cluster", checkpoint: Checkpoint, nodes: Collection[int]) -> None:
-    """Send a checkpoint to nodes of a job. Raises NodesFailed."""
+    """Send a checkpoint to nodes of a job, or have them bring it from S3. Raises NodesFailed."""
     from awsddp.nodes.sync import files_to_send, push
 
+    if isinstance(checkpoint, SavedCheckpoint):
+        message = {"place": checkpoint.place, "files": checkpoint.files}
+        _ask(cluster, nodes, message, f"awsddp/{checkpoint.folder}")
+        return
     with checkpoint.staged() as staged:
         push(files_to_send(staged), cluster.fleet, folder=checkpoint.folder, nodes=nodes)
 
@@ -171,7 +171,23 @@ def _files(source: Source) -> "Listing":
     return files_to_send(Path(source.at).expanduser(), results=".awsddp")
 
 
-def _ask(cluster: "Cluster", nodes: Collection[int], message: Mapping[str, Any]) -> dict[int, _Said]:
+def _ask(cluster: "Cluster", nodes: Collection[int], message: Mapping[str, Any], folder: str) -> None:
+    """Have nodes copy to a folder in their home folder, with what that needs. Raises NodesFailed."""
+    place = {"region": cluster.aws.region, "endpoint": cluster.target.node_s3}
+    answers = _answers(cluster, nodes, {**message, **place}, folder)
+    lacking = [node for node, one in answers.items() if one.lacks]
+    if lacking:
+        send_packages(cluster, lacking)
+        answers |= _answers(cluster, lacking, {**message, **place}, folder)
+    for node, one in answers.items():
+        if one.copied or one.bytes:
+            text = f"data: {amount(int(one.copied), int(one.bytes))} copied"
+            cluster.on_event(Event(text, who=node_name(node), fraction=1.0))
+
+
+def _answers(
+    cluster: "Cluster", nodes: Collection[int], message: Mapping[str, Any], folder: str
+) -> dict[int, _Said]:
     """Run the program that copies on nodes, report how far it is, and return its answers.
 
     Raises NodesFailed.
@@ -181,7 +197,7 @@ def _ask(cluster: "Cluster", nodes: Collection[int], message: Mapping[str, Any])
     requests = {}
     for node in nodes:
         found = cluster.record.found[node]
-        folders = {"folder": f"{found.home}/{DATA}", "packages": f"{found.home}/awsddp/{BUNDLE}"}
+        folders = {"folder": f"{found.home}/{folder}", "packages": f"{found.home}/awsddp/{BUNDLE}"}
         requests[node] = protocol.node_program(found.python, _MODULES, {**message, **folders})
 
     def on_data(node: int, data: bytes) -> None:
@@ -196,12 +212,7 @@ def _ask(cluster: "Cluster", nodes: Collection[int], message: Mapping[str, Any])
                     cluster.on_event(_event(node, int(step.at), int(step.of)))
 
     ends = fleet.stream(requests, on_data, silent_after_s=_SILENT_S)
-    answers = split({node: _outcome(node, last.get(node), end) for node, end in ends.items()})
-    for node, one in answers.items():
-        if not one.lacks and any(asked["kind"] != "folder" for asked in message["sources"]):
-            text = f"data: {amount(int(one.copied), int(one.bytes))} copied"
-            cluster.on_event(Event(text, who=node_name(node), fraction=1.0))
-    return answers
+    return split({node: _outcome(node, last.get(node), end) for node, end in ends.items()})
 
 
 def _event(node: int, at: int, of: int) -> Event:

@@ -26,6 +26,7 @@ from awsddp.records import ACTIVE, MORE, JobRecord
 from awsddp.report import Event, amount, node_name, size_text
 from awsddp.results import draw_loss, older_jobs, refuse_another, still_missing, whole_at_home
 from awsddp.returns import FetchDocument, NodeFiles
+from awsddp.saved import brought, is_saved
 from awsddp.saving import wait_until_saved
 from awsddp.state import TAGS_S, living
 from awsddp.values import size_of
@@ -60,6 +61,10 @@ def fetch(
     fetched, and NodeError is raised with the document as its `result`. Raises NotFoundError for an unknown
     job, NoNodes.
     """
+    if job is not None and is_saved(job):
+        found, fetched = brought(cluster, job, whole=True)
+        draw_loss(cluster.results / found.job)
+        return _document(cluster, fetched, found.job)
     job = full_name(cluster, job)
     try:
         return _fetch(cluster, job, anew)
@@ -125,7 +130,7 @@ def _bring(
     cluster: "Cluster", job: JobRecord, lost: Mapping[int, str], *, waits: bool
 ) -> dict[int, NodeFiles]:
     from awsddp.aws.power import release, unfetched_of
-    from awsddp.nodes.results import pull
+    from awsddp.nodes.results import by_rsync, pull
 
     folder = cluster.results / job.job
     nodes, began = cluster.fleet.holders(job), time.monotonic()
@@ -150,7 +155,7 @@ def _bring(
     fetched = pull(
         selected.wanted,
         folder,
-        ssh_config=cluster.folder.ssh_config,
+        transfer=by_rsync(cluster.folder.ssh_config),
         look=look,
         grown=_begins if job.state in ACTIVE else None,
         also=job_json,

@@ -25,6 +25,7 @@ from awsddp.records import ACTIVE, Cause, JobRecord, Node
 from awsddp.report import Event, duration, node_name
 from awsddp.results import job_result, refuse_another, saved_job, still_missing, whole_at_home
 from awsddp.returns import JobDocument
+from awsddp.saved import brought, is_saved
 from awsddp.values import seconds
 
 if TYPE_CHECKING:
@@ -65,8 +66,9 @@ def logs(
     Raises NotFoundError for an unknown job or rank, NoNodes if no node is reachable, and what `finish`
     raises. An interrupt gets a note on what becomes of the job.
     """
-    job = full_name(cluster, job)
-    if job is not None and (kept := whole_at_home(cluster, job)):
+    kept = brought(cluster, job)[0] if job is not None and is_saved(job) else None
+    job = kept.job if kept else full_name(cluster, job)
+    if kept or (job is not None and (kept := whole_at_home(cluster, job))):
         return _replay(cluster, kept, ranks, last, on_lines)
     try:
         with cluster.partly_ready() as cluster, connect_reachable(cluster):
@@ -429,7 +431,7 @@ class Events:
 
     def fetch(self) -> None:
         """Fetch the event files that are new or have grown. Raises AwsddpError."""
-        from awsddp.nodes.results import pull
+        from awsddp.nodes.results import by_rsync, pull
 
         cluster, fleet = self._cluster, self._cluster.fleet
         target = cluster.results / self._job.job
@@ -446,5 +448,5 @@ class Events:
                 wanted.setdefault(one.node, []).append(one)
         with self._writing, cluster.folder.lock("fetch", part="results"):
             if wanted and not self._ended.is_set():
-                came = pull(wanted, target, ssh_config=cluster.folder.ssh_config)
+                came = pull(wanted, target, transfer=by_rsync(cluster.folder.ssh_config))
                 self._fetched += sum(one.bytes for one in came.values())

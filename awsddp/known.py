@@ -19,6 +19,7 @@ from awsddp.report import elapsed, iso, node_name, utc
 from awsddp.resources import is_bundled
 from awsddp.results import job_result, missing, reached, saved_job
 from awsddp.returns import CostedCluster, JobDocument, JobsDocument, ListedJob
+from awsddp.saved import brought, is_saved, opened
 from awsddp.state import Past, Record, pasts, read_rows
 from awsddp.values import seconds
 
@@ -78,10 +79,13 @@ def full_name(cluster: "Cluster", text: str | None, told: Iterable[str] = ()) ->
     """Return the name of the job that `text` means: a name, `last` (None), or a part of one name alone.
 
     A name comes before a part; those that nodes have `told` and those in the project's folder before the
-    others of this machine. What is in no name is returned as it is. Raises UsageError for a part of several.
+    others of this machine. A job in S3 is brought here, but its results. What is in no name is returned as it
+    is. Raises UsageError for a part of several, and as `saved.opened`.
     """
     if text is None or text == "last":
         return None
+    if is_saved(text):
+        return brought(cluster, text)[0].job
     known = all_jobs(cluster)
     own = [one.job.job for one in known if one.folder.parent == cluster.results.absolute()]
     own += told
@@ -117,6 +121,8 @@ def jobs_of_all(cluster: "Cluster", names: Sequence[str] = ()) -> JobsDocument:
     named: where there is no job either); UsageError.
     """
     bill = None
+    if names and all(map(is_saved, names)):
+        return jobs_document(cluster, (), None, [brought(cluster, one)[0].job for one in names])
     try:
         with cluster.partly_ready() as cluster:
             bill = bill_of(cluster, cluster.listed)
@@ -305,10 +311,16 @@ def checkpoint_of(cluster: "Cluster") -> Checkpoint | None:
     """Return the checkpoint that `job.resume` names (None: it names none). Raises ConfigError, UsageError."""
     if cluster.job_spec.job.resume is None:
         return None
-    job = full_name(cluster, cluster.job_spec.job.resume)
+    asked = cluster.job_spec.job.resume
+    if is_saved(asked):
+        return _saved_checkpoint(cluster, asked)
+    job = full_name(cluster, asked)
     if job is None:
         job = _last_job(cluster)
     parts = newest_checkpoint(cluster.results / job)
+    kept = saved_job(cluster.results / job)
+    if not parts and kept is not None and kept.save_to is not None:
+        return _saved_checkpoint(cluster, f"{kept.save_to}/{job}")
     if not parts:
         raise ConfigError(
             f"job {job} has no checkpoint here",
@@ -316,6 +328,11 @@ def checkpoint_of(cluster: "Cluster") -> Checkpoint | None:
             f"awsddp fetch {job}   # if its results are on the nodes",
         )
     return Checkpoint(job=job, parts=tuple(parts))
+
+
+def _saved_checkpoint(cluster: "Cluster", uri: str) -> Checkpoint:
+    with opened(cluster, uri) as saved:
+        return saved.checkpoint()
 
 
 def _last_job(cluster: "Cluster") -> str:

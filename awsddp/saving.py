@@ -34,8 +34,7 @@ _RIGHTS = "s3:ListBucket, s3:GetObject, s3:PutObject and s3:AbortMultipartUpload
 
 
 def claim(cluster: "Cluster", launches: Mapping[int, Launch], refused: list[str]) -> None:
-    """Claim the job's name at job.save_to by its first node, and have the launches save there; none where that
-    is not set.
+    """Claim the job's name at job.save_to, if any, by its first node, and have the launches save there.
 
     Raises NameTaken, once the names that are taken are among those `refused`; ConfigError for what keeps the
     node from saving, NodeError.

@@ -1,4 +1,4 @@
-"""Fetch results: by rsync into a folder within theirs, and each then moved to its name.
+"""Fetch results: by rsync, or from S3, into a folder within theirs, and each then moved to its name.
 
 A node is not trusted: its names are checked where its answer comes in (answers.py, jobs/files.py), a file
 counts once rsync has found it whole and its node says that it is still as described, nothing is written
@@ -31,13 +31,15 @@ Listed = Mapping[tuple[int, str], ResultFile]
 """What nodes list, by node and path."""
 Look = Callable[[Collection[int]], Listed]
 Begins = Callable[[Path, ResultFile], bool]
+Transfer = Callable[[Sequence[ResultFile], Path, rsync.Progress, threading.Event], None]
+"""Brings files of a node to their paths below a folder, with their times, until the event is set."""
 
 
 def pull(
     wanted: Mapping[int, Sequence[ResultFile]],
     target: Path,
     *,
-    ssh_config: Path,
+    transfer: Transfer,
     look: Look = lambda _: {},
     grown: Begins | None = None,
     also: Callable[[Sequence[ResultFile]], Mapping[str, bytes]] | None = None,
@@ -53,7 +55,7 @@ def pull(
     next call. Raises NodesFailed for nodes that were lost, and ConfigError for a disk without the room.
     """
     target = Path(os.path.abspath(target))  # noqa: PTH100 (resolve() would follow a link that the user made)
-    results = _Results(target, ssh_config, wanted, grown)
+    results = _Results(target, transfer, wanted, grown)
     try:
         results.make_room(clear=also is not None)
         outcomes = run_on_nodes(partial(results.bring, results.missing), wanted, on_event=on_event)
@@ -75,6 +77,28 @@ def pull(
     return results.fetched
 
 
+def by_rsync(ssh_config: Path) -> Transfer:
+    """Return what brings files of a node by rsync over ssh."""
+
+    def transfer(
+        files: Sequence[ResultFile], came: Path, progress: rsync.Progress, stop: threading.Event
+    ) -> None:
+        # Neither devices nor owners nor modes, and links as what they lead to: what is left are files and
+        # their times. What an earlier fetch was cut in is written on, and compared by blocks.
+        words = ["-tL", "--modify-window=-1", "--inplace", "--no-implied-dirs"]
+        words += rsync.SPARSE if any(one.sparse for one in files) else ()
+        rsync.transfer(
+            [*words, "--", f"{node_name(progress.node)}:/", f"{os.fspath(came)}/"],
+            [one.path for one in files],
+            ssh_config=ssh_config,
+            stop=stop,
+            progress=progress,
+            partly=True,
+        )
+
+    return transfer
+
+
 class _Results:
     """The folder `top` of a job's results, and within it `part`, where files come before they get a name.
 
@@ -83,9 +107,9 @@ class _Results:
     """
 
     def __init__(
-        self, top: Path, ssh_config: Path, wanted: Mapping[int, Sequence[ResultFile]], grown: Begins | None
+        self, top: Path, transfer: Transfer, wanted: Mapping[int, Sequence[ResultFile]], grown: Begins | None
     ) -> None:
-        self.top, self.part, self._ssh_config, self._grown = top, top / PART, ssh_config, grown
+        self.top, self.part, self._transfer, self._grown = top, top / PART, transfer, grown
         self.missing: dict[int, list[ResultFile]] = {node: [] for node in wanted}
         self.alike: dict[int, list[ResultFile]] = {}
         self.fetched: dict[int, NodeFiles] = {}
@@ -146,18 +170,7 @@ class _Results:
             return
         progress = rsync.Progress(node, f"fetching {amount(len(files[node]), size)}", size, on_event)
         progress.report(0)
-        # Neither devices nor owners nor modes, and links as what they lead to: what is left are files and
-        # their times. What an earlier fetch was cut in is written on, and compared by blocks.
-        words = ["-tL", "--modify-window=-1", "--inplace", "--no-implied-dirs"]
-        words += rsync.SPARSE if any(one.sparse for one in far) else ()
-        rsync.transfer(
-            [*words, "--", f"{who}:/", f"{os.fspath(came)}/"],
-            [one.path for one in far],
-            ssh_config=self._ssh_config,
-            stop=stop,
-            progress=progress,
-            partly=True,
-        )
+        self._transfer(far, came, progress, stop)
 
     def take(self, nodes: Sequence[int], look: Look) -> None:
         """Give what nodes sent its name, if it is as they list it now. Raises OSError."""

@@ -29,9 +29,10 @@ from awsddp.compat.types import GPU_TYPES
 from awsddp.errors import ConfigError
 from awsddp.resources import template
 from awsddp.spec import SSM, ClusterSpec, JobSpec
-from awsddp.values import data_sources
+from awsddp.values import data_sources, s3_place
 
 _READ = ("s3:GetObject",)
+_SAVE = ("s3:PutObject", "s3:GetObject", "s3:AbortMultipartUpload")
 _NO_JOB = JobSpec()
 
 
@@ -42,7 +43,8 @@ def least_policy(spec: ClusterSpec, job: JobSpec = _NO_JOB) -> dict[str, Any]:
     Whoever holds it ends and changes what carries their own `awsddp:owner`, and nothing of others.
     """
     filled = _filled(json.loads(template("policy.json")), _facts(spec))
-    return _document([*(one for one in filled if "Resource" in one), *_objects(_data(job), _READ)])
+    places = [*_data(job), *_saved(job)]
+    return _document([*(one for one in filled if "Resource" in one), *_objects(places, _READ)])
 
 
 def role_policy(spec: ClusterSpec, job: JobSpec) -> dict[str, Any]:
@@ -51,12 +53,12 @@ def role_policy(spec: ClusterSpec, job: JobSpec) -> dict[str, Any]:
     Raises ConfigError where that is nothing.
     https://docs.aws.amazon.com/AmazonS3/latest/userguide/using-with-s3-policy-actions.html
     """
-    statements = list(_objects(_data(job), _READ))
+    statements = [*_objects(_data(job), _READ), *_objects(_saved(job), _SAVE)]
     if not statements:
         raise ConfigError(
             "the nodes need no rights",
-            "neither --data nor awsddp.toml names a place in S3",
-            "awsddp doctor --iam-policy nodes -o 'data.sources=[\"s3://my-bucket/data\"]'",
+            "neither data.sources nor job.save_to names a place in S3",
+            "awsddp doctor --iam-policy nodes -o job.save_to=s3://my-bucket/runs",
         )
     if key := _facts(spec)["disk key"]:  # of the buckets, too, where they are encrypted by one
         through = {"StringLike": {"kms:ViaService": "s3.*.amazonaws.com"}}
@@ -72,6 +74,11 @@ def _document(statements: list[dict[str, Any]]) -> dict[str, Any]:
 def _data(job: JobSpec) -> list[tuple[str, str]]:
     """Return bucket and prefix of each source of data."""
     return [(one.at, one.part) for one in data_sources(job.data.sources) if one.kind == "s3"]
+
+
+def _saved(job: JobSpec) -> list[tuple[str, str]]:
+    """Return bucket and prefix of where results are saved."""
+    return [s3_place(job.job.save_to)] if job.job.save_to is not None else []
 
 
 def _objects(places: Iterable[tuple[str, str]], actions: Iterable[str]) -> Iterator[dict[str, Any]]:

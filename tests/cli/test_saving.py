@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import boto3
@@ -75,3 +76,66 @@ def test_a_job_saves_its_checkpoints_and_down_waits_for_the_last(lab: Lab, clien
         True,
     ), ended.stderr
     job_json(client, "second", "succeeded")
+
+
+SCRIPT = """
+import os, pathlib, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+rank, run = dist.get_rank(), pathlib.Path(os.environ["AWSDDP_RUN_DIR"])
+found = os.environ.get("AWSDDP_RESUME")
+print("rank", rank, "begins at", torch.load(found)["step"] if found else 0)
+pathlib.Path(f"made by {rank}.txt").write_text(f"of {rank}")
+if rank == 0:
+    torch.save({"step": 7}, run / "step-7.pt")
+dist.barrier()
+dist.destroy_process_group()
+if rank == 3:
+    raise SystemExit("no more")
+"""
+
+
+def files(top: Path) -> dict[str, bytes]:
+    """Return what a folder of results holds of what the nodes made."""
+    return {
+        str(path.relative_to(top)): path.read_bytes()
+        for path in top.rglob("*")
+        if path.is_file() and path.parts[len(top.parts)].startswith(("node", "logs"))
+    }
+
+
+@pytest.mark.timeout(400)
+def test_a_second_home_reads_all_of_a_job_whose_cluster_has_ended(
+    lab: Lab,
+    client: Any,
+    tmp_path: Path,
+) -> None:
+    (lab.project / "saved.py").write_text(SCRIPT)
+    words = ("--name", "first", "--save-to", "s3://results/runs", "--nproc-per-node", "2")
+    assert lab.run("train", "saved.py", *words).returncode == 1
+    whole = files(lab.project / "runs" / "first")
+    lab.run("down", "-y")
+    (lab.project / "runs").rename(tmp_path / "elsewhere")
+    job = "s3://results/runs/first"
+    for verb, shown in (("logs", "rank 3 begins at 0"), ("why", "no more"), ("report", "report.html")):
+        said = lab.run("--local", verb, job)
+        assert (said.returncode, shown in said.stdout + said.stderr) == (0, True), said.stderr + said.stdout
+    [row] = lab.json("--local", "jobs", job)["jobs"]
+    assert (row["job"], row["state"], row["cause"]["rank"]) == ("first", "failed", 3)
+    fetched = lab.run("--local", "fetch", job)
+    assert fetched.returncode == 0, fetched.stderr
+    assert files(lab.project / "runs" / "first") == whole
+    again = lab.json("--local", "fetch", job)
+    assert sum(one["bytes"] for one in again["nodes"]) == 0
+    missing = lab.run("--local", "fetch", "s3://results/runs/none")
+    assert (missing.returncode, "no job at s3://results/runs/none" in missing.stderr) == (5, True)
+
+
+@pytest.mark.timeout(400)
+def test_new_nodes_resume_from_s3(lab: Lab, client: Any) -> None:
+    (lab.project / "saved.py").write_text(SCRIPT)
+    words = ("--save-to", "s3://results/runs", "--nproc-per-node", "2")
+    assert lab.run("train", "saved.py", "--name", "first", *words).returncode == 1
+    lab.run("exec", "rm -rf ~/awsddp/work ~/.awsddp/jobs/first")
+    (lab.project / "runs").rename(lab.project / "elsewhere")
+    resumed = lab.run("train", "saved.py", "--name", "second", "--resume", "s3://results/runs/first", *words)
+    assert "rank 2 begins at 7" in resumed.stdout, resumed.stderr + resumed.stdout

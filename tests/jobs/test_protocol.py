@@ -46,7 +46,8 @@ def test_program_that_is_sent_is_whole_and_in_order() -> None:
     modules = json.loads(bz2.decompress(rest[: int(length)]))
     sent = [name.rpartition(".")[2] for name, _ in modules]
     # these travel with the requests that need them
-    others = {"__init__", "helper", "copying", *SAVER}.union(*(kind.extra for kind in requests.KINDS.values()))
+    others = {"__init__", "helper", "copying", *SAVER}
+    others = others.union(*(kind.extra for kind in requests.KINDS.values()))
     assert sorted(sent) == sorted(path.stem for path in SUPERVISOR.glob("*.py") if path.stem not in others)
     texts = [text for _, text in modules]
     for place, name in enumerate(sent):

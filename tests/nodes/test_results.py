@@ -50,7 +50,8 @@ def pull(
         files = [one for node in nodes for one in wanted[node] if Path(one.path).exists()]
         return {(one.node, one.path): described(one) for one in files}
 
-    return results.pull(wanted, target, ssh_config=lab.ssh_config, look=look, **settings)  # type: ignore[arg-type]
+    transfer = results.by_rsync(lab.ssh_config)
+    return results.pull(wanted, target, transfer=transfer, look=look, **settings)  # type: ignore[arg-type]
 
 
 def grown(path: Path, one: ResultFile) -> bool:

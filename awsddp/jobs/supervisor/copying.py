@@ -26,7 +26,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from awsddp.jobs.supervisor.objects import PARTS, Place, Store, Thing
+from awsddp.jobs.supervisor.objects import PARTS, Place, Store, Thing, join
 from awsddp.jobs.supervisor.walk import is_ephemeral, real, walk
 
 if TYPE_CHECKING:
@@ -56,12 +56,12 @@ def main(stdin: BinaryIO) -> int:
     """Copy what stdin asks for, and say so. Returns 0 whatever comes of it, as that is said."""
     asked = json.loads(stdin.read(int(stdin.readline())))
     sys.path.insert(0, asked["packages"])
-    if any(one["kind"] == "s3" for one in asked["sources"]) and not _has_packages():
+    if ("place" in asked or any(one["kind"] == "s3" for one in asked["sources"])) and not _has_packages():
         _say(lacks=True)
         return 0
     telling = _Telling()
     try:
-        told = _copied(asked, telling)
+        told = (_exact if "place" in asked else _copied)(asked, telling)
     except Refusal as refusal:
         told = refusal.document
     except OSError as error:
@@ -113,6 +113,33 @@ class _Telling:
                 if self.child is not None:
                     self.child.kill()
                 os._exit(1)
+
+
+def _exact(asked: dict[str, Any], telling: _Telling) -> dict[str, Any]:
+    """Make the folder hold what is named, and nothing else: files of parts, each cut to its size.
+
+    Raises Refusal, OSError.
+    """
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    where, folder = Place(*asked["place"]), Path(asked["folder"])
+    shutil.rmtree(str(folder), ignore_errors=True)
+    parts = {
+        f"{number}/{at}": Thing(where.key(key), size, "")
+        for number, several in enumerate(asked["files"].values())
+        for at, (key, size) in enumerate(several)
+    }
+    telling.of, came = sum(one.size for one in parts.values()), folder / PARTS / "came"
+    try:
+        with contextlib.closing(Store(region=asked["region"], endpoint=asked["endpoint"])) as store:
+            store.bring(where, parts, came, telling.add)
+        for number, (path, several) in enumerate(asked["files"].items()):
+            join([(came / f"{number}/{at}", size) for at, (_, size) in enumerate(several)], folder / path)
+            telling.files += 1
+    except (BotoCoreError, ClientError, EOFError) as error:
+        raise _unreadable(where, error) from error
+    shutil.rmtree(str(folder / PARTS))
+    return {"copied": telling.files, "bytes": telling.at}
 
 
 def _copied(asked: dict[str, Any], telling: _Telling) -> dict[str, Any]:

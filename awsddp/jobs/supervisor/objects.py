@@ -12,7 +12,7 @@ import shutil
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
 
 ATTEMPTS = 10
@@ -40,7 +40,7 @@ class Place(NamedTuple):
 
 
 class Thing(NamedTuple):
-    """An object of a listing: its key, its size in bytes, and what changes with its content."""
+    """An object of a listing: its key, its size in bytes, and its ETag ("": not known)."""
 
     key: str
     size: int
@@ -198,6 +198,18 @@ class Store:
         parts.rmdir()
 
 
+def join(parts: Iterable[tuple[Path, int]], path: Path) -> None:
+    """Write a file of parts, each cut to its size (bytes). Raises OSError, EOFError where one is shorter."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("wb") as whole:
+        for part, size in parts:
+            with part.open("rb") as file:
+                while size and (data := file.read(min(size, 1 << 20))):
+                    size -= whole.write(data)
+            if size:
+                raise EOFError(f"{part} ends {size} bytes too soon")
+
+
 def _wait(transfers: Mapping[str, Any], done: Callable[[str], None]) -> None:
     """Wait for transfers, and tell of each that is done; where one fails the others are given up.
 
@@ -231,4 +243,5 @@ class _Listed:
 
     def on_queued(self, future: Any, **_: object) -> None:
         future.meta.provide_transfer_size(self._one.size)
-        future.meta.provide_object_etag(self._one.etag)
+        if self._one.etag:
+            future.meta.provide_object_etag(self._one.etag)

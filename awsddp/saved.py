@@ -1,0 +1,219 @@
+"""A job that was saved to S3 (--save-to), by s3://bucket/prefix/JOB: brought here without its nodes.
+
+What is there was written by nodes, which are not trusted: their names are checked as if they had answered.
+"""
+
+import contextlib
+import hashlib
+import os
+import posixpath
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import msgspec
+
+from awsddp.answers import Manifest, NodeJob, ResultFile, check_manifest, refused
+from awsddp.errors import ConfigError, NodeError, NotFoundError
+from awsddp.jobs.files import Checkpoint, name_at_home
+from awsddp.jobs.results import encode, job_document
+from awsddp.jobs.supervisor.objects import Place, Store, Thing, join
+from awsddp.records import JobRecord, NodeNumber, Text
+from awsddp.results import refuse_another
+from awsddp.returns import NodeFiles
+from awsddp.search import target_for
+from awsddp.values import s3_place
+
+if TYPE_CHECKING:
+    from awsddp.cluster import Cluster
+    from awsddp.nodes.rsync import Progress
+
+_READ_AT_ONCE = ("logs/", ".awsddp/")
+_METRICS = ("/run/metrics.jsonl", "/run/stacks.json")
+_Size = Annotated[int, msgspec.Meta(ge=0, lt=1 << 60)]
+_Of = TypeVar("_Of")
+
+
+class _File(msgspec.Struct, frozen=True):
+    size: _Size
+    modified: Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
+    parts: tuple[tuple[str, _Size], ...]
+
+
+class _Node(msgspec.Struct, frozen=True):
+    """What nodeK.json says (supervisor/shelf.py)."""
+
+    files: dict[str, _File] = {}
+    links: dict[str, str] = {}
+    ended: bool = False
+    error: Text = ""
+
+
+class _Checkpoint(msgspec.Struct, frozen=True):
+    name: Text
+    files: tuple[tuple[NodeNumber, str, int, tuple[tuple[str, _Size], ...]], ...]
+
+
+class _Job(msgspec.Struct, frozen=True):
+    """What job.json says; no `document` before the ranks ran."""
+
+    nodes: tuple[NodeNumber, ...] = ()
+    document: NodeJob | None = None
+    checkpoint: _Checkpoint | None = None
+
+
+class Saved:
+    """What a prefix in S3 says of a job. `job` is its record, `where` its place."""
+
+    def __init__(self, cluster: "Cluster", store: Store, where: Place) -> None:
+        self._cluster, self._store, self.where = cluster, store, where
+        index = self._read("job.json", _Job)
+        if index is None or index.document is None:
+            what = "no job" if index is None else "its ranks have not started: no results of the job"
+            raise NotFoundError(f"{what} at {where}", "", f"aws s3 ls {_above(where)}/   # what is there")
+        self._index, told = index, index.document
+        self.job = replace(
+            job_document({told.node: told}, results=cluster.job_spec.job.results), save_to=str(_above(where))
+        )
+        self._nodes = {node: self._read(f"node{node}.json", _Node) or _Node() for node in index.nodes}
+
+    def _read(self, name: str, kind: type[_Of]) -> _Of | None:
+        with refused(0):
+            found = self._store.read(self.where, name)
+            return None if found is None else msgspec.convert(found, kind)
+
+    def bring(self, *, whole: bool) -> dict[int, NodeFiles]:
+        """Bring the results into the folder of the job, `whole` or the logs and metrics alone.
+
+        What is there as it should be does not travel. Raises ConfigError, NodeError.
+        """
+        from awsddp.nodes.results import pull
+
+        job = self.job
+        refuse_another(self._cluster, job)
+        files = name_at_home({node: self._manifest(node) for node in self._nodes})
+        wanted: dict[int, list[ResultFile]] = {node: [] for node in self._nodes}
+        for one in files:
+            if whole or one.home.startswith(_READ_AT_ONCE) or one.home.endswith(_METRICS):
+                wanted[one.node].append(one)
+        lacking = [node for node, one in self._nodes.items() if not one.ended or one.error]
+        missing = tuple(lacking if whole else self._nodes)
+        listed = {(one.node, one.path): one for one in files}
+        return pull(
+            wanted,
+            self._cluster.results / job.job,
+            look=lambda _: listed,
+            also=lambda _: {"job.json": encode(replace(job, missing=missing))},
+            transfer=self._transfer,
+            on_event=self._cluster.on_event,
+        )
+
+    def _manifest(self, node: int) -> Manifest:
+        """Return what a node saved, as it would list it itself. Raises NodeError for what it may not."""
+        found = self._nodes[node]
+        lines: list[dict[str, Any]] = [
+            {
+                "path": f"/{home}",
+                "home": home,
+                "size": one.size,
+                "modified": one.modified,
+                "sample": hashlib.sha256(repr((node, one.parts)).encode()).hexdigest(),
+            }
+            for home, one in found.files.items()
+        ]
+        lines += [
+            {"path": f"/{home}", "home": home, "size": 0, "target": target}
+            for home, target in found.links.items()
+        ]
+        with refused(node):
+            made = msgspec.convert({"files": lines, "skipped": []}, Manifest)
+            check_manifest(made, node, [one.rank for one in self.job.ranks if one.node == node])
+        return made
+
+    def _transfer(
+        self, files: Sequence[ResultFile], folder: Path, progress: "Progress", stop: threading.Event
+    ) -> None:
+        """Download files of a node to their paths below a folder: their parts, cut to size and joined.
+
+        Raises NodeError for a part that is not as it was listed.
+        """
+        done = 0
+        for one in files:
+            if stop.is_set():
+                return
+            parts = [Thing(self.where.key(key), size, "") for key, size in self._parts(one)]
+            self._store.bring(self.where, {str(at): part for at, part in enumerate(parts)}, folder / "parts")
+            came = [(folder / "parts" / str(at), part.size) for at, part in enumerate(parts)]
+            try:
+                join(came, folder / one.path[1:])
+            except EOFError as error:
+                raise NodeError(f"{one.home} is not whole in {self.where}", str(error)) from error
+            os.utime(folder / one.path[1:], ns=(one.modified, one.modified))
+            progress.report(done := done + one.size)
+
+    def _parts(self, one: ResultFile) -> Sequence[tuple[str, int]]:
+        return self._nodes[one.node].files[one.path[1:]].parts
+
+    def checkpoint(self) -> "SavedCheckpoint":
+        """Return the newest checkpoint that is whole. Raises ConfigError where there is none."""
+        found = self._index.checkpoint
+        if found is None:
+            raise ConfigError(f"no checkpoint at {self.where}", "none was whole", f"awsddp logs {self.where}")
+        files: dict[str, list[list[Any]]] = {}
+        for node, home, _, parts in found.files:
+            path = home.removeprefix(f"node{node}/{found.name}").lstrip("/")
+            files[posixpath.join(posixpath.basename(found.name), path).rstrip("/")] = [
+                list(one) for one in parts
+            ]
+        where = Path(f"{self.where}/{found.name}")
+        return SavedCheckpoint(job=self.job.job, parts=(where,), place=self.where, files=files)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SavedCheckpoint(Checkpoint):
+    """A checkpoint in S3: for each of its files the keys below `place`, and their sizes (bytes)."""
+
+    place: Place
+    files: Mapping[str, Sequence[Sequence[Any]]]
+
+
+def is_saved(text: str | None) -> bool:
+    """Tell whether a job is named by its place in S3."""
+    return text is not None and text.startswith("s3://")
+
+
+@contextlib.contextmanager
+def opened(cluster: "Cluster", uri: str) -> Iterator[Saved]:
+    """Yield the job at s3://bucket/prefix/JOB, read with this machine's login.
+
+    Raises NotFoundError, CloudError, NodeError for what no awsddp wrote.
+    """
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    from awsddp.aws.refusals import translate
+    from awsddp.aws.session import session_of
+
+    with target_for(cluster, cluster.folder.read()) as target:
+        store = Store(region=target.region, endpoint=target.endpoint, session=session_of(target))
+        with contextlib.closing(store):
+            try:
+                yield Saved(cluster, store, Place(*s3_place(uri)))
+            except (BotoCoreError, ClientError) as error:
+                is_local = target.name == "local"
+                raise translate(error, "the reading of S3", where=uri, is_local=is_local) from error
+
+
+def brought(cluster: "Cluster", uri: str, *, whole: bool = False) -> tuple[JobRecord, dict[int, NodeFiles]]:
+    """Bring a job's record, logs and metrics into its folder here, `whole` all its results; return the job,
+    and what came.
+
+    Raises as `opened`, and ConfigError where the folder is another job's.
+    """
+    with opened(cluster, uri) as saved:
+        return saved.job, saved.bring(whole=whole)
+
+
+def _above(where: Place) -> Place:
+    return Place(where.bucket, posixpath.dirname(where.prefix))
