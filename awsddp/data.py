@@ -179,10 +179,11 @@ def _ask(cluster: "Cluster", nodes: Collection[int], message: Mapping[str, Any],
     if lacking:
         send_packages(cluster, lacking)
         answers |= _answers(cluster, lacking, {**message, **place}, folder)
+    if all(one["kind"] == "folder" for one in message.get("sources", ({"kind": "checkpoint"},))):
+        return
     for node, one in answers.items():
-        if one.copied or one.bytes:
-            text = f"data: {amount(int(one.copied), int(one.bytes))} copied"
-            cluster.on_event(Event(text, who=node_name(node), fraction=1.0))
+        text = f"data: {amount(int(one.copied), int(one.bytes))} copied"
+        cluster.on_event(Event(text, who=node_name(node), fraction=1.0))
 
 
 def _answers(

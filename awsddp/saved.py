@@ -190,19 +190,12 @@ def opened(cluster: "Cluster", uri: str) -> Iterator[Saved]:
 
     Raises NotFoundError, CloudError, NodeError for what no awsddp wrote.
     """
-    from botocore.exceptions import BotoCoreError, ClientError
-
-    from awsddp.aws.refusals import translate
-    from awsddp.aws.session import session_of
+    from awsddp.aws.session import session_of, translated
 
     with target_for(cluster, cluster.folder.read()) as target:
         store = Store(region=target.region, endpoint=target.endpoint, session=session_of(target))
-        with contextlib.closing(store):
-            try:
-                yield Saved(cluster, store, Place(*s3_place(uri)))
-            except (BotoCoreError, ClientError) as error:
-                is_local = target.name == "local"
-                raise translate(error, "the reading of S3", where=uri, is_local=is_local) from error
+        with contextlib.closing(store), translated(target, where=uri):
+            yield Saved(cluster, store, Place(*s3_place(uri)))
 
 
 def brought(cluster: "Cluster", uri: str, *, whole: bool = False) -> tuple[JobRecord, dict[int, NodeFiles]]:

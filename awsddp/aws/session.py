@@ -11,7 +11,7 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
@@ -336,6 +336,15 @@ def session_of(target: Target) -> botocore.session.Session:
             chain.get_provider(name).cache = cache
     session.get_component("data_loader").file_loader = QuickReader()
     return session
+
+
+@contextlib.contextmanager
+def translated(target: Target, *, where: str) -> Iterator[None]:
+    """Raise CloudError or ConfigError for what botocore raises in the context of a reading at `where`."""
+    try:
+        yield
+    except (BotoCoreError, ClientError) as error:
+        raise translate(error, "to read S3", where=where, is_local=target.name == "local") from error
 
 
 def session_name() -> str:

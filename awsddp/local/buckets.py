@@ -57,7 +57,8 @@ class Buckets:
         self._lock = threading.Lock()
         self._unfinished = folder / ".unfinished"
         shutil.rmtree(self._unfinished, ignore_errors=True)
-        self._unfinished.mkdir(parents=True)
+        folder.mkdir(mode=0o700, exist_ok=True)
+        self._unfinished.mkdir(mode=0o700)
 
     def __call__(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         call = Call(environ)

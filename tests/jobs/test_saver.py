@@ -191,6 +191,7 @@ def until(condition: Callable[[], object], seconds: float = 30) -> None:
         time.sleep(0.1)
 
 
+@pytest.mark.prove
 def test_a_file_is_saved_once_it_is_whole_and_its_next_version_beside_it(bucket: Bucket) -> None:
     [node] = bucket.run()
     until(lambda: bucket.json("job.json"))
@@ -245,6 +246,7 @@ def test_what_grows_is_sent_in_parts_that_join_to_it(bucket: Bucket) -> None:
     assert [size for _, size in parts][:2] == [8 * MB, 8 * MB]
 
 
+@pytest.mark.prove
 def test_a_folder_is_a_checkpoint_once_it_rests_on_all_nodes(bucket: Bucket) -> None:
     first, second = bucket.run(2)
     for node in (first, second):
@@ -271,6 +273,7 @@ def test_a_folder_is_a_checkpoint_once_it_rests_on_all_nodes(bucket: Bucket) -> 
     assert bucket.json("job.json")["state"] == "succeeded"
 
 
+@pytest.mark.prove
 def test_what_fails_is_told_and_tried_again(bucket: Bucket) -> None:
     [node] = bucket.run()
     until(lambda: bucket.json("job.json"))
