@@ -50,15 +50,14 @@ BODIES = ("GetObject", "PutObject", "UploadPart")
 class Buckets:
     """The WSGI application. Its lock is held while names change, never while a body is on its way."""
 
-    def __init__(self, folder: Path, emulator: Emulator, faults: Faults) -> None:
+    def __init__(self, folder: Path, unfinished: Path, emulator: Emulator, faults: Faults) -> None:
         self._folder = folder
         self._emulator = emulator
         self._faults = faults
         self._lock = threading.Lock()
-        self._unfinished = folder / ".unfinished"
-        shutil.rmtree(self._unfinished, ignore_errors=True)
-        folder.mkdir(mode=0o700, exist_ok=True)
-        self._unfinished.mkdir(mode=0o700)
+        self._unfinished = unfinished
+        shutil.rmtree(unfinished, ignore_errors=True)
+        unfinished.mkdir()
 
     def __call__(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         call = Call(environ)
@@ -135,7 +134,7 @@ class Buckets:
 
     def _list_buckets(self, call: Call) -> Response:
         with self._lock:
-            names = sorted(path.name for path in self._folder.iterdir() if NAME.fullmatch(path.name))
+            names = sorted(path.name for path in self._folder.glob("*") if NAME.fullmatch(path.name))
             found = {name: self._bucket(name) for name in names}
         ours = [(name, one) for name, one in found.items() if one.owner == DEFAULT_ACCOUNT_ID]
         listed = [
@@ -156,6 +155,7 @@ class Buckets:
             if at.exists():
                 ours = self._bucket(call.bucket).owner == DEFAULT_ACCOUNT_ID
                 raise refused("BucketAlreadyOwnedByYou" if ours else "BucketAlreadyExists")
+            self._folder.mkdir(mode=0o700, exist_ok=True)
             at.mkdir()
             for name in ("objects", "uploads"):
                 (at / name).mkdir()

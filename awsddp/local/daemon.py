@@ -87,7 +87,7 @@ def serve(place: Place) -> None:
     key, secret = emulator.credentials()
     store.save()
     lifecycle = Lifecycle(emulator, store, hosts, faults)
-    buckets = Buckets(place.buckets, emulator, faults)
+    buckets = Buckets(place.buckets, place.uploads, emulator, faults)
     front = Front(emulator, store, lifecycle, faults, secret=secret, mode=mode, buckets=buckets)
     if mode == "nspawn":
         serve_nodes(front.respond_metadata, place.switch, 80)

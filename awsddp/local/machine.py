@@ -42,6 +42,8 @@ class Place:
         self.living = self.folder / "living"
         """There as long as an instance is not terminated."""
         self.nodes = self.folder / "nodes"
+        self.uploads = self.folder / "uploads"
+        """What S3 is receiving."""
         self.buckets = home / "local-s3"
         """What S3 keeps, a folder for each bucket: it outlives a local cloud that ended by itself."""
         self.layer = self.folder / "layer"

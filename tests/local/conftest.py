@@ -118,7 +118,7 @@ def left_over(home: Path) -> dict[str, list[str]]:
         "namespaces": [path.name for path in Path("/run/netns").glob(f"*{place.tag}*")],
         "interfaces": [path.name for path in Path("/sys/class/net").glob(f"*{place.tag}*")],
         "disks": [line for line in loops if str(home) in line],
-        "cgroups": [str(path) for path in Path("/sys/fs/cgroup").glob(f"**/{place.cgroup}")],
+        "cgroups": [path for path, _, _ in os.walk("/sys/fs/cgroup") if path.endswith(f"/{place.cgroup}")],
         "machines": [str(path) for path in Path("/run/systemd/nspawn").glob(f"*/*{place.tag}*")],
         "files": [str(path) for path in home.rglob("*")],
     }
