@@ -80,14 +80,9 @@ def test_the_home_and_what_awsddp_writes_about_a_job_are_the_owners_alone(cluste
     shown = cluster.run("train", "--name", "private", "private.py")
     assert shown.returncode == 0, shown.stderr
     job = cluster.project / "runs/private"
-    clouds = {"local", "local-s3"}
-    own = [cluster.home, *(path for path in cluster.home.rglob("*") if clouds.isdisjoint(path.parts))]
-    own += [
-        job / "job.json",
-        job / "logs",
-        *(job / "logs").iterdir(),
-        *(cluster.home / one for one in clouds),
-    ]
+    below, clouds = cluster.home.rglob("*"), {"local", "local-s3"}
+    own = [cluster.home, *(path for path in below if clouds.isdisjoint(path.parts))]
+    own += [job / "job.json", job / "logs", *(job / "logs").iterdir(), *cluster.home.glob("local*")]
     own += [job / ".awsddp", *(job / ".awsddp").iterdir()]
     assert {"rank0.log", "supervisor0.log", "known_hosts", "default"} <= {one.name for one in own}
     assert {path: oct(path.stat().st_mode) for path in own if path.stat().st_mode & 0o077} == {}

@@ -240,7 +240,7 @@ def test_a_cut_leaves_nothing_and_a_lost_reply_leaves_all(records: Cloud, bucket
     with pytest.raises((ConnectionClosedError, HTTPClientError)):
         s3.put_object(Bucket=bucket, Key="one", Body=body)
     assert keys(s3, bucket) == []
-    assert not list((Place(records.home).buckets / ".unfinished").iterdir())
+    assert not list(Place(records.home).uploads.iterdir())
     fault_add(records.info, "PutObject", "lost", times=1)
     with pytest.raises(ConnectionClosedError):
         s3.put_object(Bucket=bucket, Key="one", Body=body)
