@@ -20,6 +20,7 @@ from awsddp.errors import ConfigError, NodeError, NotFoundError
 from awsddp.jobs.files import Checkpoint, name_at_home
 from awsddp.jobs.results import encode, job_document
 from awsddp.jobs.supervisor.objects import Place, Store, Thing, join
+from awsddp.jobs.supervisor.stacks import DUMP
 from awsddp.records import JobRecord, NodeNumber, Text
 from awsddp.results import refuse_another
 from awsddp.returns import NodeFiles
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from awsddp.nodes.rsync import Progress
 
 _READ_AT_ONCE = ("logs/", ".awsddp/")
-_METRICS = ("/run/metrics.jsonl", "/run/stacks.json")
+_METRICS = ("/run/metrics.jsonl", f"/run/{DUMP}")
 _Size = Annotated[int, msgspec.Meta(ge=0, lt=1 << 60)]
 _Of = TypeVar("_Of")
 
@@ -74,6 +75,9 @@ class Saved:
             what = "no job" if index is None else "its ranks have not started: no results of the job"
             raise NotFoundError(f"{what} at {where}", "", f"aws s3 ls {_above(where)}/   # what is there")
         self._index, told = index, index.document
+        with refused(told.node):
+            if told.job != posixpath.basename(where.prefix):
+                raise ValueError(f"it speaks of job {told.job!r}")
         self.job = replace(
             job_document({told.node: told}, results=cluster.job_spec.job.results), save_to=str(_above(where))
         )

@@ -134,6 +134,8 @@ def _exact(asked: dict[str, Any], telling: _Telling) -> dict[str, Any]:
         with contextlib.closing(Store(region=asked["region"], endpoint=asked["endpoint"])) as store:
             store.bring(where, parts, came, telling.add)
         for number, (path, several) in enumerate(asked["files"].items()):
+            if why := _fault(path):
+                raise Refusal(f"{where}: a checkpoint has no file {path[:200]!a}", why)
             join([(came / f"{number}/{at}", size) for at, (_, size) in enumerate(several)], folder / path)
             telling.files += 1
     except (BotoCoreError, ClientError, EOFError) as error:
