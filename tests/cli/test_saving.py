@@ -12,7 +12,7 @@ import pytest
 from awsddp.local import control
 from tests.cli.conftest import Lab
 
-RIGHTS = ["s3:ListBucket", "s3:GetObject", "s3:PutObject", "s3:AbortMultipartUpload", "s3:DeleteObject"]
+RIGHTS = ["s3:ListBucket", "s3:GetObject", "s3:PutObject", "s3:AbortMultipartUpload"]
 
 
 @pytest.fixture
