@@ -43,8 +43,11 @@ def least_policy(spec: ClusterSpec, job: JobSpec = _NO_JOB) -> dict[str, Any]:
     Whoever holds it ends and changes what carries their own `awsddp:owner`, and nothing of others.
     """
     filled = _filled(json.loads(template("policy.json")), _facts(spec))
-    places = [*_data(job), *_saved(job)]
-    return _document([*(one for one in filled if "Resource" in one), *_objects(places, _READ)])
+    places, folders = [*_data(job), *_saved(job)], []
+    if any(one.kind == "folder" for one in data_sources(job.data.sources)):
+        folders = [(bucket, f"{prefix}/.data".lstrip("/")) for bucket, prefix in _saved(job)]
+    objects = [*_objects(places, _READ), *_objects(folders, (*_SAVE, "s3:DeleteObject"))]
+    return _document([*(one for one in filled if "Resource" in one), *objects])
 
 
 def role_policy(spec: ClusterSpec, job: JobSpec) -> dict[str, Any]:

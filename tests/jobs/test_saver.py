@@ -23,6 +23,8 @@ from awsddp.jobs import protocol
 from awsddp.jobs.supervisor.folder import JobFolder, initial, write_json
 from awsddp.jobs.supervisor.objects import Place, Store
 from awsddp.local import control
+from awsddp.plan.policy import role_policy
+from awsddp.spec import ClusterSpec, JobSection, JobSpec
 from tests.jobs.conftest import launch_of
 from tests.local.conftest import Cloud, fault_add, fault_clear
 
@@ -65,9 +67,12 @@ class Metadata:
     def _role(self, cloud: Cloud, bucket: str, rights: tuple[str, ...]) -> dict[str, str]:
         iam, name = cloud.client("iam"), f"role-{uuid.uuid4().hex}"
         arn = iam.create_role(RoleName=name, AssumeRolePolicyDocument="{}")["Role"]["Arn"]
-        at = f"arn:aws:s3:::{bucket}"
-        allowed = {"Effect": "Allow", "Action": list(rights), "Resource": [at, f"{at}/*"]}
-        document = json.dumps({"Version": "2012-10-17", "Statement": [allowed]})
+        job = JobSpec(job=JobSection(save_to=f"s3://{bucket}/runs"))
+        policy = role_policy(ClusterSpec(name="lab"), job)
+        for one in policy["Statement"]:
+            one["Action"] = [action for action in one["Action"] if action in rights]
+        policy["Statement"] = [one for one in policy["Statement"] if one["Action"]]
+        document = json.dumps(policy)
         iam.put_role_policy(RoleName=name, PolicyName="rights", PolicyDocument=document)
         given = cloud.client("sts").assume_role(RoleArn=arn, RoleSessionName="i-1")["Credentials"]
         keys = {"AccessKeyId": given["AccessKeyId"], "SecretAccessKey": given["SecretAccessKey"]}
@@ -337,9 +342,8 @@ def test_a_right_that_is_missing_is_named(bucket: Bucket, right: str) -> None:
 def test_what_else_keeps_a_node_from_saving_is_told(bucket: Bucket) -> None:
     assert bucket.claim(Metadata(None)).code == "role"
     missing = f"missing-{bucket.name[:40]}"
-    everywhere = Metadata(bucket.cloud, "*")
-    assert bucket.claim(everywhere, place=f"s3://{missing}/runs").code == "bucket"
+    assert bucket.claim(Metadata(bucket.cloud, missing), place=f"s3://{missing}/runs").code == "bucket"
     far = f"far-{bucket.name[:40]}"
     bucket.s3.create_bucket(Bucket=far, CreateBucketConfiguration={"LocationConstraint": "eu-west-1"})
-    told = bucket.claim(everywhere, place=f"s3://{far}/runs")
+    told = bucket.claim(Metadata(bucket.cloud, far), place=f"s3://{far}/runs")
     assert (told.code, told.what) == ("region", "eu-west-1")

@@ -8,7 +8,7 @@ import pytest
 from awsddp.errors import ConfigError
 from awsddp.local.rights import decide
 from awsddp.plan.policy import least_policy, role_policy
-from awsddp.spec import AccessSection, ClusterSpec, DataSection, JobSpec
+from awsddp.spec import AccessSection, ClusterSpec, DataSection, JobSection, JobSpec
 from tests.provisioning.iam import Need, allowed
 
 ME, OTHER = "AIDAME", "AIDAOTHER"
@@ -123,6 +123,15 @@ def test_of_s3_its_data_may_be_read_and_nothing_else(
     context = {"s3:prefix": prefix} if action == "s3:ListBucket" else {}
     found = decide([json.dumps(policy)], action, f"arn:aws:s3:::{resource}", context)
     assert found == ("allowed" if is_allowed else "implicitDeny")
+
+
+@pytest.mark.parametrize("action", ["s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload"])
+def test_a_folder_that_goes_to_a_bucket_may_be_written_there_and_nothing_else(action: str) -> None:
+    job = JobSpec(data=DATA.data, job=JobSection(save_to="s3://results/runs"))
+    policy = json.dumps(least_policy(ClusterSpec(name="demo"), job))
+    keys = ("results/runs/.data/0f/here/one", "results/runs/train-1/job.json", "sets/imagenet/1.tar")
+    found = [decide([policy], action, f"arn:aws:s3:::{key}", {}) for key in keys]
+    assert found == ["allowed", "implicitDeny", "implicitDeny"]
 
 
 def test_nodes_that_need_nothing_of_s3_have_no_policy() -> None:

@@ -114,12 +114,21 @@ class Store:
         return found
 
     def read(self, where: Place, name: str) -> Any:
-        """Return the JSON of a small object, None where there is none. Raises ClientError, ValueError."""
+        """Return the JSON of a small object, None where there is none. Raises ClientError, ValueError.
+
+        Who may list some prefixes only is refused what is not there.
+        https://docs.aws.amazon.com/AmazonS3/latest/API/API_GetObject.html
+        """
+        from botocore.exceptions import ClientError
+
         try:
             reply = self.client.get_object(Bucket=where.bucket, Key=where.key(name), **self._payer)
             return json.loads(reply["Body"].read())
-        except self.client.exceptions.NoSuchKey:
-            return None
+        except ClientError as error:
+            code = error.response["Error"]["Code"]
+            if code == "NoSuchKey" or (code == "AccessDenied" and not any(self.list(where, name=name))):
+                return None
+            raise
 
     def write(self, where: Place, name: str, document: object, *, new: bool = False) -> bool:
         """Write a small object of JSON. With `new` only where none is, and return whether that was so.

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 
 _DENIED = ("AccessDenied", "403")
+_TRIAL = ".awsddp"
+"""A small object below the prefix, the same for all jobs."""
 
 
 def store_of(order: Mapping[str, Any]) -> Store:
@@ -64,10 +66,9 @@ class _Trial:
         if region not in (None, self._order["region"]):
             return {"code": "region", "what": region}
         next(self._store.list(self._at), None)
+        self._write_and_read()
         if self._claimed_by() is not None:
             return self._taken()
-        self._begin_and_abort()
-        self.right = "s3:PutObject"
         job = {"job": self._order["job"], "save": 1, "launch": self._order["launch"], "state": "claimed"}
         self._store.write(self._at, "job.json", {**job, "checkpoint": None}, new=True)
         # A put whose reply was lost is refused when it is sent again: what is there tells.
@@ -86,16 +87,18 @@ class _Trial:
         return found
 
     def _claimed_by(self) -> str | None:
-        self.right = "s3:GetObject"
         found = self._store.read(self._at, "job.json")
         return None if found is None else str(found.get("launch"))
 
-    def _begin_and_abort(self) -> None:
+    def _write_and_read(self) -> None:
         self.right = "s3:PutObject"
-        named = {"Bucket": self._at.bucket, "Key": self._at.key("trial")}
+        self._store.write(self._top, _TRIAL, {})
+        named = {"Bucket": self._top.bucket, "Key": self._top.key(_TRIAL)}
         begun = self._store.client.create_multipart_upload(**named)
         self.right = "s3:AbortMultipartUpload"
         self._store.client.abort_multipart_upload(**named, UploadId=begun["UploadId"])
+        self.right = "s3:GetObject"
+        self._store.read(self._top, _TRIAL)
 
     def _taken(self) -> dict[str, Any]:
         """Answer with the names there that begin alike, so that the next choice is free."""
