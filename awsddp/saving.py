@@ -96,7 +96,7 @@ def _refuse_loopback(target: Target, place: str) -> None:
         raise ConfigError(
             f"nodes in loopback mode cannot save to {place}",
             "they have no metadata service that gives them the credentials of a role",
-            "sudo awsddp local start   # nodes of their own need root; awsddp local stop ends this one first",
+            "awsddp local stop && awsddp local start   # as root, with the Debian packages of docs/local.md",
         )
 
 
