@@ -86,7 +86,8 @@ def rehearsed(cluster: "Cluster") -> "Cluster":
         policy = json.dumps(role_policy(cluster.spec, cluster.job_spec))
         aws.call("PutRolePolicy", {**role, "PolicyName": "s3", "PolicyDocument": policy}, service="iam")
     if made:
-        cluster.say(f"made in the local cloud: {', '.join(made)}; on AWS you make them: docs/saving.md")
+        told = "on AWS you make them, and awsddp doctor --iam-policy nodes prints the role's policy"
+        cluster.say(f"made in the local cloud: {' and '.join(made)}; {told}")
     return cluster.but(spec=replace(cluster.spec, access=replace(access, instance_profile=name)))
 
 

@@ -15,6 +15,8 @@ from awsddp.doctor import before_launch
 from awsddp.errors import ConfigError
 from awsddp.plan.policy import role_policy
 from awsddp.plan.records import LaunchPlan
+from awsddp.records import Target
+from awsddp.saving import rehearsed
 from awsddp.state import Folder
 from awsddp.up import plan
 from tests.local.conftest import Cloud
@@ -171,3 +173,10 @@ def test_a_rehearsal_makes_what_saving_needs_and_says_so(
     told = [text for text in said if text.startswith("made in the local cloud")]
     assert len(told) == 1
     assert f"bucket {name}" in told[0]
+
+
+def test_nodes_in_loopback_mode_have_no_role_to_save_with(job: Callable[..., Cluster]) -> None:
+    here = Target(name="local", endpoint="http://127.0.0.1:1", node_s3="http://127.0.0.1:1")
+    with pytest.raises(ConfigError, match="loopback mode cannot save to s3://b/runs") as caught:
+        rehearsed(job("s3://b/runs", target=here, gateway=object()))
+    assert caught.value.next.startswith("awsddp local stop && awsddp local start ")
