@@ -177,6 +177,6 @@ def test_a_rehearsal_makes_what_saving_needs_and_says_so(
 
 def test_nodes_in_loopback_mode_have_no_role_to_save_with(job: Callable[..., Cluster]) -> None:
     here = Target(name="local", endpoint="http://127.0.0.1:1", node_s3="http://127.0.0.1:1")
-    with pytest.raises(ConfigError, match="loopback mode cannot save to s3://b/runs") as caught:
-        rehearsed(job("s3://b/runs", target=here, gateway=object()))
+    with pytest.raises(ConfigError, match="loopback mode cannot save to s3://bucket/runs") as caught:
+        rehearsed(job("s3://bucket/runs", target=here, gateway=object()))
     assert caught.value.next.startswith("awsddp local stop && awsddp local start ")
