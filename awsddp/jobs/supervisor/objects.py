@@ -55,6 +55,19 @@ def place(uri: str) -> Place:
     return Place(bucket, prefix.strip("/"))
 
 
+def node_session() -> Any:
+    """Return botocore's session for a node: with patience for its metadata service, which may be busy.
+
+    Botocore itself asks it once, for a second, and then finds no role.
+    """
+    import botocore.session
+
+    made: Any = botocore.session.Session()
+    made.set_config_variable("metadata_service_timeout", 5)
+    made.set_config_variable("metadata_service_num_attempts", 3)
+    return made
+
+
 class Store:
     """S3 as one caller sees it. Thread-safe.
 
@@ -71,7 +84,6 @@ class Store:
         payer: bool = False,
         unsigned: bool = False,
     ) -> None:
-        import botocore.session
         from botocore import UNSIGNED
         from botocore.config import Config
         from s3transfer.manager import TransferConfig, TransferManager
@@ -85,7 +97,7 @@ class Store:
             s3={"addressing_style": "path"} if endpoint else None,
             **({"signature_version": UNSIGNED} if unsigned else {}),
         )
-        made = session or botocore.session.Session()
+        made = session or node_session()
         self.client: Any = made.create_client("s3", region_name=region, endpoint_url=endpoint, config=config)
         self._payer = {"RequestPayer": "requester"} if payer else {}
         self._transfers: Any = TransferManager(self.client, TransferConfig(max_request_concurrency=AT_ONCE))
