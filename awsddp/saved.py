@@ -21,7 +21,7 @@ from awsddp.jobs.files import Checkpoint, name_at_home
 from awsddp.jobs.results import encode, job_document
 from awsddp.jobs.supervisor.objects import Place, Store, Thing, join
 from awsddp.jobs.supervisor.stacks import DUMP
-from awsddp.records import JobRecord, NodeNumber, Text
+from awsddp.records import JobRecord, NodeNumber, Target, Text
 from awsddp.results import refuse_another
 from awsddp.returns import NodeFiles
 from awsddp.search import target_for
@@ -102,6 +102,8 @@ class Saved:
         for one in files:
             if whole or one.home.startswith(_READ_AT_ONCE) or one.home.endswith(_METRICS):
                 wanted[one.node].append(one)
+        if whole:
+            self._store.abort(_above(self.where), ended=True)
         lacking = [node for node, one in self._nodes.items() if not one.ended or one.error]
         missing = tuple(lacking if whole else self._nodes)
         listed = {(one.node, one.path): one for one in files}
@@ -188,18 +190,27 @@ def is_saved(text: str | None) -> bool:
     return text is not None and text.startswith("s3://")
 
 
+def store_of(target: Target) -> Store:
+    """Return S3 as this machine's login sees it. Raises BotoCoreError."""
+    from awsddp.aws.session import session_of
+
+    return Store(region=target.region, endpoint=target.endpoint, session=session_of(target))
+
+
 @contextlib.contextmanager
 def opened(cluster: "Cluster", uri: str) -> Iterator[Saved]:
     """Yield the job at s3://bucket/prefix/JOB, read with this machine's login.
 
     Raises NotFoundError, CloudError, NodeError for what no awsddp wrote.
     """
-    from awsddp.aws.session import session_of, translated
+    from awsddp.aws.session import translated
 
-    with target_for(cluster, cluster.folder.read()) as target:
-        store = Store(region=target.region, endpoint=target.endpoint, session=session_of(target))
-        with contextlib.closing(store), translated(target, where=uri):
-            yield Saved(cluster, store, Place(*s3_place(uri)))
+    with (
+        target_for(cluster, cluster.folder.read()) as target,
+        translated(target, where=uri),
+        contextlib.closing(store_of(target)) as store,
+    ):
+        yield Saved(cluster, store, Place(*s3_place(uri)))
 
 
 def brought(cluster: "Cluster", uri: str, *, whole: bool = False) -> tuple[JobRecord, dict[int, NodeFiles]]:

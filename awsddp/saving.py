@@ -4,8 +4,9 @@ The nodes do the rest: jobs/supervisor/saver.py.
 """
 
 import base64
+import contextlib
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from awsddp.answers import Tried, read_answer
@@ -13,11 +14,13 @@ from awsddp.data import send_packages
 from awsddp.errors import AwsddpError, ConfigError, NodeError
 from awsddp.jobs.files import exclude_patterns
 from awsddp.jobs.protocol import SAVER, NameTaken, node_program
+from awsddp.jobs.supervisor.objects import Place
 from awsddp.jobs.supervisor.requests import Launch
 from awsddp.known import choose_job
 from awsddp.reach import told_jobs
 from awsddp.records import JobRecord
 from awsddp.report import Event, amount, node_name
+from awsddp.saved import store_of
 from awsddp.state import TAGS_S
 from awsddp.values import s3_place
 
@@ -44,7 +47,7 @@ def claim(cluster: "Cluster", launches: Mapping[int, Launch], refused: list[str]
         return
     first, pythons = launch.first.node, {node: cluster.record.found[node].python for node in launches}
     order = {
-        "place": asked.save_to,
+        "place": s3_place(asked.save_to),
         "region": cluster.aws.region,
         "endpoint": cluster.target.node_s3,
         "job": launch.job,
@@ -74,7 +77,9 @@ def _tried(cluster: "Cluster", node: int, python: str, order: Mapping[str, Any])
     if isinstance(end, NodeError):
         raise end
     if end.exit_code != 0:
-        raise NodeError(f"{node_name(node)} could not try {order['place']}", end.tail(), "awsddp doctor")
+        raise NodeError(
+            f"{node_name(node)} could not try {cluster.job_spec.job.save_to}", end.tail(), "awsddp doctor"
+        )
     return read_answer(end.stdout, Tried, node=node)
 
 
@@ -136,6 +141,18 @@ def wait_until_saved(cluster: "Cluster", job: JobRecord) -> bool:
     why = saving.error if saving is not None and saving.error else "its nodes do not go on"
     cluster.say(f"not all results of {job.job} are in {where}: {why}")
     return False
+
+
+def abort(cluster: "Cluster", jobs: Iterable[JobRecord]) -> None:
+    """Give up uploads of jobs that have ended which were never completed, as far as this login may."""
+    places = [Place(*s3_place(one.save_to)).below(one.job) for one in jobs if one.save_to is not None]
+    if not places:
+        return
+    from botocore.exceptions import BotoCoreError
+
+    with contextlib.suppress(BotoCoreError), contextlib.closing(store_of(cluster.target)) as store:
+        for where in places:
+            store.abort(where)
 
 
 def leave(cluster: "Cluster", job: JobRecord) -> bool:

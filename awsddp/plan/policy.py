@@ -32,7 +32,8 @@ from awsddp.spec import SSM, ClusterSpec, JobSpec
 from awsddp.values import data_sources, s3_place
 
 _READ = ("s3:GetObject",)
-_SAVE = ("s3:PutObject", "s3:GetObject", "s3:AbortMultipartUpload")
+_ABORT = "s3:AbortMultipartUpload"
+_SAVE = ("s3:PutObject", *_READ, _ABORT)
 _NO_JOB = JobSpec()
 
 
@@ -43,8 +44,8 @@ def least_policy(spec: ClusterSpec, job: JobSpec = _NO_JOB) -> dict[str, Any]:
     Whoever holds it ends and changes what carries their own `awsddp:owner`, and nothing of others.
     """
     filled = _filled(json.loads(template("policy.json")), _facts(spec))
-    places = [*_data(job), *_saved(job)]
-    return _document([*(one for one in filled if "Resource" in one), *_objects(places, _READ)])
+    objects = [*_objects(_data(job), _READ), *_objects(_saved(job), (*_READ, _ABORT))]
+    return _document([*(one for one in filled if "Resource" in one), *objects, *_uploads(job)])
 
 
 def role_policy(spec: ClusterSpec, job: JobSpec) -> dict[str, Any]:
@@ -53,7 +54,7 @@ def role_policy(spec: ClusterSpec, job: JobSpec) -> dict[str, Any]:
     Raises ConfigError where that is nothing.
     https://docs.aws.amazon.com/AmazonS3/latest/userguide/using-with-s3-policy-actions.html
     """
-    statements = [*_objects(_data(job), _READ), *_objects(_saved(job), _SAVE)]
+    statements = [*_objects(_data(job), _READ), *_objects(_saved(job), _SAVE), *_uploads(job)]
     if not statements:
         raise ConfigError(
             "the nodes need no rights",
@@ -92,6 +93,13 @@ def _objects(places: Iterable[tuple[str, str]], actions: Iterable[str]) -> Itera
             "Resource": [f"arn:aws:s3:::{bucket}"],
             "Condition": {"StringLike": {"s3:prefix": [below]}},
         }
+
+
+def _uploads(job: JobSpec) -> Iterator[dict[str, Any]]:
+    """Yield what finds uploads that were cut, in all of the bucket: IAM limits that to no prefix."""
+    for bucket, _ in _saved(job):
+        where = [f"arn:aws:s3:::{bucket}"]
+        yield {"Effect": "Allow", "Action": ["s3:ListBucketMultipartUploads"], "Resource": where}
 
 
 def _filled(part: Any, facts: Mapping[str, tuple[str, ...]]) -> Any:

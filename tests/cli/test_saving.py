@@ -114,7 +114,10 @@ def test_a_second_home_reads_all_of_a_job_whose_cluster_has_ended(
     words = ("--name", "first", "--save-to", "s3://results/runs", "--nproc-per-node", "2")
     assert lab.run("train", "saved.py", *words).returncode == 1
     whole = files(lab.project / "runs" / "first")
+    cut = {"Bucket": "results", "Key": "runs/first/node0/large"}
+    client.create_multipart_upload(**cut)
     lab.run("down", "-y")
+    assert "Uploads" not in client.list_multipart_uploads(Bucket="results")
     (lab.project / "runs").rename(tmp_path / "elsewhere")
     job = "s3://results/runs/first"
     for verb, shown in (("logs", "rank 3 begins at 0"), ("why", "no more"), ("report", "report.html")):
@@ -122,8 +125,10 @@ def test_a_second_home_reads_all_of_a_job_whose_cluster_has_ended(
         assert (said.returncode, shown in said.stdout + said.stderr) == (0, True), said.stderr + said.stdout
     [row] = lab.json("--local", "jobs", job)["jobs"]
     assert (row["job"], row["state"], row["cause"]["rank"]) == ("first", "failed", 3)
+    client.create_multipart_upload(**cut)
     fetched = lab.run("--local", "fetch", job)
     assert fetched.returncode == 0, fetched.stderr
+    assert "Uploads" not in client.list_multipart_uploads(Bucket="results")
     assert files(lab.project / "runs" / "first") == whole
     again = lab.json("--local", "fetch", job)
     assert sum(one["bytes"] for one in again["nodes"]) == 0

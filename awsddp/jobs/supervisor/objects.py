@@ -9,6 +9,7 @@ import contextlib
 import json
 import posixpath
 import shutil
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 ATTEMPTS = 10
 AT_ONCE = 16
+_LIVES, _DAY = ("claimed", "waiting", "running"), timedelta(days=1)
 PARTS = ".awsddp-parts"
 """The folder, in that of the downloads, of those that are not whole."""
 
@@ -45,14 +47,6 @@ class Thing(NamedTuple):
     key: str
     size: int
     etag: str
-
-
-def place(uri: str) -> Place:
-    """Return the place that s3://bucket/prefix names. Raises ValueError for anything else."""
-    bucket, _, prefix = uri.removeprefix("s3://").partition("/")
-    if not uri.startswith("s3://") or not bucket:
-        raise ValueError(f"{uri!r} is no s3://bucket/prefix")
-    return Place(bucket, prefix.strip("/"))
 
 
 class Store:
@@ -96,9 +90,8 @@ class Store:
 
     def list(self, where: Place, *, name: str = "") -> Iterator[Thing]:
         """Yield the objects below a place whose key goes on with `name`. Raises botocore's ClientError."""
-        prefix = where.key(name) if name else where.prefix and f"{where.prefix}/"
         pages = self.client.get_paginator("list_objects_v2")
-        for page in pages.paginate(Bucket=where.bucket, Prefix=prefix, **self._payer):
+        for page in pages.paginate(Bucket=where.bucket, Prefix=where.key(name), **self._payer):
             for one in page.get("Contents", ()):
                 yield Thing(one["Key"], one["Size"], one["ETag"].strip('"'))
 
@@ -138,19 +131,31 @@ class Store:
             raise
         return True
 
-    def abort(self, where: Place) -> None:
+    def abort(self, where: Place, *, ended: bool = False) -> None:
         """Give up what was begun below a place and not completed, as far as the caller has the right to.
 
-        Raises BotoCoreError.
+        With `ended` that of jobs alone that have ended, or that began it a day ago: what ended with its
+        cluster says for ever that it runs. Raises BotoCoreError.
         """
         from botocore.exceptions import ClientError
 
-        pages = self.client.get_paginator("list_multipart_uploads")
+        begun: list[Any] = []
         with contextlib.suppress(ClientError):
-            for page in pages.paginate(Bucket=where.bucket, Prefix=f"{where.prefix}/"):
-                for one in page.get("Uploads", ()):
+            pages = self.client.get_paginator("list_multipart_uploads")
+            for page in pages.paginate(Bucket=where.bucket, Prefix=where.key("")):
+                begun += page.get("Uploads", ())
+        for one in begun:
+            with contextlib.suppress(ClientError, ValueError):
+                if not ended or self._is_left(where, one["Key"], one["Initiated"]):
                     named = {"Key": one["Key"], "UploadId": one["UploadId"]}
                     self.client.abort_multipart_upload(Bucket=where.bucket, **named)
+
+    def _is_left(self, where: Place, key: str, begun: datetime) -> bool:
+        """Tell whether no job below a place goes on with an upload. Raises ClientError, ValueError."""
+        job = self.read(where, posixpath.join(key[len(where.key("")) :].partition("/")[0], "job.json"))
+        if not isinstance(job, dict) or "save" not in job:
+            return False
+        return job.get("state") not in _LIVES or datetime.now(begun.tzinfo) - begun > _DAY
 
     def send(
         self, files: Mapping[str, Path], where: Place, on_bytes: Callable[[int], None] = lambda count: None

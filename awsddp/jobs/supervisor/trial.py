@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from awsddp.jobs.supervisor.folder import NAME
-from awsddp.jobs.supervisor.objects import Store, place
+from awsddp.jobs.supervisor.objects import Place, Store
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -54,7 +54,7 @@ def attempt(order: Mapping[str, Any]) -> dict[str, Any]:
 class _Trial:
     def __init__(self, store: Store, order: Mapping[str, Any]) -> None:
         self._store, self._order = store, order
-        self._top = place(order["place"])
+        self._top = Place(*order["place"])
         self._at = self._top.below(order["job"])
         self.right = "s3:ListBucket"
 
@@ -66,7 +66,8 @@ class _Trial:
         next(self._store.list(self._at), None)
         if self._claimed_by() is not None:
             return self._taken()
-        self._begin_and_abort()
+        self._abort_nothing()
+        self._store.abort(self._top, ended=True)
         self.right = "s3:PutObject"
         job = {"job": self._order["job"], "save": 1, "launch": self._order["launch"], "state": "claimed"}
         self._store.write(self._at, "job.json", {**job, "checkpoint": None}, new=True)
@@ -90,12 +91,17 @@ class _Trial:
         found = self._store.read(self._at, "job.json")
         return None if found is None else str(found.get("launch"))
 
-    def _begin_and_abort(self) -> None:
-        self.right = "s3:PutObject"
-        named = {"Bucket": self._at.bucket, "Key": self._at.key("trial")}
-        begun = self._store.client.create_multipart_upload(**named)
+    def _abort_nothing(self) -> None:
+        """Give up an upload that there is not, which needs the right all the same."""
+        from botocore.exceptions import ClientError
+
         self.right = "s3:AbortMultipartUpload"
-        self._store.client.abort_multipart_upload(**named, UploadId=begun["UploadId"])
+        named = {"Bucket": self._at.bucket, "Key": self._at.key("job.json"), "UploadId": "none"}
+        try:
+            self._store.client.abort_multipart_upload(**named)
+        except ClientError as error:
+            if error.response["Error"]["Code"] in _DENIED:
+                raise
 
     def _taken(self) -> dict[str, Any]:
         """Answer with the names there that begin alike, so that the next choice is free."""
