@@ -212,7 +212,7 @@ def join(parts: Iterable[tuple[Path, int]], path: Path) -> None:
                 while size and (data := file.read(min(size, 1 << 20))):
                     size -= whole.write(data)
             if size:
-                raise EOFError(f"{part} ends {size} bytes too soon")
+                raise EOFError(f"{path.name} lacks {size:,} bytes")
 
 
 def _wait(transfers: Mapping[str, Any], done: Callable[[str], None]) -> None:
