@@ -33,7 +33,6 @@ _CLAIM_S = 240.0
 _STILL_S = 120.0
 """For how long nothing may be saved before `down` fetches what is left."""
 _POLL_S = 1.0
-_RIGHTS = "s3:ListBucket, s3:GetObject, s3:PutObject and s3:AbortMultipartUpload"
 
 
 def claim(cluster: "Cluster", launches: Mapping[int, Launch], refused: list[str]) -> None:
@@ -51,6 +50,7 @@ def claim(cluster: "Cluster", launches: Mapping[int, Launch], refused: list[str]
         "region": cluster.aws.region,
         "endpoint": cluster.target.node_s3,
         "job": launch.job,
+        "node": first,
         "launch": launch.launch,
         "exclude": exclude_patterns(asked.exclude),
     }
@@ -96,7 +96,7 @@ def _refusal(found: Tried, cluster: "Cluster", node: int) -> AwsddpError:
         "right": (
             f"the role of {who} has no right {found.what} in {where}",
             said,
-            f"give it {_RIGHTS} there; docs/saving.md shows the policy",
+            f"awsddp doctor --iam-policy nodes -o job.save_to={where}   # the policy that its role needs",
         ),
         "bucket": (
             f"there is no bucket {bucket}",
@@ -106,14 +106,19 @@ def _refusal(found: Tried, cluster: "Cluster", node: int) -> AwsddpError:
         "region": (
             f"bucket {bucket} is in {found.what}, the nodes are in {region}",
             "what crosses regions is slow and costs money",
-            f"name a bucket in {region}: --save-to s3://BUCKET/PREFIX",
+            f"awsddp train --save-to s3://BUCKET/PREFIX   # a bucket in {region}",
         ),
         "unreachable": (
             f"{who} does not reach {where}",
             said,
-            "give its subnet a way to S3, such as a gateway endpoint of its VPC",
+            f"aws ec2 create-vpc-endpoint --vpc-id VPC --service-name com.amazonaws.{region}.s3"
+            " --route-table-ids TABLE   # a way to S3 for its subnet",
         ),
-        "boto3": (f"{who} has no boto3 that saves to {where}", said, "awsddp doctor"),
+        "boto3": (
+            f"{who} has no boto3 that saves to {where}",
+            said,
+            "awsddp exec -- python3 -m pip install boto3",
+        ),
         "other": (f"{who} cannot save to {where}", said, "awsddp doctor"),
     }[found.code]
     return ConfigError(failed, why, remedy)

@@ -70,8 +70,11 @@ class Metadata:
         iam, name = cloud.client("iam"), f"role-{uuid.uuid4().hex}"
         arn = iam.create_role(RoleName=name, AssumeRolePolicyDocument="{}")["Role"]["Arn"]
         at = f"arn:aws:s3:::{bucket}"
-        allowed = {"Effect": "Allow", "Action": list(rights), "Resource": [at, f"{at}/*"]}
-        document = json.dumps({"Version": "2012-10-17", "Statement": [allowed]})
+        listing = {"Condition": {"StringLike": {"s3:prefix": ["runs/*"]}}, "Resource": at}
+        others = {"Action": [one for one in rights if one != RIGHTS[0]], "Resource": [at, f"{at}/*"]}
+        allowed = [others, {"Action": RIGHTS[0], **listing}] if RIGHTS[0] in rights else [others]
+        statements = [{"Effect": "Allow", **one} for one in allowed]
+        document = json.dumps({"Version": "2012-10-17", "Statement": statements})
         iam.put_role_policy(RoleName=name, PolicyName="rights", PolicyDocument=document)
         given = cloud.client("sts").assume_role(RoleArn=arn, RoleSessionName="i-1")["Credentials"]
         keys = {"AccessKeyId": given["AccessKeyId"], "SecretAccessKey": given["SecretAccessKey"]}
@@ -91,7 +94,14 @@ class Bucket:
         self.nodes: list[Node] = []
 
     def order(self, do: str, **changes: Any) -> dict[str, Any]:
-        usual = {"do": do, "place": (self.name, "runs"), "job": "job-1", "launch": "l", "exclude": []}
+        usual = {
+            "do": do,
+            "place": (self.name, "runs"),
+            "job": "job-1",
+            "node": 0,
+            "launch": "l",
+            "exclude": [],
+        }
         pace = {"look_s": 0.05, "parts_s": 0.1, "beat_s": 0.2}
         where = {"region": "us-east-1", "endpoint": self.cloud.info.endpoint}
         return {**usual, **pace, **where, **changes}

@@ -108,10 +108,16 @@ class Store:
 
     def read(self, where: Place, name: str) -> Any:
         """Return the JSON of a small object, None where there is none. Raises ClientError, ValueError."""
+        from botocore.exceptions import ClientError
+
+        key = where.key(name)
         try:
-            reply = self.client.get_object(Bucket=where.bucket, Key=where.key(name), **self._payer)
+            reply = self.client.get_object(Bucket=where.bucket, Key=key, **self._payer)
             return json.loads(reply["Body"].read())
-        except self.client.exceptions.NoSuchKey:
+        except ClientError:
+            # Who may list a prefix alone is refused where there is no object.
+            if any(one.key == key for one in self.list(where, name=name)):
+                raise
             return None
 
     def write(self, where: Place, name: str, document: object, *, new: bool = False) -> bool:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-_DENIED = ("AccessDenied", "403")
+_DENIED = ("AccessDenied", "AllAccessDisabled", "403")
 
 
 def store_of(order: Mapping[str, Any]) -> Store:
@@ -59,7 +59,7 @@ class _Trial:
         self.right = "s3:ListBucket"
 
     def run(self) -> dict[str, Any]:
-        """Use every right; the name is claimed as the last."""
+        """Use every right; the name is claimed as the last, and until then only an empty list is left."""
         region = self._region()
         if region not in (None, self._order["region"]):
             return {"code": "region", "what": region}
@@ -68,6 +68,10 @@ class _Trial:
             return self._taken()
         self._abort_nothing()
         self._store.abort(self._top, ended=True)
+        self.right, own = "s3:PutObject", f"node{self._order['node']}.json"
+        self._store.write(self._at, own, {}, new=True)
+        self.right = "s3:GetObject"
+        self._store.read(self._at, own)
         self.right = "s3:PutObject"
         job = {"job": self._order["job"], "save": 1, "launch": self._order["launch"], "state": "claimed"}
         self._store.write(self._at, "job.json", {**job, "checkpoint": None}, new=True)
