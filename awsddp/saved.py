@@ -156,8 +156,6 @@ class Saved:
 
         Raises NodeError for a part that is not as it was listed, ClientError.
         """
-        from botocore.exceptions import ClientError
-
         done = 0
         for one in files:
             if stop.is_set():
@@ -167,7 +165,7 @@ class Saved:
                 self._store.bring(
                     self.where, {str(at): part for at, part in enumerate(parts)}, folder / "parts"
                 )
-            except ClientError as error:
+            except self._store.client.exceptions.ClientError as error:
                 if error.response["ResponseMetadata"]["HTTPStatusCode"] != 404:
                     raise
                 why, again = "a job that runs replaces files", f"awsddp fetch {_typed(self.where)}   # again"

@@ -5,6 +5,7 @@ The nodes do the rest: jobs/supervisor/saver.py.
 
 import base64
 import contextlib
+import shlex
 import time
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -96,7 +97,7 @@ def _refusal(found: Tried, cluster: "Cluster", node: int) -> AwsddpError:
         "right": (
             f"the role of {who} has no right {found.what} in {where}",
             said,
-            f"awsddp doctor --iam-policy nodes -o job.save_to={where}   # the policy that its role needs",
+            f"awsddp doctor --iam-policy nodes -o {shlex.quote(f'job.save_to={where}')}   # what its role needs",
         ),
         "bucket": (
             f"there is no bucket {bucket}",
@@ -106,7 +107,7 @@ def _refusal(found: Tried, cluster: "Cluster", node: int) -> AwsddpError:
         "region": (
             f"bucket {bucket} is in {found.what}, the nodes are in {region}",
             "what crosses regions is slow and costs money",
-            f"awsddp train --save-to s3://BUCKET/PREFIX   # a bucket in {region}",
+            f"awsddp train --save-to s3://my-bucket/runs   # a bucket in {region}",
         ),
         "unreachable": (
             f"{who} does not reach {where}",
@@ -153,9 +154,13 @@ def abort(cluster: "Cluster", jobs: Iterable[JobRecord]) -> None:
     places = [Place(*s3_place(one.save_to)).below(one.job) for one in jobs if one.save_to is not None]
     if not places:
         return
-    from botocore.exceptions import BotoCoreError
+    from awsddp.aws.session import translated
 
-    with contextlib.suppress(BotoCoreError), contextlib.closing(store_of(cluster.target)) as store:
+    with (
+        contextlib.suppress(AwsddpError),
+        translated(cluster.target, where="S3"),
+        contextlib.closing(store_of(cluster.target)) as store,
+    ):
         for where in places:
             store.abort(where)
 
