@@ -88,6 +88,7 @@ def _refusal(found: Tried, cluster: "Cluster", node: int) -> AwsddpError:
     """Return the error that says what keeps a node from saving, and what to do."""
     where, region, who = str(cluster.job_spec.job.save_to), cluster.aws.region, node_name(node)
     bucket, said = s3_place(where)[0], " ".join(found.said.split())[:1000]
+    needed = shlex.quote(f"job.save_to={where}")
     failed, why, remedy = {
         "role": (
             f"{who} has no role, so that it cannot save to {where}",
@@ -97,7 +98,7 @@ def _refusal(found: Tried, cluster: "Cluster", node: int) -> AwsddpError:
         "right": (
             f"the role of {who} has no right {found.what} in {where}",
             said,
-            f"awsddp doctor --iam-policy nodes -o {shlex.quote(f'job.save_to={where}')}   # what its role needs",
+            f"awsddp doctor --iam-policy nodes -o {needed}   # what its role needs",
         ),
         "bucket": (
             f"there is no bucket {bucket}",
