@@ -115,7 +115,7 @@ class Saved:
             if whole or one.home.startswith(_READ_AT_ONCE) or one.home.endswith(_METRICS):
                 wanted[one.node].append(one)
         if whole:
-            self._store.abort(_above(self.where), ended=True)
+            self._store.abort(_above(self.where), over=())
         lacking = [node for node, one in self._nodes.items() if not one.ended or one.error]
         missing = tuple(lacking if whole else self._nodes)
         listed = {(one.node, one.path): one for one in files}

@@ -51,7 +51,6 @@ def claim(cluster: "Cluster", launches: Mapping[int, Launch], refused: list[str]
         "region": cluster.aws.region,
         "endpoint": cluster.target.node_s3,
         "job": launch.job,
-        "node": first,
         "launch": launch.launch,
         "exclude": exclude_patterns(asked.exclude),
     }
@@ -152,8 +151,8 @@ def wait_until_saved(cluster: "Cluster", job: JobRecord) -> bool:
 
 def abort(cluster: "Cluster", jobs: Iterable[JobRecord]) -> None:
     """Give up uploads of jobs that have ended which were never completed, as far as this login may."""
-    places = [Place(*s3_place(one.save_to)).below(one.job) for one in jobs if one.save_to is not None]
-    if not places:
+    over = [(one.save_to, one.job) for one in jobs if one.save_to is not None]
+    if not over:
         return
     from awsddp.aws.session import translated
 
@@ -162,8 +161,8 @@ def abort(cluster: "Cluster", jobs: Iterable[JobRecord]) -> None:
         translated(cluster.target, where="S3"),
         contextlib.closing(store_of(cluster.target)) as store,
     ):
-        for where in places:
-            store.abort(where)
+        for save_to, job in over:
+            store.abort(Place(*s3_place(save_to)), over=(job,))
 
 
 def leave(cluster: "Cluster", job: JobRecord) -> bool:

@@ -13,6 +13,7 @@ from tests.seed import SEED
 ROOT = Path(__file__).resolve().parents[1]
 BENCHMARKS = ROOT / "benchmarks"
 SHORTEST = {
+    "data": "--nodes 1 --mb 1 --times 1",
     "fan_out": "--nodes 1 --times 1",
     "gang": "--pairs 1 --ranks 2",
     "local_boot": "--nodes 2 --times 1",

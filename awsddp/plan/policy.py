@@ -44,7 +44,11 @@ def least_policy(spec: ClusterSpec, job: JobSpec = _NO_JOB) -> dict[str, Any]:
     Whoever holds it ends and changes what carries their own `awsddp:owner`, and nothing of others.
     """
     filled = _filled(json.loads(template("policy.json")), _facts(spec))
+    folders: list[tuple[str, str]] = []
+    if any(one.kind == "folder" for one in data_sources(job.data.sources)):
+        folders = [(bucket, f"{prefix}/.data".lstrip("/")) for bucket, prefix in _saved(job)]
     objects = [*_objects(_data(job), _READ), *_objects(_saved(job), (*_READ, _ABORT))]
+    objects += _objects(folders, (*_SAVE, "s3:DeleteObject"))
     return _document([*(one for one in filled if "Resource" in one), *objects, *_uploads(job)])
 
 

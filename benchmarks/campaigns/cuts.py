@@ -31,7 +31,7 @@ from tests.local.conftest import Cloud, fault_add, fault_clear
 EFFECTS = ("SlowDown", "ServiceUnavailable", "InternalError", "cut", "cut", "lost", "delay", "late")
 UP = (
     *("PutObject", "PutObject", "CreateMultipartUpload", "UploadPart", "UploadPart"),
-    *("CompleteMultipartUpload", "AbortMultipartUpload", "ListMultipartUploads", "GetObject", "DeleteObject"),
+    *("CompleteMultipartUpload", "AbortMultipartUpload", "ListMultipartUploads", "GetObject"),
 )
 DOWN = ("GetObject", "GetObject", "GetObject", "ListObjectsV2")
 LARGE = "node0/run/large.bin"
@@ -188,11 +188,11 @@ def data(cloud: Cloud, top: Path, dice: random.Random) -> Row:
     bodies = {f"x{number}": dice.randbytes(_size(dice)) for number in range(dice.randint(1, 40))}
     node.put(**bodies)
     operation = dice.choice(DOWN)
-    number = None
+    number, failed, said = None, 0, ""
     if dice.random() < 0.2:
         number = fault_add(cloud.info, operation, "AccessDenied", only=node.bucket)[-1]["id"]
-    said = faults(cloud, node.bucket, dice, DOWN)
-    failed = 0
+        said = f"{operation}:AccessDenied,"
+    said += faults(cloud, node.bucket, dice, DOWN)
     while "failed" in (told := node.copy()):
         failed += 1
         whole = {path: body for path, body in node.files.items() if not path.startswith(PARTS)}

@@ -9,9 +9,9 @@ import boto3
 import pytest
 
 from awsddp.local import control, machine
+from awsddp.plan.policy import role_policy
+from awsddp.spec import ClusterSpec, JobSection, JobSpec
 from tests.cli.conftest import Lab
-
-RIGHTS = ["s3:ListBucket", "s3:GetObject", "s3:PutObject", "s3:AbortMultipartUpload", "s3:DeleteObject"]
 
 
 @pytest.fixture
@@ -30,9 +30,8 @@ def client_of(lab: Lab, nodes: int) -> tuple[Any, Any]:
     s3, iam = boto3.client("s3", **where), boto3.client("iam", **where)
     s3.create_bucket(Bucket="results")
     iam.create_role(RoleName="training", AssumeRolePolicyDocument="{}")
-    at = "arn:aws:s3:::results"
-    allowed = {"Effect": "Allow", "Action": RIGHTS, "Resource": [at, f"{at}/*"]}
-    document = json.dumps({"Version": "2012-10-17", "Statement": [allowed]})
+    job = JobSpec(job=JobSection(save_to="s3://results/runs"))
+    document = json.dumps(role_policy(ClusterSpec(name="lab"), job))
     iam.put_role_policy(RoleName="training", PolicyName="s3", PolicyDocument=document)
     iam.create_instance_profile(InstanceProfileName="training")
     iam.add_role_to_instance_profile(InstanceProfileName="training", RoleName="training")
@@ -131,7 +130,7 @@ def test_what_keeps_nodes_from_saving_is_refused_before_a_rank_starts(lab: Lab) 
     refused(runs, policy, "node0 has no role, so that it cannot save to", "-o access.instance_profile=NAME")
     assert lab.json("jobs")["jobs"] == []
     [left] = s3.list_objects_v2(Bucket="results")["Contents"]
-    assert (left["Key"], left["Size"]) == ("runs/job/node0.json", 2)  # of the try to read it
+    assert (left["Key"], left["Size"]) == ("runs/.awsddp", 2)
     assert "Uploads" not in s3.list_multipart_uploads(Bucket="results")
     iam.add_role_to_instance_profile(**named)
     shown = lab.run("train", "--name", "job", "--save-to", runs, "--", "--epochs", "1")
@@ -206,3 +205,36 @@ def test_new_nodes_resume_from_s3(lab: Lab, client: Any) -> None:
     (lab.project / "runs").rename(lab.project / "elsewhere")
     resumed = lab.run("train", "saved.py", "--name", "second", "--resume", "s3://results/runs/first", *words)
     assert "rank 2 begins at 7" in resumed.stdout, resumed.stderr + resumed.stdout
+
+
+@pytest.mark.prove
+@pytest.mark.timeout(400)
+def test_a_folder_of_data_goes_to_the_bucket_once_and_from_there_to_the_nodes(lab: Lab, client: Any) -> None:
+    look = (
+        "import os, pathlib\nfor path in sorted(pathlib.Path(os.environ['AWSDDP_DATA'], 'set').rglob('*')):\n"
+    )
+    lab.script("look.py", f"{look}    path.is_file() and print('has', path.name, path.read_text())\n")
+    for name, text in (("a/one", "1"), ("a/two", "2"), ("b", "3")):
+        lab.script(f"set/{name}", text)
+    words = ("train", "--json", "look.py", "--nproc-per-node", "1", "--save-to", "s3://results/runs")
+
+    def trained() -> tuple[list[str], str, dict[str, Any]]:
+        """Return what rank 1 finds, what is said of the copies, and the objects of the folder."""
+        shown = lab.run(*words, "--data", "./set")
+        assert shown.returncode == 0, shown.stderr
+        found = client.list_objects_v2(Bucket="results", Prefix="runs/.data/")["Contents"]
+        objects = {one["Key"].partition("/set/")[2]: one["LastModified"] for one in found}
+        seen = [line.partition("] has ")[2] for line in lab.run("logs", "--rank", "1").stdout.splitlines()]
+        return seen, shown.stderr, {name: at for name, at in objects.items() if name}
+
+    seen, said, first = trained()
+    assert (seen, first.keys()) == (["one 1", "two 2", "b 3"], {"a/one", "a/two", "b"}), said
+    assert said.count("data: 3 files, 3 bytes copied") == 2
+    seen, said, second = trained()
+    assert (second, said.count("data: 0 files, 0 bytes copied")) == (first, 2)
+    lab.script("set/b", "4")
+    (lab.project / "set/a/two").unlink()
+    seen, said, third = trained()
+    assert (seen, said.count("data: 1 file, 1 bytes copied")) == (["one 1", "b 4"], 2)
+    assert third.keys() == {"a/one", "b"}
+    assert third["a/one"] == first["a/one"]

@@ -148,6 +148,15 @@ def test_nodes_save_below_their_prefix_and_clients_read_there(
         assert found == ("allowed" if is_allowed else "implicitDeny")
 
 
+@pytest.mark.parametrize("action", ["s3:PutObject", "s3:DeleteObject"])
+def test_a_folder_that_goes_to_a_bucket_may_be_written_there_and_nothing_else(action: str) -> None:
+    job = JobSpec(data=DATA.data, job=JobSection(save_to="s3://results/runs"))
+    policy = json.dumps(least_policy(ClusterSpec(name="demo"), job))
+    keys = ("results/runs/.data/0f/here/one", "results/runs/train-1/job.json", "sets/imagenet/1.tar")
+    found = [decide([policy], action, f"arn:aws:s3:::{key}", {}) for key in keys]
+    assert found == ["allowed", "implicitDeny", "implicitDeny"]
+
+
 def test_nodes_that_need_nothing_of_s3_have_no_policy() -> None:
     with pytest.raises(ConfigError, match="the nodes need no rights"):
         role_policy(ClusterSpec(name="demo"), JobSpec())

@@ -13,11 +13,13 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Container, Iterable, Iterator, Mapping
     from pathlib import Path
 
 ATTEMPTS = 10
 AT_ONCE = 16
+FOLDERS = ".data"
+"""Beside the jobs: folders of data on their way to nodes."""
 _LIVES, _DAY = ("claimed", "waiting", "running"), timedelta(days=1)
 PARTS = ".awsddp-parts"
 """The folder, in that of the downloads, of those that are not whole."""
@@ -107,18 +109,21 @@ class Store:
         return found
 
     def read(self, where: Place, name: str) -> Any:
-        """Return the JSON of a small object, None where there is none. Raises ClientError, ValueError."""
+        """Return the JSON of a small object, None where there is none. Raises ClientError, ValueError.
+
+        Who may list some prefixes only is refused what is not there.
+        https://docs.aws.amazon.com/AmazonS3/latest/API/API_GetObject.html
+        """
         from botocore.exceptions import ClientError
 
-        key = where.key(name)
         try:
-            reply = self.client.get_object(Bucket=where.bucket, Key=key, **self._payer)
+            reply = self.client.get_object(Bucket=where.bucket, Key=where.key(name), **self._payer)
             return json.loads(reply["Body"].read())
-        except ClientError:
-            # Who may list a prefix alone is refused where there is no object.
-            if any(one.key == key for one in self.list(where, name=name)):
-                raise
-            return None
+        except ClientError as error:
+            code = error.response["Error"]["Code"]
+            if code == "NoSuchKey" or (code == "AccessDenied" and not any(self.list(where, name=name))):
+                return None
+            raise
 
     def write(self, where: Place, name: str, document: object, *, new: bool = False) -> bool:
         """Write a small object of JSON. With `new` only where none is, and return whether that was so.
@@ -137,11 +142,12 @@ class Store:
             raise
         return True
 
-    def abort(self, where: Place, *, ended: bool = False) -> None:
+    def abort(self, where: Place, *, over: Container[str] | None = None) -> None:
         """Give up what was begun below a place and not completed, as far as the caller has the right to.
 
-        With `ended` that of jobs alone that have ended, or that began it a day ago: what ended with its
-        cluster says for ever that it runs. Raises BotoCoreError.
+        With `over` the place holds jobs and data, and it is that of jobs that have ended, or are named, and
+        what was begun a day ago: a job that went with its cluster says for ever that it runs. Raises
+        BotoCoreError.
         """
         from botocore.exceptions import ClientError
 
@@ -152,16 +158,18 @@ class Store:
                 begun += page.get("Uploads", ())
         for one in begun:
             with contextlib.suppress(ClientError, ValueError):
-                if not ended or self._is_left(where, one["Key"], one["Initiated"]):
+                if over is None or self._is_left(where, one["Key"], one["Initiated"], over):
                     named = {"Key": one["Key"], "UploadId": one["UploadId"]}
                     self.client.abort_multipart_upload(Bucket=where.bucket, **named)
 
-    def _is_left(self, where: Place, key: str, begun: datetime) -> bool:
-        """Tell whether no job below a place goes on with an upload. Raises ClientError, ValueError."""
-        job = self.read(where, posixpath.join(key[len(where.key("")) :].partition("/")[0], "job.json"))
+    def _is_left(self, where: Place, key: str, begun: datetime, over: Container[str]) -> bool:
+        """Tell whether nobody goes on with an upload of awsddp's. Raises ClientError, ValueError."""
+        name = key[len(where.key("")) :].partition("/")[0]
+        job = self.read(where, f"{name}/job.json") if name != FOLDERS else {"save": 1, "state": "running"}
         if not isinstance(job, dict) or "save" not in job:
             return False
-        return job.get("state") not in _LIVES or datetime.now(begun.tzinfo) - begun > _DAY
+        ends = name in over or job.get("state") not in _LIVES
+        return ends or datetime.now(begun.tzinfo) - begun > _DAY
 
     def send(
         self, files: Mapping[str, Path], where: Place, on_bytes: Callable[[int], None] = lambda count: None

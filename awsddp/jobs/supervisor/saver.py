@@ -18,6 +18,7 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from posixpath import dirname
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from awsddp.jobs.supervisor.checkpoints import SUFFIXES, is_whole
@@ -25,7 +26,7 @@ from awsddp.jobs.supervisor.folder import CommandError, JobFolder, write_json
 from awsddp.jobs.supervisor.manifest import EVENTS, OURS, manifest
 from awsddp.jobs.supervisor.objects import Place
 from awsddp.jobs.supervisor.requests import Manifest, plain
-from awsddp.jobs.supervisor.shelf import Shelf
+from awsddp.jobs.supervisor.shelf import Shelf, keys
 from awsddp.jobs.supervisor.trial import attempt, store_of
 
 if TYPE_CHECKING:
@@ -48,7 +49,9 @@ _HURRY_S = 90.0
 _OTHERS_S = 300.0
 """For how long the first node waits for another one of which nothing is heard."""
 _SLOWEST_S = 60.0
-_OLD = 200
+_OWN_BEATS, _OTHERS_BEATS = 6, 90
+"""For how many beats a key rests before it is used again: on other nodes than the first as long as a request
+with all its attempts may take (objects.py), as what the first one has heard may be that old."""
 
 
 def main(stdin: BinaryIO) -> int:
@@ -72,6 +75,7 @@ class _File:
     def __init__(self) -> None:
         self.parts: list[list[Any]] = []
         self.version = 0
+        self.left: dict[int, float] = {}
         self.seen: tuple[int, int] | None = None
         self.saved: tuple[int, int] | None = None
         self.sent_at = -math.inf
@@ -90,6 +94,12 @@ class _File:
         name = home.encode("utf-8", "backslashreplace").decode()
         return f"{name}~{version + 1}" if version else name
 
+    def turn(self, version: int) -> None:
+        """Leave the keys of the version that is saved for those of another one."""
+        self.left[self.version] = time.monotonic()
+        self.left.pop(version, None)
+        self.version = version
+
 
 class Saver:
     """What this node saves of a job; on the first one also what is known of all."""
@@ -105,11 +115,10 @@ class Saver:
         self._files: dict[str, _File] = {}
         self._links: dict[str, str] = {}
         self._pending: dict[str, int] = {}
-        self._old: list[str] = []
         self._look = self._rested = 0
         self._pause_s = order["look_s"]
         self._pool = ThreadPoolExecutor(1)
-        self._sending: tuple[Future[None], dict[str, tuple[str, Line]]] | None = None
+        self._sending: tuple[Future[None], dict[str, tuple[int, Line]]] | None = None
         self._moved = 0
         self._owed = self._error = ""
         self._ended = False
@@ -118,7 +127,6 @@ class Saver:
         self._changed_at = time.monotonic()
         self._shelf, self._told = Shelf(), dict[int, Any]()
         self._published: Any = None
-        self._deleted: set[str] = set()
         self._end_by = math.inf
         self._fails = 0
 
@@ -188,7 +196,7 @@ class Saver:
         self._owed = "; ".join(f"{one.path}: {one.why}" for one in listed.skipped if one.owed)[:2000]
         for home in self._files.keys() - lines.keys():  # the job has removed it
             if self._files[home].seen is not None:
-                self._again(self._files[home])
+                self._again(home, self._files[home])
         self._pending = {}
         ready: dict[str, Line] = {}
         growing: list[Line] = []
@@ -227,10 +235,29 @@ class Saver:
         going = {}
         for home, line in ready.items():
             file = self._files[home]
-            going[home] = (file.key(home, file.version + bool(file.parts)), line)
-        paths = {key: Path(line.path) for key, line in going.values()}
+            going[home] = (self._free(home, file) if file.parts else file.version, line)
+        paths = {
+            self._files[home].key(home, version): Path(line.path) for home, (version, line) in going.items()
+        }
         self._moved = 0
         self._sending = self._pool.submit(self._store.send, paths, self._at, self._move), going
+
+    def _free(self, home: str, file: _File) -> int:
+        """Return a version whose keys no list names, nor will: one that was left, else a new one."""
+        rest_s = self._order["beat_s"] * (_OWN_BEATS if self._is_first else _OTHERS_BEATS)
+        rested = [one for one, left_at in file.left.items() if time.monotonic() - left_at >= rest_s]
+        if rested:
+            named = keys(self._shelf.checkpoint) | keys(self._named())
+            named |= {dirname(key).removeprefix("parts/") for key in named}
+            rested = [one for one in rested if file.key(home, one) not in named]
+        return min(rested, default=max(file.version, *file.left, 0) + 1)
+
+    def _named(self) -> Mapping[str, Any] | None:
+        """Return the checkpoint that job.json names."""
+        if self._is_first:
+            return self._published[1] if self._published else None
+        found: Mapping[str, Any] = self._store.read(self._at, "job.json") or {}
+        return found.get("checkpoint")
 
     def _move(self, count: int) -> None:
         self._moved += count
@@ -245,20 +272,21 @@ class Saver:
             self._files[home].fails += future.exception() is not None
         future.result()
         self._fails = 0
-        for home, (key, line) in going.items():
+        for home, (version, line) in going.items():
             with contextlib.suppress(FileNotFoundError):
                 path, file = Path(line.path), self._files[home]
                 info = path.stat()
                 if (info.st_size, info.st_mtime_ns) == (line.size, line.modified):
-                    self._old += [key for key, _ in file.parts]
-                    file.version += bool(file.parts)
-                    file.parts, file.saved, file.fails = [[key, line.size]], (line.size, line.modified), 0
+                    if file.parts:
+                        file.turn(version)
+                    file.parts = [[file.key(home, version), line.size]]
+                    file.saved, file.fails = (line.size, line.modified), 0
                     file.is_torn = path.suffix in SUFFIXES and not is_whole(path)
 
     def _append(self, line: Line, file: _File) -> None:
         """Send what a file has grown by; its last part is replaced by a longer one until that is large."""
         if line.size < file.length:
-            self._again(file)
+            self._again(line.home, file)
         file.sent_at = time.monotonic()
         while file.length < line.size or not file.parts:
             is_new = not file.parts or file.parts[-1][1] >= _PART_BYTES
@@ -285,18 +313,17 @@ class Saver:
                 digest.update(data)
         is_another = digest.digest() != file.digest.digest()
         if is_another:
-            self._again(file)
+            self._again(line.home, file)
         file.checked = (line.size, line.modified)
         return is_another
 
-    def _again(self, file: _File) -> None:
+    def _again(self, home: str, file: _File) -> None:
         """Forget what is saved of a file; what it is now gets other keys."""
-        self._old += [key for key, _ in file.parts]
+        file.turn(self._free(home, file))
         file.parts, file.digest, file.saved, file.seen = [], hashlib.sha256(), None, None
-        file.version += 1
 
     def _document(self) -> dict[str, Any]:
-        """Return nodeK.json: `old` are keys that nothing needs but a checkpoint that is listed."""
+        """Return nodeK.json."""
         saved = {home: file for home, file in self._files.items() if file.saved is not None}
         return {
             "look": self._look,
@@ -311,7 +338,6 @@ class Saver:
             },
             "links": self._links,
             "pending": sorted(self._pending),
-            "old": self._old[-_OLD:],
             "ended": self._ended,
             "error": self._owed,
         }
@@ -340,7 +366,7 @@ class Saver:
         return all(self._told.get(node, {}).get("ended") for node in self._others)
 
     def _publish(self, told: Mapping[int, Mapping[str, Any]], *, is_over: bool) -> None:
-        """Write job.json where it says something new, and remove what nothing needs any more."""
+        """Write job.json where it says something new."""
         self._shelf.take({node: told.get(node, {}) for node in (self._node, *self._others)})
         document = self._folder.document()
         state = document.state if is_over or not document.final else "running"
@@ -357,11 +383,6 @@ class Saver:
             }
             self._store.write(self._at, "job.json", whole)
             self._published = (state, self._shelf.checkpoint)
-        old = {key for one in told.values() for key in one.get("old", ())} - self._shelf.keys()
-        for key in sorted(old - self._deleted):
-            self._deleted.add(key)
-            with contextlib.suppress(self._store.client.exceptions.ClientError):  # it may have no right to
-                self._store.client.delete_object(Bucket=self._at.bucket, Key=self._at.key(key))
 
 
 def _grows(home: str) -> bool:

@@ -2,7 +2,7 @@
 
 PREFIX/JOB/job.json      by the first node: the job, and the newest whole checkpoint; a reader trusts it alone
 PREFIX/JOB/nodeK.json    by node K: its files that are saved, with the keys of their parts; what is pending
-PREFIX/JOB/node0/...     a file, under its place in the results; node0/...~2 once it has changed
+PREFIX/JOB/node0/...     a file, under its place in the results; node0/...~2 once it has changed, in turns
 PREFIX/JOB/parts/...     the parts of a file that is appended to: to be cut to their sizes, and joined
 """
 
@@ -38,11 +38,6 @@ class Shelf:
         if chosen and (now is None or preferred or chosen["modified"] >= now["modified"]):
             self.checkpoint = chosen
 
-    def keys(self) -> set[str]:
-        """Return the keys that the checkpoint needs."""
-        files = self.checkpoint["files"] if self.checkpoint else ()
-        return {key for *_, parts in files for key, _ in parts}
-
     def _whole(self, told: Mapping[int, Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
         rows = [
             (node, home, one)
@@ -74,6 +69,11 @@ class Shelf:
             self._resting[folder] = (below, looks)
             return False
         return all(told[node].get("ended") or look >= seen[1][node] + _RESTS for node, look in looks.items())
+
+
+def keys(checkpoint: Mapping[str, Any] | None) -> set[str]:
+    """Return the keys that a checkpoint needs."""
+    return {key for *_, parts in checkpoint["files"] for key, _ in parts} if checkpoint else set()
 
 
 def _path(home: str) -> str:

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 
 _DENIED = ("AccessDenied", "AllAccessDisabled", "403")
+_TRIAL = ".awsddp"
+"""A small object below the prefix, the same for all jobs."""
 
 
 def store_of(order: Mapping[str, Any]) -> Store:
@@ -59,20 +61,15 @@ class _Trial:
         self.right = "s3:ListBucket"
 
     def run(self) -> dict[str, Any]:
-        """Use every right; the name is claimed as the last, and until then only an empty list is left."""
+        """Use every right; the name is claimed as the last."""
         region = self._region()
         if region not in (None, self._order["region"]):
             return {"code": "region", "what": region}
         next(self._store.list(self._at), None)
+        self._write_and_read()
         if self._claimed_by() is not None:
             return self._taken()
-        self._abort_nothing()
-        self._store.abort(self._top, ended=True)
-        self.right, own = "s3:PutObject", f"node{self._order['node']}.json"
-        self._store.write(self._at, own, {}, new=True)
-        self.right = "s3:GetObject"
-        self._store.read(self._at, own)
-        self.right = "s3:PutObject"
+        self._store.abort(self._top, over=())
         job = {"job": self._order["job"], "save": 1, "launch": self._order["launch"], "state": "claimed"}
         self._store.write(self._at, "job.json", {**job, "checkpoint": None}, new=True)
         # A put whose reply was lost is refused when it is sent again: what is there tells.
@@ -91,16 +88,22 @@ class _Trial:
         return found
 
     def _claimed_by(self) -> str | None:
-        self.right = "s3:GetObject"
         found = self._store.read(self._at, "job.json")
         return None if found is None else str(found.get("launch"))
+
+    def _write_and_read(self) -> None:
+        self.right = "s3:PutObject"
+        self._store.write(self._top, _TRIAL, {})
+        self.right = "s3:AbortMultipartUpload"
+        self._abort_nothing()
+        self.right = "s3:GetObject"
+        self._store.read(self._top, _TRIAL)
 
     def _abort_nothing(self) -> None:
         """Give up an upload that there is not, which needs the right all the same."""
         from botocore.exceptions import ClientError
 
-        self.right = "s3:AbortMultipartUpload"
-        named = {"Bucket": self._at.bucket, "Key": self._at.key("job.json"), "UploadId": "none"}
+        named = {"Bucket": self._top.bucket, "Key": self._top.key(_TRIAL), "UploadId": "none"}
         try:
             self._store.client.abort_multipart_upload(**named)
         except ClientError as error:
