@@ -173,11 +173,11 @@ def kill(cloud: Cloud, top: Path, dice: random.Random) -> Row:
 def deny(cloud: Cloud, top: Path, dice: random.Random) -> Row:
     """A right is taken away: that is told while the job goes on, and all is saved once it is back."""
     with contextlib.closing(Saving(cloud, top, dice)) as job:
-        until(lambda: job.object("job.json"))
+        until(lambda: job.object("job.json"), seconds=_END_S)
         operation = dice.choice(("PutObject", "CreateMultipartUpload", "UploadPart"))
         number = fault_add(cloud.info, operation, "AccessDenied", only=job.bucket.name)[-1]["id"]
         job.work()
-        until(lambda: "AccessDenied" in job.saving()["error"], seconds=60)
+        until(lambda: "AccessDenied" in job.saving()["error"], seconds=_END_S)
         said = faults(cloud, job.bucket.name, dice, UP)
         fault_clear(cloud.info, number)
         return {"faults": f"{operation}:AccessDenied,{said}", **job.end()}
