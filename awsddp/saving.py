@@ -151,7 +151,10 @@ def wait_until_saved(cluster: "Cluster", job: JobRecord) -> bool:
 
 def abort(cluster: "Cluster", jobs: Iterable[JobRecord]) -> None:
     """Give up uploads of jobs that have ended which were never completed, as far as this login may."""
-    over = [(one.save_to, one.job) for one in jobs if one.save_to is not None]
+    over: dict[str, list[str]] = {}
+    for one in jobs:
+        if one.save_to is not None:
+            over.setdefault(one.save_to, []).append(one.job)
     if not over:
         return
     from awsddp.aws.session import translated
@@ -161,8 +164,8 @@ def abort(cluster: "Cluster", jobs: Iterable[JobRecord]) -> None:
         translated(cluster.target, where="S3"),
         contextlib.closing(store_of(cluster.target)) as store,
     ):
-        for save_to, job in over:
-            store.abort(Place(*s3_place(save_to)), over=(job,))
+        for save_to, names in over.items():
+            store.abort(Place(*s3_place(save_to)), over=names)
 
 
 def leave(cluster: "Cluster", job: JobRecord) -> bool:

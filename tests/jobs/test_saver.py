@@ -346,11 +346,11 @@ def test_a_claim_gives_up_what_jobs_that_have_ended_left_begun(
         document = {"save": 1, "state": state} if state else {"state": "failed"}
         bucket.s3.put_object(Bucket=bucket.name, Key=f"runs/{job}/job.json", Body=json.dumps(document))
         bucket.s3.create_multipart_upload(Bucket=bucket.name, Key=f"runs/{job}/node0/large")
-    for key in ("runs/nobody/file", "elsewhere/ended/file"):
+    for key in ("runs/nobody/file", "runs/.data/0f/set/a", "elsewhere/ended/file"):
         bucket.s3.create_multipart_upload(Bucket=bucket.name, Key=key)
     assert bucket.claim().code == ""
     others = ["elsewhere/ended/file", "runs/nobody/file", "runs/not-ours/node0/large"]
-    alive = ["runs/claimed/node0/large", "runs/going/node0/large"]
+    alive = ["runs/claimed/node0/large", "runs/going/node0/large", "runs/.data/0f/set/a"]
     assert bucket.uploads() == sorted(others + alive)
     bucket.store().abort(Place(bucket.name, "runs"), over=("claimed",))
     assert bucket.uploads() == sorted(others + alive[1:])
