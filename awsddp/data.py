@@ -20,12 +20,12 @@ from awsddp.errors import ConfigError, NodeError
 from awsddp.jobs import protocol
 from awsddp.jobs.files import Checkpoint
 from awsddp.jobs.ranks import DATA
-from awsddp.jobs.supervisor.objects import AT_ONCE, Place, Store
+from awsddp.jobs.supervisor.objects import AT_ONCE, FOLDERS, Place, Store
 from awsddp.parallel import each, split
 from awsddp.plan.records import Data
 from awsddp.records import Amount, Target, Text
 from awsddp.report import Event, amount, node_name, size_text
-from awsddp.saved import SavedCheckpoint
+from awsddp.saved import SavedCheckpoint, store_of
 from awsddp.spec import JobSpec
 from awsddp.values import Source, data_sources, s3_place
 
@@ -165,14 +165,13 @@ def _by_bucket(cluster: "Cluster", name: str, files: "Listing", above: Place) ->
     What is there already does not travel: beside the objects lies a list of their files here, with size and
     time. Raises CloudError, ConfigError.
     """
-    from awsddp.aws.session import session_name, session_of, translated
+    from awsddp.aws.session import session_name, translated
 
     owner = hashlib.sha256(f"{session_name()}:{files.root}".encode()).hexdigest()[:16]
-    beside = above.below(f".data/{owner}")
+    beside = above.below(f"{FOLDERS}/{owner}")
     where, target, stamp = beside.below(name), cluster.target, f"{name}.json"
     wanted = {one.path: [one.size, one.mtime_ns] for one in files.entries if one.kind == "f"}
-    store = Store(region=target.region, endpoint=target.endpoint, session=session_of(target))
-    with contextlib.closing(store), translated(target, where=str(where)):
+    with translated(target, where=str(where)), contextlib.closing(store_of(target)) as store:
         there = {one.key.removeprefix(f"{where.prefix}/"): one.size for one in store.list(where)}
         told: dict[str, Any] = store.read(beside, stamp) or {}
         held = {

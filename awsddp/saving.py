@@ -5,9 +5,11 @@ The nodes do the rest: jobs/supervisor/saver.py.
 """
 
 import base64
+import contextlib
 import json
+import shlex
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +18,7 @@ from awsddp.data import listed_data, send_packages
 from awsddp.errors import AwsddpError, ConfigError, NodeError
 from awsddp.jobs.files import exclude_patterns
 from awsddp.jobs.protocol import SAVER, NameTaken, node_program
+from awsddp.jobs.supervisor.objects import Place
 from awsddp.jobs.supervisor.requests import Launch
 from awsddp.known import choose_job
 from awsddp.plan.policy import role_policy
@@ -24,6 +27,7 @@ from awsddp.plan.saving import no_bucket, other_region
 from awsddp.reach import told_jobs
 from awsddp.records import JobRecord, Target
 from awsddp.report import Event, amount, node_name
+from awsddp.saved import store_of
 from awsddp.state import TAGS_S
 from awsddp.values import data_sources, s3_place
 
@@ -36,7 +40,6 @@ _CLAIM_S = 240.0
 _STILL_S = 120.0
 """For how long nothing may be saved before `down` fetches what is left."""
 _POLL_S = 1.0
-_RIGHTS = "s3:ListBucket, s3:GetObject, s3:PutObject and s3:AbortMultipartUpload"
 
 
 REHEARSED = "awsddp-local"
@@ -113,7 +116,7 @@ def claim(cluster: "Cluster", launches: Mapping[int, Launch], refused: list[str]
     _refuse_loopback(cluster.target, asked.save_to)
     first, pythons = launch.first.node, {node: cluster.record.found[node].python for node in launches}
     order = {
-        "place": asked.save_to,
+        "place": s3_place(asked.save_to),
         "region": cluster.aws.region,
         "endpoint": cluster.target.node_s3,
         "job": launch.job,
@@ -143,7 +146,9 @@ def _tried(cluster: "Cluster", node: int, python: str, order: Mapping[str, Any])
     if isinstance(end, NodeError):
         raise end
     if end.exit_code != 0:
-        raise NodeError(f"{node_name(node)} could not try {order['place']}", end.tail(), "awsddp doctor")
+        raise NodeError(
+            f"{node_name(node)} could not try {cluster.job_spec.job.save_to}", end.tail(), "awsddp doctor"
+        )
     return read_answer(end.stdout, Tried, node=node)
 
 
@@ -155,6 +160,7 @@ def _refusal(found: Tried, cluster: "Cluster", node: int) -> AwsddpError:
         return no_bucket(bucket, region, said)
     if found.code == "region":
         return other_region(bucket, found.what, region)
+    needed = shlex.quote(f"job.save_to={where}")
     failed, why, remedy = {
         "role": (
             f"{who} has no role, so that it cannot save to {where}",
@@ -164,14 +170,19 @@ def _refusal(found: Tried, cluster: "Cluster", node: int) -> AwsddpError:
         "right": (
             f"the role of {who} has no right {found.what} in {where}",
             said,
-            f"give it {_RIGHTS} there; docs/saving.md shows the policy",
+            f"awsddp doctor --iam-policy nodes -o {needed}   # what its role needs",
         ),
         "unreachable": (
             f"{who} does not reach {where}",
             said,
-            "give its subnet a way to S3, such as a gateway endpoint of its VPC",
+            f"aws ec2 create-vpc-endpoint --vpc-id VPC --service-name com.amazonaws.{region}.s3"
+            " --route-table-ids TABLE   # a way to S3 for its subnet",
         ),
-        "boto3": (f"{who} has no boto3 that saves to {where}", said, "awsddp doctor"),
+        "boto3": (
+            f"{who} has no boto3 that saves to {where}",
+            said,
+            "awsddp exec -- python3 -m pip install boto3",
+        ),
         "other": (f"{who} cannot save to {where}", said, "awsddp doctor"),
     }[found.code]
     return ConfigError(failed, why, remedy)
@@ -199,6 +210,25 @@ def wait_until_saved(cluster: "Cluster", job: JobRecord) -> bool:
     why = saving.error if saving is not None and saving.error else "its nodes do not go on"
     cluster.say(f"not all results of {job.job} are in {where}: {why}")
     return False
+
+
+def abort(cluster: "Cluster", jobs: Iterable[JobRecord]) -> None:
+    """Give up uploads of jobs that have ended which were never completed, as far as this login may."""
+    over: dict[str, list[str]] = {}
+    for one in jobs:
+        if one.save_to is not None:
+            over.setdefault(one.save_to, []).append(one.job)
+    if not over:
+        return
+    from awsddp.aws.session import translated
+
+    with (
+        contextlib.suppress(AwsddpError),
+        translated(cluster.target, where="S3"),
+        contextlib.closing(store_of(cluster.target)) as store,
+    ):
+        for save_to, names in over.items():
+            store.abort(Place(*s3_place(save_to)), over=names)
 
 
 def leave(cluster: "Cluster", job: JobRecord) -> bool:

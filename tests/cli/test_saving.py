@@ -2,22 +2,26 @@
 
 import json
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import boto3
 import pytest
 
-from awsddp.local import control
+from awsddp.local import control, machine
 from awsddp.plan.policy import role_policy
 from awsddp.spec import ClusterSpec, JobSection, JobSpec
 from tests.cli.conftest import Lab
 
 
 @pytest.fixture
-def client(lab: Lab) -> Iterator[Any]:
+def client(lab: Lab) -> Any:
     """The S3 of a lab whose two nodes have a role, and its bucket."""
+    return client_of(lab, 2)[0]
+
+
+def client_of(lab: Lab, nodes: int) -> tuple[Any, Any]:
+    """Bring up nodes that have a role, and return clients of the S3 and the IAM of their cloud."""
     assert lab.run("local", "start").returncode == 0
     info = control.find(lab.home)
     assert info is not None
@@ -31,10 +35,10 @@ def client(lab: Lab) -> Iterator[Any]:
     iam.put_role_policy(RoleName="training", PolicyName="s3", PolicyDocument=document)
     iam.create_instance_profile(InstanceProfileName="training")
     iam.add_role_to_instance_profile(InstanceProfileName="training", RoleName="training")
-    words = ("--nodes", "2", "-y", "-o", "local.gpus=off", "-o", "access.instance_profile=training")
+    words = ("--nodes", str(nodes), "-y", "-o", "local.gpus=off", "-o", "access.instance_profile=training")
     shown = lab.run("up", "--local", *words)
     assert shown.returncode == 0, shown.stderr
-    yield s3
+    return s3, iam
 
 
 def job_json(s3: Any, job: str, state: str) -> Any:
@@ -78,6 +82,62 @@ def test_a_job_saves_its_checkpoints_and_down_waits_for_the_last(lab: Lab, clien
     job_json(client, "second", "succeeded")
 
 
+ALL = {
+    "Version": "2012-10-17",
+    "Statement": [{"Effect": "Allow", "Action": "s3:*", "Resource": "*"}],
+}
+RIGHT, NEEDS = "the role of node0 has no right {} in {}", "awsddp doctor --iam-policy nodes -o job.save_to={}"
+
+
+def without(policy: Any, right: str) -> Any:
+    """Return a policy without one of its actions."""
+    statements = [
+        {**one, "Action": [action for action in one["Action"] if action != right]}
+        for one in policy["Statement"]
+    ]
+    return {**policy, "Statement": [one for one in statements if one["Action"]]}
+
+
+@pytest.mark.prove
+@pytest.mark.timeout(400)
+def test_what_keeps_nodes_from_saving_is_refused_before_a_rank_starts(lab: Lab) -> None:
+    s3, iam = client_of(lab, 1)
+    runs = "s3://results/runs"
+    policy = json.loads(lab.run("doctor", "--iam-policy", "nodes", "-o", f"job.save_to={runs}").stdout)
+    s3.create_bucket(Bucket="far", CreateBucketConfiguration={"LocationConstraint": "eu-west-1"})
+    s3.create_bucket(Bucket="theirs")
+    file = machine.Place(lab.home).buckets / "theirs" / "bucket.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "owner": "999999999999"}))
+
+    def refused(where: str, rights: Any, message: str, advice: str) -> None:
+        iam.put_role_policy(RoleName="training", PolicyName="s3", PolicyDocument=json.dumps(rights))
+        shown = lab.run("train", "--name", "job", "--save-to", where)
+        lines = shown.stderr[shown.stderr.index("error: ") :].rstrip("\n").split("\n")
+        assert (shown.returncode, len(lines)) == (3, 3), shown.stderr
+        assert message in lines[0] and advice in lines[2], shown.stderr
+
+    for right in ("s3:ListBucket", "s3:GetObject", "s3:PutObject", "s3:AbortMultipartUpload"):
+        refused(runs, without(policy, right), RIGHT.format(right, runs), NEEDS.format(runs))
+    for where in ("s3://results/other", "s3://theirs/runs"):
+        refused(where, policy, RIGHT.format("s3:ListBucket", where), NEEDS.format(where))
+    refused("s3://theirs/runs", ALL, RIGHT.format("s3:ListBucket", "s3://theirs/runs"), "--iam-policy nodes")
+    refused(
+        "s3://no-such/runs", ALL, "there is no bucket no-such", "aws s3 mb s3://no-such --region us-east-1"
+    )
+    refused("s3://far/runs", policy, "bucket far is in eu-west-1, the nodes are in us-east-1", "us-east-1")
+    named = {"InstanceProfileName": "training", "RoleName": "training"}
+    iam.remove_role_from_instance_profile(**named)
+    refused(runs, policy, "node0 has no role, so that it cannot save to", "-o access.instance_profile=NAME")
+    assert lab.json("jobs")["jobs"] == []
+    [left] = s3.list_objects_v2(Bucket="results")["Contents"]
+    assert (left["Key"], left["Size"]) == ("runs/.awsddp", 2)
+    assert "Uploads" not in s3.list_multipart_uploads(Bucket="results")
+    iam.add_role_to_instance_profile(**named)
+    shown = lab.run("train", "--name", "job", "--save-to", runs, "--", "--epochs", "1")
+    assert shown.returncode == 0, shown.stderr  # the printed policy is enough
+    job_json(s3, "job", "succeeded")
+
+
 SCRIPT = """
 import os, pathlib, torch, torch.distributed as dist
 dist.init_process_group("gloo")
@@ -113,7 +173,10 @@ def test_a_second_home_reads_all_of_a_job_whose_cluster_has_ended(
     words = ("--name", "first", "--save-to", "s3://results/runs", "--nproc-per-node", "2")
     assert lab.run("train", "saved.py", *words).returncode == 1
     whole = files(lab.project / "runs" / "first")
+    cut = {"Bucket": "results", "Key": "runs/first/node0/large"}
+    client.create_multipart_upload(**cut)
     lab.run("down", "-y")
+    assert "Uploads" not in client.list_multipart_uploads(Bucket="results")
     (lab.project / "runs").rename(tmp_path / "elsewhere")
     job = "s3://results/runs/first"
     for verb, shown in (("logs", "rank 3 begins at 0"), ("why", "no more"), ("report", "report.html")):
@@ -121,8 +184,10 @@ def test_a_second_home_reads_all_of_a_job_whose_cluster_has_ended(
         assert (said.returncode, shown in said.stdout + said.stderr) == (0, True), said.stderr + said.stdout
     [row] = lab.json("--local", "jobs", job)["jobs"]
     assert (row["job"], row["state"], row["cause"]["rank"]) == ("first", "failed", 3)
+    client.create_multipart_upload(**cut)
     fetched = lab.run("--local", "fetch", job)
     assert fetched.returncode == 0, fetched.stderr
+    assert "Uploads" not in client.list_multipart_uploads(Bucket="results")
     assert files(lab.project / "runs" / "first") == whole
     again = lab.json("--local", "fetch", job)
     assert sum(one["bytes"] for one in again["nodes"]) == 0

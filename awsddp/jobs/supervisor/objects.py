@@ -9,14 +9,18 @@ import contextlib
 import json
 import posixpath
 import shutil
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Container, Iterable, Iterator, Mapping
     from pathlib import Path
 
 ATTEMPTS = 10
 AT_ONCE = 16
+FOLDERS = ".data"
+"""Beside the jobs: folders of data on their way to nodes."""
+_LIVES, _DAY = ("claimed", "waiting", "running"), timedelta(days=1)
 PARTS = ".awsddp-parts"
 """The folder, in that of the downloads, of those that are not whole."""
 
@@ -45,14 +49,6 @@ class Thing(NamedTuple):
     key: str
     size: int
     etag: str
-
-
-def place(uri: str) -> Place:
-    """Return the place that s3://bucket/prefix names. Raises ValueError for anything else."""
-    bucket, _, prefix = uri.removeprefix("s3://").partition("/")
-    if not uri.startswith("s3://") or not bucket:
-        raise ValueError(f"{uri!r} is no s3://bucket/prefix")
-    return Place(bucket, prefix.strip("/"))
 
 
 def node_session() -> Any:
@@ -108,9 +104,8 @@ class Store:
 
     def list(self, where: Place, *, name: str = "") -> Iterator[Thing]:
         """Yield the objects below a place whose key goes on with `name`. Raises botocore's ClientError."""
-        prefix = where.key(name) if name else where.prefix and f"{where.prefix}/"
         pages = self.client.get_paginator("list_objects_v2")
-        for page in pages.paginate(Bucket=where.bucket, Prefix=prefix, **self._payer):
+        for page in pages.paginate(Bucket=where.bucket, Prefix=where.key(name), **self._payer):
             for one in page.get("Contents", ()):
                 yield Thing(one["Key"], one["Size"], one["ETag"].strip('"'))
 
@@ -159,19 +154,34 @@ class Store:
             raise
         return True
 
-    def abort(self, where: Place) -> None:
+    def abort(self, where: Place, *, over: Container[str] | None = None) -> None:
         """Give up what was begun below a place and not completed, as far as the caller has the right to.
 
-        Raises BotoCoreError.
+        With `over` the place holds jobs and data, and it is that of jobs that have ended, or are named, and
+        what was begun a day ago: a job that went with its cluster says for ever that it runs. Raises
+        BotoCoreError.
         """
         from botocore.exceptions import ClientError
 
-        pages = self.client.get_paginator("list_multipart_uploads")
+        begun: list[Any] = []
         with contextlib.suppress(ClientError):
-            for page in pages.paginate(Bucket=where.bucket, Prefix=f"{where.prefix}/"):
-                for one in page.get("Uploads", ()):
+            pages = self.client.get_paginator("list_multipart_uploads")
+            for page in pages.paginate(Bucket=where.bucket, Prefix=where.key("")):
+                begun += page.get("Uploads", ())
+        for one in begun:
+            with contextlib.suppress(ClientError, ValueError):
+                if over is None or self._is_left(where, one["Key"], one["Initiated"], over):
                     named = {"Key": one["Key"], "UploadId": one["UploadId"]}
                     self.client.abort_multipart_upload(Bucket=where.bucket, **named)
+
+    def _is_left(self, where: Place, key: str, begun: datetime, over: Container[str]) -> bool:
+        """Tell whether nobody goes on with an upload of awsddp's. Raises ClientError, ValueError."""
+        name = key[len(where.key("")) :].partition("/")[0]
+        job = self.read(where, f"{name}/job.json") if name != FOLDERS else {"save": 1, "state": "running"}
+        if not isinstance(job, dict) or "save" not in job:
+            return False
+        ends = name in over or job.get("state") not in _LIVES
+        return ends or datetime.now(begun.tzinfo) - begun > _DAY
 
     def send(
         self, files: Mapping[str, Path], where: Place, on_bytes: Callable[[int], None] = lambda count: None
@@ -228,7 +238,7 @@ def join(parts: Iterable[tuple[Path, int]], path: Path) -> None:
                 while size and (data := file.read(min(size, 1 << 20))):
                     size -= whole.write(data)
             if size:
-                raise EOFError(f"{part} ends {size} bytes too soon")
+                raise EOFError(f"{path.name} lacks {size:,} bytes")
 
 
 def _wait(transfers: Mapping[str, Any], done: Callable[[str], None]) -> None:

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from awsddp.jobs.supervisor.folder import NAME
-from awsddp.jobs.supervisor.objects import Store, node_session, place
+from awsddp.jobs.supervisor.objects import Place, Store, node_session
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-_DENIED = ("AccessDenied", "403")
+_DENIED = ("AccessDenied", "AllAccessDisabled", "403")
 _TRIAL = ".awsddp"
 """A small object below the prefix, the same for all jobs."""
 
@@ -54,7 +54,7 @@ def attempt(order: Mapping[str, Any]) -> dict[str, Any]:
 class _Trial:
     def __init__(self, store: Store, order: Mapping[str, Any]) -> None:
         self._store, self._order = store, order
-        self._top = place(order["place"])
+        self._top = Place(*order["place"])
         self._at = self._top.below(order["job"])
         self.right = "s3:ListBucket"
 
@@ -67,6 +67,7 @@ class _Trial:
         self._write_and_read()
         if self._claimed_by() is not None:
             return self._taken()
+        self._store.abort(self._top, over=())
         job = {"job": self._order["job"], "save": 1, "launch": self._order["launch"], "state": "claimed"}
         self._store.write(self._at, "job.json", {**job, "checkpoint": None}, new=True)
         # A put whose reply was lost is refused when it is sent again: what is there tells.
@@ -79,12 +80,21 @@ class _Trial:
     def _write_and_read(self) -> None:
         self.right = "s3:PutObject"
         self._store.write(self._top, _TRIAL, {})
-        named = {"Bucket": self._top.bucket, "Key": self._top.key(_TRIAL)}
-        begun = self._store.client.create_multipart_upload(**named)
         self.right = "s3:AbortMultipartUpload"
-        self._store.client.abort_multipart_upload(**named, UploadId=begun["UploadId"])
+        self._abort_nothing()
         self.right = "s3:GetObject"
         self._store.read(self._top, _TRIAL)
+
+    def _abort_nothing(self) -> None:
+        """Give up an upload that there is not, which needs the right all the same."""
+        from botocore.exceptions import ClientError
+
+        named = {"Bucket": self._top.bucket, "Key": self._top.key(_TRIAL), "UploadId": "none"}
+        try:
+            self._store.client.abort_multipart_upload(**named)
+        except ClientError as error:
+            if error.response["Error"]["Code"] in _DENIED:
+                raise
 
     def _taken(self) -> dict[str, Any]:
         """Answer with the names there that begin alike, so that the next choice is free."""
