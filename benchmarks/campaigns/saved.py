@@ -109,9 +109,9 @@ def run(lab: Rehearsal, whole: Any, number: int, dice: random.Random) -> Row:
     """Carry out one loss, and return what came of it; `whole` are the parameters of a run without one."""
     lost, name = LOST[number % len(LOST)], f"lost{number}"
     lab.run(*UP)
+    nodes, ec2 = instances(lab), lab.client("ec2")
     due, reached = watch(lab, name, dice.randrange(EVERY, STEPS - EVERY // 2))
-    nodes = instances(lab)
-    lab.client("ec2").terminate_instances(InstanceIds=[nodes[node] for node in lost])
+    ec2.terminate_instances(InstanceIds=[nodes[node] for node in lost])
     lab.run("down", "--discard", "-y")
     listed = listed_step(lab.client("s3"), name)
     lab.run(*UP)
@@ -119,7 +119,7 @@ def run(lab: Rehearsal, whole: Any, number: int, dice: random.Random) -> Row:
     ended = finish(lab, f"{name}b", *(("--resume", f"s3://results/runs/{name}") if listed else ()))
     took = time.monotonic() - began
     lab.run("down", "-y")
-    resumed = Path(lab.project / "runs" / f"{name}b" / "logs/rank0.log").read_text()
+    resumed = (lab.project / "runs" / f"{name}b" / "logs/rank0.log").read_text()
     goes_on = f"Resume after step {listed}," in resumed or not listed
     is_equal = all(ended[key].equal(value) for key, value in whole.items())
     return {
