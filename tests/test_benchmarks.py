@@ -21,6 +21,7 @@ SHORTEST = {
     "own_time": "1",
     "rank_helper": "1",
     "rehearsed_gpu": "",
+    "saving": "1",
     "start": "1 --nodes 2",
     "startup": "1",
     "status": "1",
@@ -39,6 +40,7 @@ SHORTEST = {
     "campaigns/hostile_node": "--runs 1",
     "campaigns/network_breaks": "--runs 1 --longest 1",
     "campaigns/projects": "--runs 1",
+    "campaigns/saved": "--runs 1",
     "campaigns/saves": "--runs 1",
 }
 """What measures least, by program."""

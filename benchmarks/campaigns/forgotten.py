@@ -470,15 +470,9 @@ def _row(one: Forgotten, due: float, lives: bool) -> Row:
 @contextlib.contextmanager
 def laboratory() -> Iterator[tuple[Rehearsal, Any]]:
     """Yield a local cloud with the job's script, and an EC2 client of it."""
-    import boto3
-
     with rehearsal() as lab:
         (lab.project / "job.py").write_text(SCRIPT)
-        keys = lab.keys()
-        session = boto3.Session(
-            keys["AWS_ACCESS_KEY_ID"], keys["AWS_SECRET_ACCESS_KEY"], region_name=keys["AWS_DEFAULT_REGION"]
-        )
-        yield lab, session.client("ec2", endpoint_url=keys["AWS_ENDPOINT_URL"])
+        yield lab, lab.client("ec2")
 
 
 def main() -> int:
