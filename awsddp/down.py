@@ -13,9 +13,10 @@ from awsddp.known import bill_of, end_job, jobs_of
 from awsddp.reach import reachable, told_jobs
 from awsddp.records import ACTIVE, Listed, Node, unfetched_jobs
 from awsddp.report import money, node_name
-from awsddp.results import is_owed, still_missing
+from awsddp.results import is_home, is_owed, still_missing
 from awsddp.returns import ClusterDocument, DownDocument
-from awsddp.saving import leave
+from awsddp.saved import in_bucket
+from awsddp.saving import wait_until_saved
 from awsddp.search import end, look, machines, refuse_sessions, require_live, wait_until_launches_show
 from awsddp.state import living
 from awsddp.status import cluster_document
@@ -212,32 +213,38 @@ def fetch_all(cluster: "Cluster", listed: Listed) -> None:
     Results of a node that no longer exists are named. Raises NodeError, with the jobs, the price and the next
     steps, if results remain on nodes.
     """
-    owing = [node for node in listed.live if node.unfetched]
+    record = cluster.known if cluster.known is not None and cluster.known.id == listed.id else None
+    jobs = [job for job in record.jobs if job.job in listed.unfetched] if record is not None else []
+    saved = [job.job for job in jobs if in_bucket(cluster, job)]
+    owing = [
+        node
+        for node in listed.live
+        if not all(job in saved or is_home(cluster, job, node.instance_id) for job in node.unfetched)
+    ]
     if not owing:
         return
-    record = cluster.known if cluster.known is not None and cluster.known.id == listed.id else None
     if record is None or not cluster.folder.key.exists():
         raise _not_home(cluster, listed, owing, "this machine has no key for the nodes that hold them")
     cluster.use(reachable(listed.live), of=listed.live)
     left = {node: f"{node_name(node.node)} is {node.state}" for node in owing if node not in cluster.nodes}
     try:
         if cluster.nodes:
-            left |= _fetch_owed(cluster)
+            left |= _fetch_owed(cluster, owing)
     except AwsddpError as error:
         raise _not_home(cluster, listed, owing, str(error)) from error
     if left:
         raise _not_home(cluster, listed, list(left), ", ".join(left.values()))
 
 
-def _fetch_owed(cluster: "Cluster") -> dict[Node, str]:
-    """Fetch the unfetched results of the running nodes; return the nodes that did not answer, and why."""
+def _fetch_owed(cluster: "Cluster", owing: Sequence[Node]) -> dict[Node, str]:
+    """Fetch the unfetched results of the running nodes; return who of `owing` did not answer, and why."""
     with cluster.connect(deadline_s=FETCH_REACH_S, partial=True) as fleet:
         owed = [job for job in told_jobs(cluster, partial=True) if is_owed(cluster, cluster.unfetched, job)]
         # The newest first: the end of a job starts one that waits for it.
         for job in reversed([end_job(cluster, job) for job in reversed(owed)]):
             if job.state in ACTIVE:
                 raise NodeError(f"job {job.job} did not end")
-            if job.save_to is not None and leave(cluster, job):
+            if job.save_to is not None and wait_until_saved(cluster, job):
                 continue
             nodes = ", ".join(map(node_name, fleet.nodes))
             cluster.say(f"fetching the results of {job.job} from {nodes} to {cluster.results / job.job}/")
@@ -245,7 +252,6 @@ def _fetch_owed(cluster: "Cluster") -> dict[Node, str]:
             cluster.folder.remember(job)
             for text in still_missing(cluster, job).values():
                 cluster.say(text)
-        owing = [node for node in cluster.nodes if node.unfetched]
         return {node: fleet.failures[node.node].summary for node in owing if node.node in fleet.failures}
 
 

@@ -11,17 +11,17 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeGuard, TypeVar
 
 import msgspec
 
 from awsddp.answers import Manifest, NodeJob, ResultFile, check_manifest, refused
-from awsddp.errors import ConfigError, NodeError, NotFoundError
+from awsddp.errors import AwsddpError, ConfigError, NodeError, NotFoundError
 from awsddp.jobs.files import Checkpoint, name_at_home
 from awsddp.jobs.results import encode, job_document
 from awsddp.jobs.supervisor.objects import Place, Store, Thing, join
 from awsddp.jobs.supervisor.stacks import DUMP
-from awsddp.records import JobRecord, NodeNumber, Text
+from awsddp.records import ACTIVE, JobRecord, NodeNumber, Text
 from awsddp.results import refuse_another
 from awsddp.returns import NodeFiles
 from awsddp.search import target_for
@@ -83,6 +83,11 @@ class Saved:
         )
         self._nodes = {node: self._read(f"node{node}.json", _Node) or _Node() for node in index.nodes}
 
+    @property
+    def lacking(self) -> tuple[int, ...]:
+        """The nodes whose results are not all there."""
+        return tuple(node for node, one in self._nodes.items() if not one.ended or one.error)
+
     def _read(self, name: str, kind: type[_Of]) -> _Of | None:
         with refused(0):
             found = self._store.read(self.where, name)
@@ -102,8 +107,7 @@ class Saved:
         for one in files:
             if whole or one.home.startswith(_READ_AT_ONCE) or one.home.endswith(_METRICS):
                 wanted[one.node].append(one)
-        lacking = [node for node, one in self._nodes.items() if not one.ended or one.error]
-        missing = tuple(lacking if whole else self._nodes)
+        missing = self.lacking if whole else tuple(self._nodes)
         listed = {(one.node, one.path): one for one in files}
         return pull(
             wanted,
@@ -183,7 +187,7 @@ class SavedCheckpoint(Checkpoint):
     files: Mapping[str, Sequence[Sequence[Any]]]
 
 
-def is_saved(text: str | None) -> bool:
+def is_saved(text: str | None) -> TypeGuard[str]:
     """Tell whether a job is named by its place in S3."""
     return text is not None and text.startswith("s3://")
 
@@ -209,7 +213,21 @@ def brought(cluster: "Cluster", uri: str, *, whole: bool = False) -> tuple[JobRe
     Raises as `opened`, and ConfigError where the folder is another job's.
     """
     with opened(cluster, uri) as saved:
+        if saved.job.state in ACTIVE:
+            cluster.say(f"job {saved.job.job} was {saved.job.state} when it was last saved")
         return saved.job, saved.bring(whole=whole)
+
+
+def in_bucket(cluster: "Cluster", job: JobRecord) -> bool:
+    """Tell whether all results of a job are in S3, where this machine may read there."""
+    if job.save_to is None:
+        return False
+    try:
+        with opened(cluster, f"{job.save_to}/{job.job}") as saved:
+            return saved.job.nodes == job.nodes and not saved.lacking
+    except AwsddpError as error:
+        cluster.say(error.summary)
+        return False
 
 
 def _above(where: Place) -> Place:

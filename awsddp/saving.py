@@ -18,7 +18,6 @@ from awsddp.known import choose_job
 from awsddp.reach import told_jobs
 from awsddp.records import JobRecord
 from awsddp.report import Event, amount, node_name
-from awsddp.state import TAGS_S
 from awsddp.values import s3_place
 
 if TYPE_CHECKING:
@@ -130,21 +129,9 @@ def wait_until_saved(cluster: "Cluster", job: JobRecord) -> bool:
             cluster.on_event(Event(f"saving {job.job} to {job.save_to}: {amount(*now)} left", ""))
         time.sleep(_POLL_S)
     where = f"{job.save_to}/{job.job}"
-    if saving is not None and saving.ended and not saving.error:
+    if saving is not None and saving.is_whole:
         cluster.say(f"the results of {job.job} are in {where}: {amount(saving.files, saving.bytes)}")
         return True
     why = saving.error if saving is not None and saving.error else "its nodes do not go on"
     cluster.say(f"not all results of {job.job} are in {where}: {why}")
     return False
-
-
-def leave(cluster: "Cluster", job: JobRecord) -> bool:
-    """Release the nodes of a job once all its results are saved; tell whether they are. Raises CloudError."""
-    from awsddp.aws.power import release
-
-    if not wait_until_saved(cluster, job):
-        return False
-    holders = cluster.fleet.holders(job)
-    with cluster.folder.lock("train", part="tags", wait_s=TAGS_S):
-        release(cluster.aws, [one for one in cluster.nodes if one.node in holders], job.job)
-    return True

@@ -201,7 +201,7 @@ def read_all(requested: "Cluster", target: Target, record: Record | None) -> tup
     facts, _ = both(lambda: facts_of(aws, cluster.spec, target, record), list_nodes)
     image = facts.image
     data = listed_data(cluster.job_spec, cluster.target, internet=image.has_internet)
-    facts = replace(facts, data=data)
+    facts = replace(facts, data=data, saves=cluster.job_spec.job.save_to is not None)
     environment = make_environment_plan(cluster.job_spec.env, internet=image.has_internet, driver=None)
     if environment.lines:
         from awsddp.plan.resolve import check

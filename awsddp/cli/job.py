@@ -91,7 +91,7 @@ def run(ctx: click.Context, /, options: Globals, *, detach: bool, **given: Any) 
 
     Takes every option of `awsddp up` and `awsddp train`; see their --help for the rest.
     With --detach the nodes end 10 minutes (--idle) after the job: stopped while they hold results, which
-    `awsddp fetch` starts again, else terminated.
+    `awsddp fetch` starts again (or not: what is in S3 comes from there), else terminated.
     """
     from awsddp.whole_run import run_job, with_idle
 

@@ -151,7 +151,7 @@ class Facts:
     on-demand prices of a machine per hour as the Pricing API told them on `price_date`, `spot_prices` those
     of a zone now, `highest_spot_prices` their highest of the last 7 days, where spot and a budget are
     requested. `host` is the machine that asks, `credentials_s` the seconds that its login lasts (None: no
-    end), `data` what the nodes are to get.
+    end), `data` what the nodes are to get; `saves` tells whether results go to S3.
     """
 
     region: str
@@ -173,6 +173,7 @@ class Facts:
     host: str = ""
     credentials_s: float | None = None
     data: tuple[Data, ...] = ()
+    saves: bool = False
 
 
 Parameters = dict[str, Any]
