@@ -13,7 +13,7 @@ from awsddp.known import bill_of, end_job, jobs_of
 from awsddp.reach import reachable, told_jobs
 from awsddp.records import ACTIVE, Listed, Node, unfetched_jobs
 from awsddp.report import money, node_name
-from awsddp.results import is_home, is_owed, still_missing
+from awsddp.results import is_fetched, is_home, is_owed, still_missing
 from awsddp.returns import ClusterDocument, DownDocument
 from awsddp.saved import in_bucket
 from awsddp.saving import wait_until_saved
@@ -214,8 +214,10 @@ def fetch_all(cluster: "Cluster", listed: Listed) -> None:
     steps, if results remain on nodes.
     """
     record = cluster.known if cluster.known is not None and cluster.known.id == listed.id else None
-    jobs = [job for job in record.jobs if job.job in listed.unfetched] if record is not None else []
-    saved = [job.job for job in jobs if in_bucket(cluster, job)]
+    jobs = [one for one in record.jobs if not is_fetched(cluster.results / one.job, one)] if record else []
+    saved = {job.job: job.save_to for job in jobs if in_bucket(cluster, job)}
+    for job, where in saved.items():
+        cluster.say(f"the results of {job} are in {where}/{job}")
     owing = [
         node
         for node in listed.live
@@ -245,6 +247,7 @@ def _fetch_owed(cluster: "Cluster", owing: Sequence[Node]) -> dict[Node, str]:
             if job.state in ACTIVE:
                 raise NodeError(f"job {job.job} did not end")
             if job.save_to is not None and wait_until_saved(cluster, job):
+                in_bucket(cluster, job)
                 continue
             nodes = ", ".join(map(node_name, fleet.nodes))
             cluster.say(f"fetching the results of {job.job} from {nodes} to {cluster.results / job.job}/")

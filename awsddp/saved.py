@@ -219,12 +219,17 @@ def brought(cluster: "Cluster", uri: str, *, whole: bool = False) -> tuple[JobRe
 
 
 def in_bucket(cluster: "Cluster", job: JobRecord) -> bool:
-    """Tell whether all results of a job are in S3, where this machine may read there."""
+    """Tell whether all results of a job are in S3, by what this machine reads there; then its record, logs
+    and metrics come here.
+    """
     if job.save_to is None:
         return False
     try:
         with opened(cluster, f"{job.save_to}/{job.job}") as saved:
-            return saved.job.nodes == job.nodes and not saved.lacking
+            is_whole = saved.job.nodes == job.nodes and not saved.lacking
+            if is_whole:
+                saved.bring(whole=False)
+            return is_whole
     except AwsddpError as error:
         cluster.say(error.summary)
         return False

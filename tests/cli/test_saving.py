@@ -1,8 +1,9 @@
 """--save-to: the results of a job are in S3 when it ends, and the nodes may go."""
 
 import json
+import os
+import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,17 @@ import pytest
 
 from awsddp.local import control
 from tests.cli.conftest import Lab
+from tests.cli.test_detached import becomes
 
 RIGHTS = ["s3:ListBucket", "s3:GetObject", "s3:PutObject", "s3:AbortMultipartUpload"]
 
 
+WITH_ROLE = ("--nodes", "2", "-y", "-o", "local.gpus=off", "-o", "access.instance_profile=training")
+
+
 @pytest.fixture
-def client(lab: Lab) -> Iterator[Any]:
-    """The S3 of a lab whose two nodes have a role, and its bucket."""
+def bucket(lab: Lab) -> Any:
+    """The S3 of a lab, which has a bucket, and a role for nodes that may save there."""
     assert lab.run("local", "start").returncode == 0
     info = control.find(lab.home)
     assert info is not None
@@ -32,10 +37,15 @@ def client(lab: Lab) -> Iterator[Any]:
     iam.put_role_policy(RoleName="training", PolicyName="s3", PolicyDocument=document)
     iam.create_instance_profile(InstanceProfileName="training")
     iam.add_role_to_instance_profile(InstanceProfileName="training", RoleName="training")
-    words = ("--nodes", "2", "-y", "-o", "local.gpus=off", "-o", "access.instance_profile=training")
-    shown = lab.run("up", "--local", *words)
+    return s3
+
+
+@pytest.fixture
+def client(lab: Lab, bucket: Any) -> Any:
+    """The S3 of a lab whose two nodes have the role."""
+    shown = lab.run("up", "--local", *WITH_ROLE)
     assert shown.returncode == 0, shown.stderr
-    yield s3
+    return bucket
 
 
 def job_json(s3: Any, job: str, state: str) -> Any:
@@ -141,3 +151,81 @@ def test_new_nodes_resume_from_s3(lab: Lab, client: Any) -> None:
     (lab.project / "runs").rename(lab.project / "elsewhere")
     resumed = lab.run("train", "saved.py", "--name", "second", "--resume", "s3://results/runs/first", *words)
     assert "rank 2 begins at 7" in resumed.stdout, resumed.stderr + resumed.stdout
+
+
+MADE = """
+import json, os, pathlib
+rank, run = int(os.environ["RANK"]), pathlib.Path(os.environ["AWSDDP_RUN_DIR"])
+print("rank", rank, "writes")
+(run / "state.bin").write_bytes(bytes(range(256)) * (1000 + rank))
+pathlib.Path(f"made by {rank}.txt").write_text(f"of {rank}")
+with (run / "metrics.jsonl").open("w") as rows:
+    for step in range(3):
+        rows.write(json.dumps({"rank": rank, "step": step, "loss": 0.53125 / (step + 1)}) + chr(10))
+if rank == 1:
+    raise SystemExit("no more")
+"""
+
+
+def made(rank: int) -> dict[str, bytes]:
+    """Return what a rank of MADE leaves behind, on a node of its own."""
+    rows = (json.dumps({"rank": rank, "step": step, "loss": 0.53125 / (step + 1)}) for step in range(3))
+    said = f"rank {rank} writes\n" + "no more\n" * rank
+    return {
+        f"logs/rank{rank}.log": said.encode(),
+        f"node{rank}/run/state.bin": bytes(range(256)) * (1000 + rank),
+        f"node{rank}/made by {rank}.txt": f"of {rank}".encode(),
+        f"node{rank}/run/metrics.jsonl": "".join(f"{row}\n" for row in rows).encode(),
+    }
+
+
+@pytest.mark.prove
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("market", ["on-demand", "spot"])
+def test_a_laptop_that_never_comes_back_loses_nothing(
+    lab: Lab, bucket: Any, tmp_path: Path, market: str
+) -> None:
+    lab.script("made.py", MADE)
+    words = (
+        "--world-size",
+        "2",
+        "--detach",
+        "--idle",
+        "10s",
+        "--name",
+        "left",
+        "--save-to",
+        "s3://results/runs",
+    )
+    spot = ("--spot",) * (market == "spot")
+    gone = lab.start("run", "--local", "made.py", *WITH_ROLE, *words, *spot)
+    assert gone.stderr is not None
+    assert any(b"job left runs" in line for line in gone.stderr)
+    os.killpg(gone.pid, signal.SIGKILL)
+    gone.communicate()
+    becomes(lab, "stopped" if market == "on-demand" else "ending")
+
+    second, info = Lab(tmp_path / "second"), control.find(lab.home)  # it has a login to AWS, and nothing else
+    assert info is not None
+    second.environ |= {
+        "AWS_ENDPOINT_URL": info.endpoint,
+        "AWS_DEFAULT_REGION": info.region,
+        "AWS_ACCESS_KEY_ID": info.access_key_id,
+        "AWS_SECRET_ACCESS_KEY": info.secret_access_key,
+    }
+    job = "s3://results/runs/left"
+    for verb, shown in (("logs", "rank 1 writes"), ("why", "no more"), ("report", "report.html")):
+        said = second.run(verb, job)
+        assert (said.returncode, shown in said.stdout + said.stderr) == (0, True), said.stderr + said.stdout
+    page = second.project / "runs" / "left" / "report.html"
+    assert "0.177" in page.read_text()
+    fetched = second.run("fetch", job)
+    assert fetched.returncode == 0, fetched.stderr
+    assert files(second.project / "runs" / "left") == made(0) | made(1)
+
+    if market == "on-demand":  # it does come back: no node is started for what is saved
+        ended = lab.json("down", "-y")
+        assert len(ended["terminated"]) == 2
+    late = lab.run("--local", "fetch", "left")
+    assert late.returncode == 0, late.stderr
+    assert files(lab.project / "runs" / "left") == made(0) | made(1)
