@@ -20,15 +20,20 @@ RIGHTS = ["s3:ListBucket", "s3:GetObject", "s3:PutObject", "s3:AbortMultipartUpl
 WITH_ROLE = ("--nodes", "2", "-y", "-o", "local.gpus=off", "-o", "access.instance_profile=training")
 
 
-@pytest.fixture
-def bucket(lab: Lab) -> Any:
-    """The S3 of a lab, which has a bucket, and a role for nodes that may save there."""
-    assert lab.run("local", "start").returncode == 0
+def aws(lab: Lab, service: str) -> Any:
+    """Return a client of a lab's local cloud."""
     info = control.find(lab.home)
     assert info is not None
     keys = {"aws_access_key_id": info.access_key_id, "aws_secret_access_key": info.secret_access_key}
     where: Any = {"endpoint_url": info.endpoint, "region_name": info.region, **keys}
-    s3, iam = boto3.client("s3", **where), boto3.client("iam", **where)
+    return boto3.client(service, **where)
+
+
+@pytest.fixture
+def bucket(lab: Lab) -> Any:
+    """The S3 of a lab, which has a bucket, and a role for nodes that may save there."""
+    assert lab.run("local", "start").returncode == 0
+    s3, iam = aws(lab, "s3"), aws(lab, "iam")
     s3.create_bucket(Bucket="results")
     iam.create_role(RoleName="training", AssumeRolePolicyDocument="{}")
     at = "arn:aws:s3:::results"
@@ -221,3 +226,33 @@ def test_a_laptop_that_never_comes_back_loses_nothing(
     late = lab.run("--local", "fetch", "left")
     assert late.returncode == 0, late.stderr
     assert files(lab.project / "runs" / "left") == made(0) | made(1)
+
+
+KEEPS = """
+import os, pathlib, signal
+run = pathlib.Path(os.environ["AWSDDP_RUN_DIR"])
+signal.signal(signal.SIGTERM, lambda *_: (run / "last.pt").write_text("at the last moment"))
+print("waits", flush=True)
+signal.pause()
+"""
+
+
+@pytest.mark.prove
+@pytest.mark.timeout(600)
+def test_what_could_not_be_saved_stays_on_a_node_that_stops_and_fetch_starts_it(
+    lab: Lab, bucket: Any
+) -> None:
+    lab.script("keeps.py", KEEPS)
+    words = ("run", "--local", "keeps.py", *WITH_ROLE, "--world-size", "2", "--detach")
+    assert lab.run(*words, "--name", "left", "--save-to", "s3://results/runs").returncode == 0
+    while lab.run("logs").stdout.count("waits") < 2:
+        time.sleep(0.5)
+    aws(lab, "iam").delete_role_policy(RoleName="training", PolicyName="s3")
+    for node in ("node0", "node1"):
+        assert lab.run("local", "fault", "add", node, "poweroff").returncode == 0
+    becomes(lab, "stopped", within_s=200)
+    fetched = lab.json("fetch", "--local", "-y")
+    assert (fetched["started"], len(fetched["down"]["terminated"])) == (True, 2)
+    for node in range(2):
+        made = lab.project / f"runs/left/node{node}/run/last.pt"
+        assert made.read_text() == "at the last moment"
