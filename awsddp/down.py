@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -55,7 +56,7 @@ def down(
                 _forget(cluster, record.id)
             refuse_sessions(cluster)
             return _document(cluster)
-        live = [one for one in clusters if one.live]
+        live = [_owing(cluster, one) for one in clusters if one.live]
         if known_only and any(record is None or one.id != record.id for one in live):
             raise UsageError(
                 f"-y does not end cluster {live[0].name}, which this machine has no record of",
@@ -101,6 +102,25 @@ def _end(cluster: "Cluster", clusters: Sequence[Listed]) -> tuple[str, ...]:
             "awsddp down   # again" + "; what is left may still cost money" * (cluster.target.name == "aws"),
         )
     return tuple(terminated)
+
+
+def _owing(cluster: "Cluster", listed: Listed) -> Listed:
+    """Return a cluster without what its tags name and is here or in S3 by now.
+
+    Of what is in S3, also of other jobs, the logs and metrics come here: no node will tell of them any more.
+    """
+    record = cluster.known if cluster.known is not None and cluster.known.id == listed.id else None
+    saved = set()
+    for job in record.jobs if record is not None else ():
+        if not is_fetched(cluster.results / job.job, job) and in_bucket(cluster, job):
+            cluster.say(f"the results of {job.job} are in {job.save_to}/{job.job}")
+            saved.add(job.job)
+
+    def owed(node: Node) -> tuple[str, ...]:
+        jobs = (job for job in node.unfetched if job not in saved)
+        return tuple(job for job in jobs if not is_home(cluster, job, node.instance_id))
+
+    return replace(listed, nodes=tuple(replace(node, unfetched=owed(node)) for node in listed.nodes))
 
 
 def _what_ends(cluster: "Cluster", listed: Listed, *, discard: bool) -> str:
@@ -213,35 +233,28 @@ def fetch_all(cluster: "Cluster", listed: Listed) -> None:
     Results of a node that no longer exists are named. Raises NodeError, with the jobs, the price and the next
     steps, if results remain on nodes.
     """
-    record = cluster.known if cluster.known is not None and cluster.known.id == listed.id else None
-    jobs = [one for one in record.jobs if not is_fetched(cluster.results / one.job, one)] if record else []
-    saved = {job.job: job.save_to for job in jobs if in_bucket(cluster, job)}
-    for job, where in saved.items():
-        cluster.say(f"the results of {job} are in {where}/{job}")
-    owing = [
-        node
-        for node in listed.live
-        if not all(job in saved or is_home(cluster, job, node.instance_id) for job in node.unfetched)
-    ]
+    owing = [node for node in listed.live if node.unfetched]
     if not owing:
         return
+    record = cluster.known if cluster.known is not None and cluster.known.id == listed.id else None
     if record is None or not cluster.folder.key.exists():
         raise _not_home(cluster, listed, owing, "this machine has no key for the nodes that hold them")
     cluster.use(reachable(listed.live), of=listed.live)
     left = {node: f"{node_name(node.node)} is {node.state}" for node in owing if node not in cluster.nodes}
     try:
         if cluster.nodes:
-            left |= _fetch_owed(cluster, owing)
+            left |= _fetch_owed(cluster)
     except AwsddpError as error:
         raise _not_home(cluster, listed, owing, str(error)) from error
     if left:
         raise _not_home(cluster, listed, list(left), ", ".join(left.values()))
 
 
-def _fetch_owed(cluster: "Cluster", owing: Sequence[Node]) -> dict[Node, str]:
-    """Fetch the unfetched results of the running nodes; return who of `owing` did not answer, and why."""
+def _fetch_owed(cluster: "Cluster") -> dict[Node, str]:
+    """Fetch the unfetched results of the running nodes; return the nodes that did not answer, and why."""
+    names, owing = unfetched_jobs(cluster.nodes), [node for node in cluster.nodes if node.unfetched]
     with cluster.connect(deadline_s=FETCH_REACH_S, partial=True) as fleet:
-        owed = [job for job in told_jobs(cluster, partial=True) if is_owed(cluster, cluster.unfetched, job)]
+        owed = [job for job in told_jobs(cluster, partial=True) if is_owed(cluster, names, job)]
         # The newest first: the end of a job starts one that waits for it.
         for job in reversed([end_job(cluster, job) for job in reversed(owed)]):
             if job.state in ACTIVE:

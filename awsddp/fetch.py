@@ -57,7 +57,8 @@ def fetch(
     """Fetch the results of a job (`full_name`; the last by default), and return the `fetch` document.
 
     Results that are here already need no node, unless `anew`. Nodes that stopped with results are started
-    by `start` (it raises to refuse); the document then has `started`. If a part is missing the rest is
+    by `start` (it raises to refuse); the document then has `started`; but what is all in S3, or has no node
+    any more, comes from there. If a part is missing the rest is
     fetched, and NodeError is raised with the document as its `result`. Raises NotFoundError for an unknown
     job, NoNodes.
     """

@@ -357,6 +357,14 @@ def test_a_budget_on_spot_assumes_the_highest_price_of_the_last_7_days_in_the_zo
     assert narrow.budget.usd_per_hour == pytest.approx(rate - 2 * 2.0, abs=1e-4)
 
 
+def test_spot_nodes_are_warned_of_unless_results_are_saved() -> None:
+    warned = [
+        any(text.startswith("spot nodes") for text in plan(replace(SPOT, saves=saves), spot=True).warnings)
+        for saves in (False, True)
+    ]
+    assert warned == [True, False]
+
+
 @pytest.mark.parametrize("known", [{}, {"us-east-1a": 9.0}])
 def test_a_budget_on_spot_assumes_the_on_demand_price_where_no_history_is_known(
     known: dict[str, float],
