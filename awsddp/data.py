@@ -1,7 +1,9 @@
 """--data: what its sources hold, for a plan; and onto the nodes of a job, before its ranks."""
 
 import contextlib
+import hashlib
 import importlib.util
+import itertools
 import shutil
 import tempfile
 from collections.abc import Collection, Iterator, Mapping
@@ -18,13 +20,14 @@ from awsddp.errors import ConfigError, NodeError
 from awsddp.jobs import protocol
 from awsddp.jobs.files import Checkpoint
 from awsddp.jobs.ranks import DATA
+from awsddp.jobs.supervisor.objects import AT_ONCE, FOLDERS, Place, Store
 from awsddp.parallel import each, split
 from awsddp.plan.records import Data
 from awsddp.records import Amount, Target, Text
 from awsddp.report import Event, amount, node_name, size_text
-from awsddp.saved import SavedCheckpoint
+from awsddp.saved import SavedCheckpoint, store_of
 from awsddp.spec import JobSpec
-from awsddp.values import Source, data_sources
+from awsddp.values import Source, data_sources, s3_place
 
 if TYPE_CHECKING:
     from awsddp.cluster import Cluster
@@ -39,6 +42,8 @@ _PACKAGES = ("botocore", "s3transfer", "jmespath", "dateutil", "six", "urllib3")
 _MODELS = ("s3", "sts", "endpoints.json", "partitions.json", "sdk-default-configuration.json", "_retry.json")
 """Which models of AWS's services go with it."""
 BUNDLE = "boto3"
+_LISTS = 20
+"""How often, about, it is written down while a folder goes to a bucket what of it is there."""
 _SILENT_S = 120.0
 _PASSED = ("HF_", "SSL_CERT_FILE", "REQUESTS_CABUNDLE", "http_proxy", "https_proxy", "no_proxy")
 """How variables of the job begin that Hugging Face's program gets."""
@@ -98,7 +103,6 @@ def _listed(spec: JobSpec, target: Target, source: Source) -> Data:
         return replace(data, why="Hugging Face is not asked")
     from awsddp.aws.session import session_of
     from awsddp.jobs.supervisor.copying import Refusal, listing
-    from awsddp.jobs.supervisor.objects import Place, Store
 
     payer = spec.data.requester_pays
     make = partial(
@@ -122,9 +126,9 @@ def _listed(spec: JobSpec, target: Target, source: Source) -> Data:
 def bring(cluster: "Cluster", nodes: Collection[int], spec: JobSpec) -> None:
     """Bring the data of a job to its nodes, all at once; what is there already does not travel.
 
-    `spec` has the variables of its ranks. Raises ConfigError, and NodesFailed, naming the source.
+    `spec` has the variables of its ranks. Raises ConfigError, CloudError, and NodesFailed, naming the source.
     """
-    sources = data_sources(spec.data.sources)
+    sources = list(data_sources(spec.data.sources))
     if not sources:
         return
     from awsddp.nodes.sync import push
@@ -132,6 +136,11 @@ def bring(cluster: "Cluster", nodes: Collection[int], spec: JobSpec) -> None:
     fleet = cluster.fleet
     _check_internet(spec, internet=cluster.record.internet)
     folders = {one.name: _files(one) for one in sources if one.kind == "folder"}
+    if spec.job.save_to is not None:
+        above = Place(*s3_place(spec.job.save_to))
+        for number, one in enumerate(sources):
+            if one.name in folders and _fits_keys(folders[one.name]):
+                sources[number] = _by_bucket(cluster, one.name, folders.pop(one.name), above)
     variables = with_secrets(spec).env.variables
     message = {
         "sources": [one._asdict() for one in sources],
@@ -143,6 +152,50 @@ def bring(cluster: "Cluster", nodes: Collection[int], spec: JobSpec) -> None:
     for name, files in folders.items():
         folder = f"{DATA.rpartition('/')[2]}/{name}"
         push(files, fleet, folder=folder, nodes=nodes, on_event=cluster.on_event)
+
+
+def _fits_keys(files: "Listing") -> bool:
+    """Tell whether objects can hold a folder: they know no links, and their keys are Unicode."""
+    return all(one.kind != "l" and one.path.isprintable() for one in files.entries)
+
+
+def _by_bucket(cluster: "Cluster", name: str, files: "Listing", above: Place) -> Source:
+    """Have a bucket hold a folder of this machine's, and return what its nodes copy it from.
+
+    What is there already does not travel: beside the objects lies a list of their files here, with size and
+    time. Raises CloudError, ConfigError.
+    """
+    from awsddp.aws.session import session_name, translated
+
+    owner = hashlib.sha256(f"{session_name()}:{files.root}".encode()).hexdigest()[:16]
+    beside = above.below(f"{FOLDERS}/{owner}")
+    where, target, stamp = beside.below(name), cluster.target, f"{name}.json"
+    wanted = {one.path: [one.size, one.mtime_ns] for one in files.entries if one.kind == "f"}
+    with translated(target, where=str(where)), contextlib.closing(store_of(target)) as store:
+        there = {one.key.removeprefix(f"{where.prefix}/"): one.size for one in store.list(where)}
+        told: dict[str, Any] = store.read(beside, stamp) or {}
+        held = {
+            path: one for path, one in told.items() if wanted.get(path) == one and there.get(path) == one[0]
+        }
+        missing = {path: Path(files.root, path) for path in wanted if path not in held}
+        size, sent = sum(wanted[path][0] for path in missing), 0
+
+        def on_bytes(count: int) -> None:
+            nonlocal sent
+            sent += count
+            text = f"sending {size_text(size)} of data to {where}"
+            cluster.on_event(Event(text, who="", fraction=min(1.0, max(sent, 0) / size), size=size))
+
+        if held != told:
+            store.write(beside, stamp, held)
+        for path in there.keys() - wanted.keys():
+            store.client.delete_object(Bucket=where.bucket, Key=where.key(path))
+        names, count = iter(missing), max(AT_ONCE, len(missing) // _LISTS)
+        while batch := list(itertools.islice(names, count)):
+            store.send({path: missing[path] for path in batch}, where, on_bytes)
+            held |= {path: wanted[path] for path in batch}
+            store.write(beside, stamp, held)
+    return Source(name, "s3", where.bucket, where.prefix)
 
 
 def bring_checkpoint(cluster: "Cluster", checkpoint: Checkpoint, nodes: Collection[int]) -> None:

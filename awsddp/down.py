@@ -17,7 +17,7 @@ from awsddp.report import money, node_name
 from awsddp.results import is_fetched, is_home, is_owed, still_missing
 from awsddp.returns import ClusterDocument, DownDocument
 from awsddp.saved import in_bucket
-from awsddp.saving import wait_until_saved
+from awsddp.saving import abort, wait_until_saved
 from awsddp.search import end, look, machines, refuse_sessions, require_live, wait_until_launches_show
 from awsddp.state import living
 from awsddp.status import cluster_document
@@ -144,6 +144,7 @@ def _made(cluster: Listed) -> str:
 
 
 def _forget(cluster: "Cluster", cluster_id: str) -> None:
+    abort(cluster, [one.job for one in jobs_of(cluster, living(cluster.folder))])
     try:
         cluster.folder.retire(cluster_id)
     except ConfigError as error:

@@ -27,7 +27,7 @@ from awsddp.report import Event, amount, node_name, size_text
 from awsddp.results import draw_loss, older_jobs, refuse_another, still_missing, whole_at_home
 from awsddp.returns import FetchDocument, NodeFiles
 from awsddp.saved import brought, in_bucket, is_saved
-from awsddp.saving import wait_until_saved
+from awsddp.saving import abort, wait_until_saved
 from awsddp.state import TAGS_S, living
 from awsddp.values import size_of
 
@@ -174,8 +174,8 @@ def _bring(
     if selected.owed:
         raise _unfetched(job, selected.owed, lost)
     if tagged is not None:
-        if waits:
-            wait_until_saved(cluster, job)
+        if waits and wait_until_saved(cluster, job):
+            abort(cluster, [job])
         with cluster.folder.lock("train", part="tags", wait_s=TAGS_S) as free_s:
             # A file's time is up to 10 ms late.
             fresh = time.monotonic() - began < min(free_s - 0.1, FRESH_S)

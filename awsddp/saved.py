@@ -7,21 +7,22 @@ import contextlib
 import hashlib
 import os
 import posixpath
+import shlex
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeGuard, TypeVar
 
 import msgspec
 
-from awsddp.answers import Manifest, NodeJob, ResultFile, check_manifest, refused
+from awsddp.answers import Manifest, NodeJob, ResultFile, check_job, check_manifest, converted
 from awsddp.errors import AwsddpError, ConfigError, NodeError, NotFoundError
 from awsddp.jobs.files import Checkpoint, name_at_home
 from awsddp.jobs.results import encode, job_document
 from awsddp.jobs.supervisor.objects import Place, Store, Thing, join
 from awsddp.jobs.supervisor.stacks import DUMP
-from awsddp.records import ACTIVE, JobRecord, NodeNumber, Text
+from awsddp.records import ACTIVE, JobRecord, NodeNumber, Target, Text
 from awsddp.results import refuse_another
 from awsddp.returns import NodeFiles
 from awsddp.search import target_for
@@ -73,11 +74,12 @@ class Saved:
         index = self._read("job.json", _Job)
         if index is None or index.document is None:
             what = "no job" if index is None else "its ranks have not started: no results of the job"
-            raise NotFoundError(f"{what} at {where}", "", f"aws s3 ls {_above(where)}/   # what is there")
+            raise NotFoundError(
+                f"{what} at {where}", "", f"aws s3 ls {_typed(_above(where))}/   # what is there"
+            )
         self._index, told = index, index.document
-        with refused(told.node):
-            if told.job != posixpath.basename(where.prefix):
-                raise ValueError(f"it speaks of job {told.job!r}")
+        with self._checked("job.json"):
+            check_job(told, told.node, posixpath.basename(where.prefix))
         self.job = replace(
             job_document({told.node: told}, results=cluster.job_spec.job.results), save_to=str(_above(where))
         )
@@ -89,9 +91,19 @@ class Saved:
         return tuple(node for node, one in self._nodes.items() if not one.ended or one.error)
 
     def _read(self, name: str, kind: type[_Of]) -> _Of | None:
-        with refused(0):
+        with self._checked(name):
             found = self._store.read(self.where, name)
-            return None if found is None else msgspec.convert(found, kind)
+            return None if found is None else converted(found, kind, paths=True)
+
+    @contextlib.contextmanager
+    def _checked(self, name: str) -> Iterator[None]:
+        """Raise NodeError for what is wrong with an object that a node writes, or with what it lists."""
+        try:
+            yield
+        except (ValueError, RecursionError, OverflowError, EOFError, msgspec.ValidationError) as error:
+            at, why = self.where.below(name), str(error)[:2000]
+            look = f"aws s3 cp {_typed(at)} -   # what it says: others than the nodes may write there"
+            raise NodeError(f"{at} is not as a node writes it", why, look) from error
 
     def bring(self, *, whole: bool) -> dict[int, NodeFiles]:
         """Bring the results into the folder of the job, `whole` or the logs and metrics alone.
@@ -107,6 +119,8 @@ class Saved:
         for one in files:
             if whole or one.home.startswith(_READ_AT_ONCE) or one.home.endswith(_METRICS):
                 wanted[one.node].append(one)
+        if whole:
+            self._store.abort(_above(self.where), over=())
         missing = self.lacking if whole else tuple(self._nodes)
         listed = {(one.node, one.path): one for one in files}
         return pull(
@@ -121,23 +135,22 @@ class Saved:
     def _manifest(self, node: int) -> Manifest:
         """Return what a node saved, as it would list it itself. Raises NodeError for what it may not."""
         found = self._nodes[node]
-        lines: list[dict[str, Any]] = [
-            {
-                "path": f"/{home}",
-                "home": home,
-                "size": one.size,
-                "modified": one.modified,
-                "sample": hashlib.sha256(repr((node, one.parts)).encode()).hexdigest(),
-            }
-            for home, one in found.files.items()
-        ]
-        lines += [
-            {"path": f"/{home}", "home": home, "size": 0, "target": target}
-            for home, target in found.links.items()
-        ]
-        with refused(node):
-            made = msgspec.convert({"files": lines, "skipped": []}, Manifest)
-            check_manifest(made, node, [one.rank for one in self.job.ranks if one.node == node])
+        with self._checked(f"node{node}.json"):
+            lines = [
+                {
+                    **_line(home, one.size, one.parts),
+                    "modified": one.modified,
+                    "sample": hashlib.sha256(repr((node, one.parts)).encode()).hexdigest(),
+                }
+                for home, one in found.files.items()
+            ]
+            lines += [{**_line(home), "target": target} for home, target in found.links.items()]
+            return self._listed(node, lines)
+
+    def _listed(self, node: int, lines: Sequence[Mapping[str, Any]]) -> Manifest:
+        """Return what a node lists. Raises ValueError, ValidationError for what it may not."""
+        made = msgspec.convert({"files": lines, "skipped": []}, Manifest)
+        check_manifest(made, node, [one.rank for one in self.job.ranks if one.node == node])
         return made
 
     def _transfer(
@@ -145,19 +158,25 @@ class Saved:
     ) -> None:
         """Download files of a node to their paths below a folder: their parts, cut to size and joined.
 
-        Raises NodeError for a part that is not as it was listed.
+        Raises NodeError for a part that is not as it was listed, ClientError.
         """
         done = 0
         for one in files:
             if stop.is_set():
                 return
             parts = [Thing(self.where.key(key), size, "") for key, size in self._parts(one)]
-            self._store.bring(self.where, {str(at): part for at, part in enumerate(parts)}, folder / "parts")
-            came = [(folder / "parts" / str(at), part.size) for at, part in enumerate(parts)]
             try:
+                self._store.bring(
+                    self.where, {str(at): part for at, part in enumerate(parts)}, folder / "parts"
+                )
+            except self._store.client.exceptions.ClientError as error:
+                if error.response["ResponseMetadata"]["HTTPStatusCode"] != 404:
+                    raise
+                why, again = "a job that runs replaces files", f"awsddp fetch {_typed(self.where)}   # again"
+                raise NodeError(f"{one.home} is no longer at {self.where}", why, again) from error
+            came = [(folder / "parts" / str(at), part.size) for at, part in enumerate(parts)]
+            with self._checked(f"node{one.node}.json"):
                 join(came, folder / one.path[1:])
-            except EOFError as error:
-                raise NodeError(f"{one.home} is not whole in {self.where}", str(error)) from error
             os.utime(folder / one.path[1:], ns=(one.modified, one.modified))
             progress.report(done := done + one.size)
 
@@ -167,14 +186,18 @@ class Saved:
     def checkpoint(self) -> "SavedCheckpoint":
         """Return the newest checkpoint that is whole. Raises ConfigError where there is none."""
         found = self._index.checkpoint
-        if found is None:
-            raise ConfigError(f"no checkpoint at {self.where}", "none was whole", f"awsddp logs {self.where}")
+        if found is None or not found.files:
+            raise ConfigError(
+                f"no checkpoint at {self.where}", "none was whole", f"awsddp logs {_typed(self.where)}"
+            )
         files: dict[str, list[list[Any]]] = {}
-        for node, home, _, parts in found.files:
-            path = home.removeprefix(f"node{node}/{found.name}").lstrip("/")
-            files[posixpath.join(posixpath.basename(found.name), path).rstrip("/")] = [
-                list(one) for one in parts
-            ]
+        with self._checked("job.json"):
+            for node, home, size, parts in found.files:
+                top = f"node{node}/{found.name}"
+                if not f"{home}/".startswith(f"{top}/"):
+                    raise ValueError(f"{home!r} is no part of {found.name!r}")
+                self._listed(node, [_line(home, size, parts)])
+                files[posixpath.basename(found.name) + home[len(top) :]] = [list(one) for one in parts]
         where = Path(f"{self.where}/{found.name}")
         return SavedCheckpoint(job=self.job.job, parts=(where,), place=self.where, files=files)
 
@@ -192,18 +215,27 @@ def is_saved(text: str | None) -> TypeGuard[str]:
     return text is not None and text.startswith("s3://")
 
 
+def store_of(target: Target) -> Store:
+    """Return S3 as this machine's login sees it. Raises BotoCoreError."""
+    from awsddp.aws.session import session_of
+
+    return Store(region=target.region, endpoint=target.endpoint, session=session_of(target))
+
+
 @contextlib.contextmanager
 def opened(cluster: "Cluster", uri: str) -> Iterator[Saved]:
     """Yield the job at s3://bucket/prefix/JOB, read with this machine's login.
 
     Raises NotFoundError, CloudError, NodeError for what no awsddp wrote.
     """
-    from awsddp.aws.session import session_of, translated
+    from awsddp.aws.session import translated
 
-    with target_for(cluster, cluster.folder.read()) as target:
-        store = Store(region=target.region, endpoint=target.endpoint, session=session_of(target))
-        with contextlib.closing(store), translated(target, where=uri):
-            yield Saved(cluster, store, Place(*s3_place(uri)))
+    with (
+        target_for(cluster, cluster.folder.read()) as target,
+        translated(target, where=uri),
+        contextlib.closing(store_of(target)) as store,
+    ):
+        yield Saved(cluster, store, Place(*s3_place(uri)))
 
 
 def brought(cluster: "Cluster", uri: str, *, whole: bool = False) -> tuple[JobRecord, dict[int, NodeFiles]]:
@@ -233,6 +265,17 @@ def in_bucket(cluster: "Cluster", job: JobRecord) -> bool:
     except AwsddpError as error:
         cluster.say(error.summary)
         return False
+
+
+def _line(home: str, size: int = 0, parts: Iterable[tuple[str, int]] = ()) -> dict[str, Any]:
+    """Return how a file is listed. Raises ValueError where its parts are not as long as it is."""
+    if size != (length := sum(size for _, size in parts)):
+        raise ValueError(f"{home!r} has {size:,} bytes, its parts have {length:,}")
+    return {"path": f"/{home}", "home": home, "size": size}
+
+
+def _typed(where: Place) -> str:
+    return shlex.quote(str(where))
 
 
 def _above(where: Place) -> Place:

@@ -1,24 +1,34 @@
-"""--save-to: results go to S3 while the job runs. Its name is claimed there first, and `down` waits.
+"""--save-to: results go to S3 while the job runs. What a launch needs for it is looked for before, the job's
+name is claimed there first, and `down` waits.
 
 The nodes do the rest: jobs/supervisor/saver.py.
 """
 
 import base64
+import contextlib
+import json
+import shlex
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from awsddp.answers import Tried, read_answer
-from awsddp.data import send_packages
+from awsddp.data import listed_data, send_packages
 from awsddp.errors import AwsddpError, ConfigError, NodeError
 from awsddp.jobs.files import exclude_patterns
 from awsddp.jobs.protocol import SAVER, NameTaken, node_program
+from awsddp.jobs.supervisor.objects import Place
 from awsddp.jobs.supervisor.requests import Launch
 from awsddp.known import choose_job
+from awsddp.plan.policy import role_policy
+from awsddp.plan.records import Facts
+from awsddp.plan.saving import no_bucket, other_region
 from awsddp.reach import told_jobs
-from awsddp.records import JobRecord
+from awsddp.records import JobRecord, Target
 from awsddp.report import Event, amount, node_name
-from awsddp.values import s3_place
+from awsddp.saved import store_of
+from awsddp.values import data_sources, s3_place
 
 if TYPE_CHECKING:
     from awsddp.cluster import Cluster
@@ -29,7 +39,68 @@ _CLAIM_S = 240.0
 _STILL_S = 120.0
 """For how long nothing may be saved before `down` fetches what is left."""
 _POLL_S = 1.0
-_RIGHTS = "s3:ListBucket, s3:GetObject, s3:PutObject and s3:AbortMultipartUpload"
+
+
+REHEARSED = "awsddp-local"
+"""The instance profile that nodes of the local cloud get where none is named."""
+
+
+def with_s3(cluster: "Cluster", facts: Facts) -> Facts:
+    """Return the facts with what the job reads and where its results go, as far as that may be asked.
+
+    Raises ConfigError as `listed_data`.
+    """
+    from awsddp.aws import surroundings
+
+    aws, job, place = cluster.aws, cluster.job_spec, cluster.job_spec.job.save_to
+    data = listed_data(job, cluster.target, internet=facts.image.has_internet)
+    if place or any(one.kind == "s3" for one in data_sources(job.data.sources)):
+        facts = replace(facts, subnets=surroundings.with_s3(aws, facts.subnets))
+    saving = surroundings.saving(aws, place, facts.role) if place else None
+    return replace(facts, data=data, saving=saving)
+
+
+def rehearsed(cluster: "Cluster") -> "Cluster":
+    """Return the cluster with an instance profile, where it is of the local cloud and its job saves to S3.
+
+    What lacks of that and of the bucket is made, and reported. Raises ConfigError, CloudError.
+    """
+    from awsddp.aws.refusals import unless_refused
+
+    place, access, aws = cluster.job_spec.job.save_to, cluster.spec.access, cluster.aws
+    if cluster.target.name != "local" or place is None:
+        return cluster
+    _refuse_loopback(cluster.target, place)
+    name, bucket = access.instance_profile or REHEARSED, s3_place(place)[0]
+    made = []
+
+    def is_made(what: str, operation: str, asked: dict[str, Any], service: str = "iam") -> bool:
+        is_new = unless_refused(lambda: aws.call(operation, asked, service=service)) is not None
+        made.extend([what] * is_new)
+        return is_new
+
+    is_made(f"bucket {bucket}", "CreateBucket", {"Bucket": bucket}, "s3")
+    role, profile = {"RoleName": name}, {"InstanceProfileName": name}
+    if is_made(f"instance profile {name}", "CreateInstanceProfile", profile):
+        aws.call("CreateRole", {**role, "AssumeRolePolicyDocument": "{}"}, service="iam")
+        aws.call("AddRoleToInstanceProfile", {**role, **profile}, service="iam")
+    if name == REHEARSED or made[-1:] == [f"instance profile {name}"]:
+        policy = json.dumps(role_policy(cluster.spec, cluster.job_spec))
+        aws.call("PutRolePolicy", {**role, "PolicyName": "s3", "PolicyDocument": policy}, service="iam")
+    if made:
+        told = "on AWS you make them, and awsddp doctor --iam-policy nodes prints the role's policy"
+        cluster.say(f"made in the local cloud: {' and '.join(made)}; {told}")
+    return cluster.but(spec=replace(cluster.spec, access=replace(access, instance_profile=name)))
+
+
+def _refuse_loopback(target: Target, place: str) -> None:
+    """Raise ConfigError for a local cloud whose nodes have no metadata service, and so no role."""
+    if target.node_s3 is not None and target.node_s3 == target.endpoint:
+        raise ConfigError(
+            f"nodes in loopback mode cannot save to {place}",
+            "they have no metadata service that gives them the credentials of a role",
+            "awsddp local stop && awsddp local start   # as root, with the Debian packages of docs/local.md",
+        )
 
 
 def claim(cluster: "Cluster", launches: Mapping[int, Launch], refused: list[str]) -> None:
@@ -41,9 +112,10 @@ def claim(cluster: "Cluster", launches: Mapping[int, Launch], refused: list[str]
     launch, asked = next(iter(launches.values())), cluster.job_spec.job
     if asked.save_to is None:
         return
+    _refuse_loopback(cluster.target, asked.save_to)
     first, pythons = launch.first.node, {node: cluster.record.found[node].python for node in launches}
     order = {
-        "place": asked.save_to,
+        "place": s3_place(asked.save_to),
         "region": cluster.aws.region,
         "endpoint": cluster.target.node_s3,
         "job": launch.job,
@@ -73,7 +145,9 @@ def _tried(cluster: "Cluster", node: int, python: str, order: Mapping[str, Any])
     if isinstance(end, NodeError):
         raise end
     if end.exit_code != 0:
-        raise NodeError(f"{node_name(node)} could not try {order['place']}", end.tail(), "awsddp doctor")
+        raise NodeError(
+            f"{node_name(node)} could not try {cluster.job_spec.job.save_to}", end.tail(), "awsddp doctor"
+        )
     return read_answer(end.stdout, Tried, node=node)
 
 
@@ -81,6 +155,11 @@ def _refusal(found: Tried, cluster: "Cluster", node: int) -> AwsddpError:
     """Return the error that says what keeps a node from saving, and what to do."""
     where, region, who = str(cluster.job_spec.job.save_to), cluster.aws.region, node_name(node)
     bucket, said = s3_place(where)[0], " ".join(found.said.split())[:1000]
+    if found.code == "bucket":
+        return no_bucket(bucket, region, said)
+    if found.code == "region":
+        return other_region(bucket, found.what, region)
+    needed = shlex.quote(f"job.save_to={where}")
     failed, why, remedy = {
         "role": (
             f"{who} has no role, so that it cannot save to {where}",
@@ -90,24 +169,19 @@ def _refusal(found: Tried, cluster: "Cluster", node: int) -> AwsddpError:
         "right": (
             f"the role of {who} has no right {found.what} in {where}",
             said,
-            f"give it {_RIGHTS} there; docs/saving.md shows the policy",
-        ),
-        "bucket": (
-            f"there is no bucket {bucket}",
-            said,
-            f"aws s3 mb s3://{bucket} --region {region}   # or another --save-to",
-        ),
-        "region": (
-            f"bucket {bucket} is in {found.what}, the nodes are in {region}",
-            "what crosses regions is slow and costs money",
-            f"name a bucket in {region}: --save-to s3://BUCKET/PREFIX",
+            f"awsddp doctor --iam-policy nodes -o {needed}   # what its role needs",
         ),
         "unreachable": (
             f"{who} does not reach {where}",
             said,
-            "give its subnet a way to S3, such as a gateway endpoint of its VPC",
+            f"aws ec2 create-vpc-endpoint --vpc-id VPC --service-name com.amazonaws.{region}.s3"
+            " --route-table-ids TABLE   # a way to S3 for its subnet",
         ),
-        "boto3": (f"{who} has no boto3 that saves to {where}", said, "awsddp doctor"),
+        "boto3": (
+            f"{who} has no boto3 that saves to {where}",
+            said,
+            "awsddp exec -- python3 -m pip install boto3",
+        ),
         "other": (f"{who} cannot save to {where}", said, "awsddp doctor"),
     }[found.code]
     return ConfigError(failed, why, remedy)
@@ -135,3 +209,22 @@ def wait_until_saved(cluster: "Cluster", job: JobRecord) -> bool:
     why = saving.error if saving is not None and saving.error else "its nodes do not go on"
     cluster.say(f"not all results of {job.job} are in {where}: {why}")
     return False
+
+
+def abort(cluster: "Cluster", jobs: Iterable[JobRecord]) -> None:
+    """Give up uploads of jobs that have ended which were never completed, as far as this login may."""
+    over: dict[str, list[str]] = {}
+    for one in jobs:
+        if one.save_to is not None:
+            over.setdefault(one.save_to, []).append(one.job)
+    if not over:
+        return
+    from awsddp.aws.session import translated
+
+    with (
+        contextlib.suppress(AwsddpError),
+        translated(cluster.target, where="S3"),
+        contextlib.closing(store_of(cluster.target)) as store,
+    ):
+        for save_to, names in over.items():
+            store.abort(Place(*s3_place(save_to)), over=names)

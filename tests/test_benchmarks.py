@@ -13,6 +13,7 @@ from tests.seed import SEED
 ROOT = Path(__file__).resolve().parents[1]
 BENCHMARKS = ROOT / "benchmarks"
 SHORTEST = {
+    "data": "--nodes 1 --mb 1 --times 1",
     "fan_out": "--nodes 1 --times 1",
     "gang": "--pairs 1 --ranks 2",
     "local_boot": "--nodes 2 --times 1",
@@ -29,6 +30,7 @@ SHORTEST = {
     "train_processes": "--rounds 1",
     "two_trees": ". --shortest --rounds 1",
     "campaigns/beside": "--runs 1 --parallel 1",
+    "campaigns/cuts": "--runs 1 --parallel 1",
     "campaigns/deaths": "--runs 1",
     "campaigns/doctor": "--runs 1",
     "campaigns/fetch": "--runs 1",

@@ -138,7 +138,7 @@ def test_a_machine_without_rsync_3_is_told_before_anything_is_launched(lab: Lab,
 
 
 # Lines of which a part is an option or a verb, made beside them.
-BUILT = {"plan/selection.py", "status.py", "local/control.py", "jobs/health.py"}
+BUILT = {"plan/selection.py", "status.py", "local/control.py", "jobs/health.py", "saving.py"}
 
 
 def test_every_line_of_a_text_that_begins_as_a_command_is_one() -> None:

@@ -10,47 +10,45 @@ from typing import Any
 import boto3
 import pytest
 
-from awsddp.local import control
+from awsddp.local import control, machine
+from awsddp.plan.policy import role_policy
+from awsddp.spec import ClusterSpec, JobSection, JobSpec
 from tests.cli.conftest import Lab
 from tests.cli.test_detached import becomes
 
-RIGHTS = ["s3:ListBucket", "s3:GetObject", "s3:PutObject", "s3:AbortMultipartUpload"]
+WITH_ROLE = ("-y", "-o", "local.gpus=off", "-o", "access.instance_profile=training", "--nodes")
 
 
-WITH_ROLE = ("--nodes", "2", "-y", "-o", "local.gpus=off", "-o", "access.instance_profile=training")
+@pytest.fixture
+def client(lab: Lab) -> Any:
+    """The S3 of a lab whose two nodes have a role, and its bucket."""
+    return client_of(lab, 2)[0]
 
 
-def aws(lab: Lab, service: str) -> Any:
-    """Return a client of a lab's local cloud."""
+def client_of(lab: Lab, nodes: int) -> tuple[Any, Any]:
+    """Bring up nodes that have a role, and return clients of the S3 and the IAM of their cloud."""
+    found = with_bucket(lab)
+    shown = lab.run("up", "--local", *WITH_ROLE, str(nodes))
+    assert shown.returncode == 0, shown.stderr
+    return found
+
+
+def with_bucket(lab: Lab) -> tuple[Any, Any]:
+    """Start a cloud with a bucket and a role that may save there; return clients of its S3 and its IAM."""
+    assert lab.run("local", "start").returncode == 0
     info = control.find(lab.home)
     assert info is not None
     keys = {"aws_access_key_id": info.access_key_id, "aws_secret_access_key": info.secret_access_key}
     where: Any = {"endpoint_url": info.endpoint, "region_name": info.region, **keys}
-    return boto3.client(service, **where)
-
-
-@pytest.fixture
-def bucket(lab: Lab) -> Any:
-    """The S3 of a lab, which has a bucket, and a role for nodes that may save there."""
-    assert lab.run("local", "start").returncode == 0
-    s3, iam = aws(lab, "s3"), aws(lab, "iam")
+    s3, iam = boto3.client("s3", **where), boto3.client("iam", **where)
     s3.create_bucket(Bucket="results")
     iam.create_role(RoleName="training", AssumeRolePolicyDocument="{}")
-    at = "arn:aws:s3:::results"
-    allowed = {"Effect": "Allow", "Action": RIGHTS, "Resource": [at, f"{at}/*"]}
-    document = json.dumps({"Version": "2012-10-17", "Statement": [allowed]})
+    job = JobSpec(job=JobSection(save_to="s3://results/runs"))
+    document = json.dumps(role_policy(ClusterSpec(name="lab"), job))
     iam.put_role_policy(RoleName="training", PolicyName="s3", PolicyDocument=document)
     iam.create_instance_profile(InstanceProfileName="training")
     iam.add_role_to_instance_profile(InstanceProfileName="training", RoleName="training")
-    return s3
-
-
-@pytest.fixture
-def client(lab: Lab, bucket: Any) -> Any:
-    """The S3 of a lab whose two nodes have the role."""
-    shown = lab.run("up", "--local", *WITH_ROLE)
-    assert shown.returncode == 0, shown.stderr
-    return bucket
+    return s3, iam
 
 
 def job_json(s3: Any, job: str, state: str) -> Any:
@@ -94,6 +92,62 @@ def test_a_job_saves_its_checkpoints_and_down_waits_for_the_last(lab: Lab, clien
     job_json(client, "second", "succeeded")
 
 
+ALL = {
+    "Version": "2012-10-17",
+    "Statement": [{"Effect": "Allow", "Action": "s3:*", "Resource": "*"}],
+}
+RIGHT, NEEDS = "the role of node0 has no right {} in {}", "awsddp doctor --iam-policy nodes -o job.save_to={}"
+
+
+def without(policy: Any, right: str) -> Any:
+    """Return a policy without one of its actions."""
+    statements = [
+        {**one, "Action": [action for action in one["Action"] if action != right]}
+        for one in policy["Statement"]
+    ]
+    return {**policy, "Statement": [one for one in statements if one["Action"]]}
+
+
+@pytest.mark.prove
+@pytest.mark.timeout(400)
+def test_what_keeps_nodes_from_saving_is_refused_before_a_rank_starts(lab: Lab) -> None:
+    s3, iam = client_of(lab, 1)
+    runs = "s3://results/runs"
+    policy = json.loads(lab.run("doctor", "--iam-policy", "nodes", "-o", f"job.save_to={runs}").stdout)
+    s3.create_bucket(Bucket="far", CreateBucketConfiguration={"LocationConstraint": "eu-west-1"})
+    s3.create_bucket(Bucket="theirs")
+    file = machine.Place(lab.home).buckets / "theirs" / "bucket.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "owner": "999999999999"}))
+
+    def refused(where: str, rights: Any, message: str, advice: str) -> None:
+        iam.put_role_policy(RoleName="training", PolicyName="s3", PolicyDocument=json.dumps(rights))
+        shown = lab.run("train", "--name", "job", "--save-to", where)
+        lines = shown.stderr[shown.stderr.index("error: ") :].rstrip("\n").split("\n")
+        assert (shown.returncode, len(lines)) == (3, 3), shown.stderr
+        assert message in lines[0] and advice in lines[2], shown.stderr
+
+    for right in ("s3:ListBucket", "s3:GetObject", "s3:PutObject", "s3:AbortMultipartUpload"):
+        refused(runs, without(policy, right), RIGHT.format(right, runs), NEEDS.format(runs))
+    for where in ("s3://results/other", "s3://theirs/runs"):
+        refused(where, policy, RIGHT.format("s3:ListBucket", where), NEEDS.format(where))
+    refused("s3://theirs/runs", ALL, RIGHT.format("s3:ListBucket", "s3://theirs/runs"), "--iam-policy nodes")
+    refused(
+        "s3://no-such/runs", ALL, "there is no bucket no-such", "aws s3 mb s3://no-such --region us-east-1"
+    )
+    refused("s3://far/runs", policy, "bucket far is in eu-west-1, the nodes are in us-east-1", "us-east-1")
+    named = {"InstanceProfileName": "training", "RoleName": "training"}
+    iam.remove_role_from_instance_profile(**named)
+    refused(runs, policy, "node0 has no role, so that it cannot save to", "-o access.instance_profile=NAME")
+    assert lab.json("jobs")["jobs"] == []
+    [left] = s3.list_objects_v2(Bucket="results")["Contents"]
+    assert (left["Key"], left["Size"]) == ("runs/.awsddp", 2)
+    assert "Uploads" not in s3.list_multipart_uploads(Bucket="results")
+    iam.add_role_to_instance_profile(**named)
+    shown = lab.run("train", "--name", "job", "--save-to", runs, "--", "--epochs", "1")
+    assert shown.returncode == 0, shown.stderr  # the printed policy is enough
+    job_json(s3, "job", "succeeded")
+
+
 SCRIPT = """
 import os, pathlib, torch, torch.distributed as dist
 dist.init_process_group("gloo")
@@ -129,7 +183,10 @@ def test_a_second_home_reads_all_of_a_job_whose_cluster_has_ended(
     words = ("--name", "first", "--save-to", "s3://results/runs", "--nproc-per-node", "2")
     assert lab.run("train", "saved.py", *words).returncode == 1
     whole = files(lab.project / "runs" / "first")
+    cut = {"Bucket": "results", "Key": "runs/first/node0/large"}
+    client.create_multipart_upload(**cut)
     lab.run("down", "-y")
+    assert "Uploads" not in client.list_multipart_uploads(Bucket="results")
     (lab.project / "runs").rename(tmp_path / "elsewhere")
     job = "s3://results/runs/first"
     for verb, shown in (("logs", "rank 3 begins at 0"), ("why", "no more"), ("report", "report.html")):
@@ -137,8 +194,10 @@ def test_a_second_home_reads_all_of_a_job_whose_cluster_has_ended(
         assert (said.returncode, shown in said.stdout + said.stderr) == (0, True), said.stderr + said.stdout
     [row] = lab.json("--local", "jobs", job)["jobs"]
     assert (row["job"], row["state"], row["cause"]["rank"]) == ("first", "failed", 3)
+    client.create_multipart_upload(**cut)
     fetched = lab.run("--local", "fetch", job)
     assert fetched.returncode == 0, fetched.stderr
+    assert "Uploads" not in client.list_multipart_uploads(Bucket="results")
     assert files(lab.project / "runs" / "first") == whole
     again = lab.json("--local", "fetch", job)
     assert sum(one["bytes"] for one in again["nodes"]) == 0
@@ -187,11 +246,10 @@ def made(rank: int) -> dict[str, bytes]:
 @pytest.mark.prove
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("ends", ["it comes back", "second home", "spot"])
-def test_a_laptop_that_never_comes_back_loses_nothing(
-    lab: Lab, bucket: Any, tmp_path: Path, ends: str
-) -> None:
+def test_a_laptop_that_never_comes_back_loses_nothing(lab: Lab, tmp_path: Path, ends: str) -> None:
+    with_bucket(lab)
     lab.script("made.py", MADE)
-    words = ("run", "--local", "made.py", *WITH_ROLE, *("--spot",) * (ends == "spot"))
+    words = ("run", "--local", "made.py", *WITH_ROLE, "2", *("--spot",) * (ends == "spot"))
     more = ("--world-size", "2", "--detach", "--idle", "10s", "--save-to", "s3://results/runs")
     gone = lab.start(*words, "--name", "left", *more)
     assert gone.stderr is not None
@@ -239,15 +297,14 @@ signal.pause()
 
 @pytest.mark.prove
 @pytest.mark.timeout(600)
-def test_what_could_not_be_saved_stays_on_a_node_that_stops_and_fetch_starts_it(
-    lab: Lab, bucket: Any
-) -> None:
+def test_what_could_not_be_saved_stays_on_a_node_that_stops_and_fetch_starts_it(lab: Lab) -> None:
+    _, iam = with_bucket(lab)
     lab.script("keeps.py", KEEPS)
-    words = ("run", "--local", "keeps.py", *WITH_ROLE, "--world-size", "2", "--detach")
+    words = ("run", "--local", "keeps.py", *WITH_ROLE, "2", "--world-size", "2", "--detach")
     assert lab.run(*words, "--name", "left", "--save-to", "s3://results/runs").returncode == 0
     while lab.run("logs").stdout.count("waits") < 2:
         time.sleep(0.5)
-    aws(lab, "iam").delete_role_policy(RoleName="training", PolicyName="s3")
+    iam.delete_role_policy(RoleName="training", PolicyName="s3")
     for node in ("node0", "node1"):
         assert lab.run("local", "fault", "add", node, "poweroff").returncode == 0
     becomes(lab, "stopped", within_s=200)
@@ -256,3 +313,36 @@ def test_what_could_not_be_saved_stays_on_a_node_that_stops_and_fetch_starts_it(
     for node in range(2):
         made = lab.project / f"runs/left/node{node}/run/last.pt"
         assert made.read_text() == "at the last moment"
+
+
+@pytest.mark.prove
+@pytest.mark.timeout(400)
+def test_a_folder_of_data_goes_to_the_bucket_once_and_from_there_to_the_nodes(lab: Lab, client: Any) -> None:
+    look = (
+        "import os, pathlib\nfor path in sorted(pathlib.Path(os.environ['AWSDDP_DATA'], 'set').rglob('*')):\n"
+    )
+    lab.script("look.py", f"{look}    path.is_file() and print('has', path.name, path.read_text())\n")
+    for name, text in (("a/one", "1"), ("a/two", "2"), ("b", "3")):
+        lab.script(f"set/{name}", text)
+    words = ("train", "--json", "look.py", "--nproc-per-node", "1", "--save-to", "s3://results/runs")
+
+    def trained() -> tuple[list[str], str, dict[str, Any]]:
+        """Return what rank 1 finds, what is said of the copies, and the objects of the folder."""
+        shown = lab.run(*words, "--data", "./set")
+        assert shown.returncode == 0, shown.stderr
+        found = client.list_objects_v2(Bucket="results", Prefix="runs/.data/")["Contents"]
+        objects = {one["Key"].partition("/set/")[2]: one["LastModified"] for one in found}
+        seen = [line.partition("] has ")[2] for line in lab.run("logs", "--rank", "1").stdout.splitlines()]
+        return seen, shown.stderr, {name: at for name, at in objects.items() if name}
+
+    seen, said, first = trained()
+    assert (seen, first.keys()) == (["one 1", "two 2", "b 3"], {"a/one", "a/two", "b"}), said
+    assert said.count("data: 3 files, 3 bytes copied") == 2
+    seen, said, second = trained()
+    assert (second, said.count("data: 0 files, 0 bytes copied")) == (first, 2)
+    lab.script("set/b", "4")
+    (lab.project / "set/a/two").unlink()
+    seen, said, third = trained()
+    assert (seen, said.count("data: 1 file, 1 bytes copied")) == (["one 1", "b 4"], 2)
+    assert third.keys() == {"a/one", "b"}
+    assert third["a/one"] == first["a/one"]

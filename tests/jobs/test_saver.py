@@ -10,6 +10,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -20,9 +21,12 @@ from botocore.exceptions import ClientError
 
 from awsddp.answers import Tried, read_answer
 from awsddp.jobs import protocol
+from awsddp.jobs.supervisor import objects
 from awsddp.jobs.supervisor.folder import JobFolder, initial, write_json
 from awsddp.jobs.supervisor.objects import Place, Store
 from awsddp.local import control
+from awsddp.plan.policy import role_policy
+from awsddp.spec import ClusterSpec, JobSection, JobSpec
 from tests.jobs.conftest import launch_of
 from tests.local.conftest import Cloud, fault_add, fault_clear
 
@@ -65,9 +69,12 @@ class Metadata:
     def _role(self, cloud: Cloud, bucket: str, rights: tuple[str, ...]) -> dict[str, str]:
         iam, name = cloud.client("iam"), f"role-{uuid.uuid4().hex}"
         arn = iam.create_role(RoleName=name, AssumeRolePolicyDocument="{}")["Role"]["Arn"]
-        at = f"arn:aws:s3:::{bucket}"
-        allowed = {"Effect": "Allow", "Action": list(rights), "Resource": [at, f"{at}/*"]}
-        document = json.dumps({"Version": "2012-10-17", "Statement": [allowed]})
+        job = JobSpec(job=JobSection(save_to=f"s3://{bucket}/runs"))
+        policy = role_policy(ClusterSpec(name="lab"), job)
+        for one in policy["Statement"]:
+            one["Action"] = [action for action in one["Action"] if action in rights or action not in RIGHTS]
+        policy["Statement"] = [one for one in policy["Statement"] if one["Action"]]
+        document = json.dumps(policy)
         iam.put_role_policy(RoleName=name, PolicyName="rights", PolicyDocument=document)
         given = cloud.client("sts").assume_role(RoleArn=arn, RoleSessionName="i-1")["Credentials"]
         keys = {"AccessKeyId": given["AccessKeyId"], "SecretAccessKey": given["SecretAccessKey"]}
@@ -87,7 +94,14 @@ class Bucket:
         self.nodes: list[Node] = []
 
     def order(self, do: str, **changes: Any) -> dict[str, Any]:
-        usual = {"do": do, "place": f"s3://{self.name}/runs", "job": "job-1", "launch": "l", "exclude": []}
+        usual = {
+            "do": do,
+            "place": (self.name, "runs"),
+            "job": "job-1",
+            "node": 0,
+            "launch": "l",
+            "exclude": [],
+        }
         pace = {"look_s": 0.05, "parts_s": 0.1, "beat_s": 0.2}
         where = {"region": "us-east-1", "endpoint": self.cloud.info.endpoint}
         return {**usual, **pace, **where, **changes}
@@ -132,6 +146,16 @@ class Bucket:
         """What a reader gets of a result: its parts, cut and joined; None where it is not saved."""
         found = self.json(f"node{node}.json").get("files", {}).get(home)
         return found and b"".join(self.get(key)[:size] for key, size in found["parts"])
+
+    def uploads(self) -> list[str]:
+        """The keys of what was begun and not completed."""
+        return [one["Key"] for one in self.s3.list_multipart_uploads(Bucket=self.name).get("Uploads", ())]
+
+    def store(self) -> Store:
+        """S3 as a client sees it."""
+        info, session = self.cloud.info, botocore.session.Session()
+        session.set_credentials(info.access_key_id, info.secret_access_key)
+        return Store(region=info.region, endpoint=info.endpoint, session=session)
 
     @property
     def checkpoint(self) -> Any:
@@ -307,15 +331,32 @@ def test_a_saver_that_is_killed_leaves_nothing_half_under_a_name(bucket: Bucket)
     until(lambda: bucket.json("job.json"))
     with (node.run / "large").open("wb") as file:
         file.truncate(400 * MB)
-    until(lambda: bucket.s3.list_multipart_uploads(Bucket=bucket.name).get("Uploads"))
+    until(bucket.uploads)
     os.kill(node.saver.pid, signal.SIGKILL)
     node.saver.wait()
     assert "node0/run/large" not in bucket.names()
-    info, session = bucket.cloud.info, botocore.session.Session()
-    session.set_credentials(info.access_key_id, info.secret_access_key)
-    store = Store(region=info.region, endpoint=info.endpoint, session=session)
-    store.abort(Place(bucket.name, "runs/job-1"))
-    assert not bucket.s3.list_multipart_uploads(Bucket=bucket.name).get("Uploads")
+    bucket.store().abort(Place(bucket.name, "runs/job-1"))
+    assert bucket.uploads() == []
+
+
+def test_a_claim_gives_up_what_jobs_that_have_ended_left_begun(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for job, state in (("ended", "failed"), ("going", "running"), ("claimed", "claimed"), ("not-ours", "")):
+        document = {"save": 1, "state": state} if state else {"state": "failed"}
+        bucket.s3.put_object(Bucket=bucket.name, Key=f"runs/{job}/job.json", Body=json.dumps(document))
+        bucket.s3.create_multipart_upload(Bucket=bucket.name, Key=f"runs/{job}/node0/large")
+    for key in ("runs/nobody/file", "runs/.data/0f/set/a", "elsewhere/ended/file"):
+        bucket.s3.create_multipart_upload(Bucket=bucket.name, Key=key)
+    assert bucket.claim().code == ""
+    others = ["elsewhere/ended/file", "runs/nobody/file", "runs/not-ours/node0/large"]
+    alive = ["runs/claimed/node0/large", "runs/going/node0/large", "runs/.data/0f/set/a"]
+    assert bucket.uploads() == sorted(others + alive)
+    bucket.store().abort(Place(bucket.name, "runs"), over=("claimed",))
+    assert bucket.uploads() == sorted(others + alive[1:])
+    monkeypatch.setattr(objects, "_DAY", timedelta(0))
+    bucket.store().abort(Place(bucket.name, "runs"), over=())
+    assert bucket.uploads() == others
 
 
 def test_of_two_claims_at_once_one_wins_and_the_other_learns_the_names(bucket: Bucket) -> None:
@@ -337,9 +378,8 @@ def test_a_right_that_is_missing_is_named(bucket: Bucket, right: str) -> None:
 def test_what_else_keeps_a_node_from_saving_is_told(bucket: Bucket) -> None:
     assert bucket.claim(Metadata(None)).code == "role"
     missing = f"missing-{bucket.name[:40]}"
-    everywhere = Metadata(bucket.cloud, "*")
-    assert bucket.claim(everywhere, place=f"s3://{missing}/runs").code == "bucket"
+    assert bucket.claim(Metadata(bucket.cloud, missing), place=(missing, "runs")).code == "bucket"
     far = f"far-{bucket.name[:40]}"
     bucket.s3.create_bucket(Bucket=far, CreateBucketConfiguration={"LocationConstraint": "eu-west-1"})
-    told = bucket.claim(everywhere, place=f"s3://{far}/runs")
+    told = bucket.claim(Metadata(bucket.cloud, far), place=(far, "runs"))
     assert (told.code, told.what) == ("region", "eu-west-1")

@@ -12,7 +12,7 @@ from awsddp.compat.types import QUOTA_G, QUOTA_P, GpuType
 from awsddp.errors import AwsddpError, CloudError, ConfigError
 from awsddp.plan import make_plan, refuse_untried
 from awsddp.plan.policy import least_policy
-from awsddp.plan.records import Data, Facts, Group, Image, LaunchPlan, Reservation, Subnet, document
+from awsddp.plan.records import Data, Facts, Group, Image, LaunchPlan, Reservation, Saving, Subnet, document
 from awsddp.plan.selection import offers
 from awsddp.spec import AccessSection, CapacitySection, ClusterSection, ClusterSpec, NetworkSection
 
@@ -359,8 +359,8 @@ def test_a_budget_on_spot_assumes_the_highest_price_of_the_last_7_days_in_the_zo
 
 def test_spot_nodes_are_warned_of_unless_results_are_saved() -> None:
     warned = [
-        any(text.startswith("spot nodes") for text in plan(replace(SPOT, saves=saves), spot=True).warnings)
-        for saves in (False, True)
+        any(text.startswith("spot nodes") for text in plan(replace(SPOT, saving=saving), spot=True).warnings)
+        for saving in (None, Saving(place="s3://results/runs", region=SPOT.region))
     ]
     assert warned == [True, False]
 

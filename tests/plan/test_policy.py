@@ -8,7 +8,7 @@ import pytest
 from awsddp.errors import ConfigError
 from awsddp.local.rights import decide
 from awsddp.plan.policy import least_policy, role_policy
-from awsddp.spec import AccessSection, ClusterSpec, DataSection, JobSpec
+from awsddp.spec import AccessSection, ClusterSpec, DataSection, JobSection, JobSpec
 from tests.provisioning.iam import Need, allowed
 
 ME, OTHER = "AIDAME", "AIDAOTHER"
@@ -123,6 +123,38 @@ def test_of_s3_its_data_may_be_read_and_nothing_else(
     context = {"s3:prefix": prefix} if action == "s3:ListBucket" else {}
     found = decide([json.dumps(policy)], action, f"arn:aws:s3:::{resource}", context)
     assert found == ("allowed" if is_allowed else "implicitDeny")
+
+
+@pytest.mark.parametrize(
+    ("action", "resource", "prefix", "of_nodes", "of_clients"),
+    [
+        ("s3:PutObject", "results/runs/job/node0/a", "", True, False),
+        ("s3:GetObject", "results/runs/job/job.json", "", True, True),
+        ("s3:AbortMultipartUpload", "results/runs/job/node0/a", "", True, True),
+        ("s3:AbortMultipartUpload", "results/other/a", "", False, False),
+        ("s3:DeleteObject", "results/runs/job/node0/a", "", False, False),
+        ("s3:ListBucket", "results", "runs/", True, True),
+        ("s3:ListBucket", "results", "", False, False),
+        ("s3:ListBucketMultipartUploads", "results", "runs/", True, True),
+    ],
+)
+def test_nodes_save_below_their_prefix_and_clients_read_there(
+    action: str, resource: str, prefix: str, of_nodes: bool, of_clients: bool
+) -> None:
+    job = JobSpec(job=JobSection(save_to="s3://results/runs"))
+    for of, is_allowed in ((role_policy, of_nodes), (least_policy, of_clients)):
+        policies = [json.dumps(of(ClusterSpec(name="demo"), job))]
+        found = decide(policies, action, f"arn:aws:s3:::{resource}", {"s3:prefix": prefix})
+        assert found == ("allowed" if is_allowed else "implicitDeny")
+
+
+@pytest.mark.parametrize("action", ["s3:PutObject", "s3:DeleteObject"])
+def test_a_folder_that_goes_to_a_bucket_may_be_written_there_and_nothing_else(action: str) -> None:
+    job = JobSpec(data=DATA.data, job=JobSection(save_to="s3://results/runs"))
+    policy = json.dumps(least_policy(ClusterSpec(name="demo"), job))
+    keys = ("results/runs/.data/0f/here/one", "results/runs/train-1/job.json", "sets/imagenet/1.tar")
+    found = [decide([policy], action, f"arn:aws:s3:::{key}", {}) for key in keys]
+    assert found == ["allowed", "implicitDeny", "implicitDeny"]
 
 
 def test_nodes_that_need_nothing_of_s3_have_no_policy() -> None:

@@ -9,14 +9,18 @@ import contextlib
 import json
 import posixpath
 import shutil
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Container, Iterable, Iterator, Mapping
     from pathlib import Path
 
 ATTEMPTS = 10
 AT_ONCE = 16
+FOLDERS = ".data"
+"""Beside the jobs: folders of data on their way to nodes."""
+_LIVES, _DAY = ("claimed", "waiting", "running"), timedelta(days=1)
 PARTS = ".awsddp-parts"
 """The folder, in that of the downloads, of those that are not whole."""
 
@@ -47,12 +51,17 @@ class Thing(NamedTuple):
     etag: str
 
 
-def place(uri: str) -> Place:
-    """Return the place that s3://bucket/prefix names. Raises ValueError for anything else."""
-    bucket, _, prefix = uri.removeprefix("s3://").partition("/")
-    if not uri.startswith("s3://") or not bucket:
-        raise ValueError(f"{uri!r} is no s3://bucket/prefix")
-    return Place(bucket, prefix.strip("/"))
+def node_session() -> Any:
+    """Return botocore's session for a node: with patience for its metadata service, which may be busy.
+
+    Botocore itself asks it once, for a second, and then finds no role.
+    """
+    import botocore.session
+
+    made: Any = botocore.session.Session()
+    made.set_config_variable("metadata_service_timeout", 5)
+    made.set_config_variable("metadata_service_num_attempts", 3)
+    return made
 
 
 class Store:
@@ -71,7 +80,6 @@ class Store:
         payer: bool = False,
         unsigned: bool = False,
     ) -> None:
-        import botocore.session
         from botocore import UNSIGNED
         from botocore.config import Config
         from s3transfer.manager import TransferConfig, TransferManager
@@ -85,7 +93,7 @@ class Store:
             s3={"addressing_style": "path"} if endpoint else None,
             **({"signature_version": UNSIGNED} if unsigned else {}),
         )
-        made = session or botocore.session.Session()
+        made = session or node_session()
         self.client: Any = made.create_client("s3", region_name=region, endpoint_url=endpoint, config=config)
         self._payer = {"RequestPayer": "requester"} if payer else {}
         self._transfers: Any = TransferManager(self.client, TransferConfig(max_request_concurrency=AT_ONCE))
@@ -96,9 +104,8 @@ class Store:
 
     def list(self, where: Place, *, name: str = "") -> Iterator[Thing]:
         """Yield the objects below a place whose key goes on with `name`. Raises botocore's ClientError."""
-        prefix = where.key(name) if name else where.prefix and f"{where.prefix}/"
         pages = self.client.get_paginator("list_objects_v2")
-        for page in pages.paginate(Bucket=where.bucket, Prefix=prefix, **self._payer):
+        for page in pages.paginate(Bucket=where.bucket, Prefix=where.key(name), **self._payer):
             for one in page.get("Contents", ()):
                 yield Thing(one["Key"], one["Size"], one["ETag"].strip('"'))
 
@@ -114,12 +121,21 @@ class Store:
         return found
 
     def read(self, where: Place, name: str) -> Any:
-        """Return the JSON of a small object, None where there is none. Raises ClientError, ValueError."""
+        """Return the JSON of a small object, None where there is none. Raises ClientError, ValueError.
+
+        Who may list some prefixes only is refused what is not there.
+        https://docs.aws.amazon.com/AmazonS3/latest/API/API_GetObject.html
+        """
+        from botocore.exceptions import ClientError
+
         try:
             reply = self.client.get_object(Bucket=where.bucket, Key=where.key(name), **self._payer)
             return json.loads(reply["Body"].read())
-        except self.client.exceptions.NoSuchKey:
-            return None
+        except ClientError as error:
+            code = error.response["Error"]["Code"]
+            if code == "NoSuchKey" or (code == "AccessDenied" and not any(self.list(where, name=name))):
+                return None
+            raise
 
     def write(self, where: Place, name: str, document: object, *, new: bool = False) -> bool:
         """Write a small object of JSON. With `new` only where none is, and return whether that was so.
@@ -138,19 +154,34 @@ class Store:
             raise
         return True
 
-    def abort(self, where: Place) -> None:
+    def abort(self, where: Place, *, over: Container[str] | None = None) -> None:
         """Give up what was begun below a place and not completed, as far as the caller has the right to.
 
-        Raises BotoCoreError.
+        With `over` the place holds jobs and data, and it is that of jobs that have ended, or are named, and
+        what was begun a day ago: a job that went with its cluster says for ever that it runs. Raises
+        BotoCoreError.
         """
         from botocore.exceptions import ClientError
 
-        pages = self.client.get_paginator("list_multipart_uploads")
+        begun: list[Any] = []
         with contextlib.suppress(ClientError):
-            for page in pages.paginate(Bucket=where.bucket, Prefix=f"{where.prefix}/"):
-                for one in page.get("Uploads", ()):
+            pages = self.client.get_paginator("list_multipart_uploads")
+            for page in pages.paginate(Bucket=where.bucket, Prefix=where.key("")):
+                begun += page.get("Uploads", ())
+        for one in begun:
+            with contextlib.suppress(ClientError, ValueError):
+                if over is None or self._is_left(where, one["Key"], one["Initiated"], over):
                     named = {"Key": one["Key"], "UploadId": one["UploadId"]}
                     self.client.abort_multipart_upload(Bucket=where.bucket, **named)
+
+    def _is_left(self, where: Place, key: str, begun: datetime, over: Container[str]) -> bool:
+        """Tell whether nobody goes on with an upload of awsddp's. Raises ClientError, ValueError."""
+        name = key[len(where.key("")) :].partition("/")[0]
+        job = self.read(where, f"{name}/job.json") if name != FOLDERS else {"save": 1, "state": "running"}
+        if not isinstance(job, dict) or "save" not in job:
+            return False
+        ends = name in over or job.get("state") not in _LIVES
+        return ends or datetime.now(begun.tzinfo) - begun > _DAY
 
     def send(
         self, files: Mapping[str, Path], where: Place, on_bytes: Callable[[int], None] = lambda count: None
@@ -207,7 +238,7 @@ def join(parts: Iterable[tuple[Path, int]], path: Path) -> None:
                 while size and (data := file.read(min(size, 1 << 20))):
                     size -= whole.write(data)
             if size:
-                raise EOFError(f"{part} ends {size} bytes too soon")
+                raise EOFError(f"{path.name} lacks {size:,} bytes")
 
 
 def _wait(transfers: Mapping[str, Any], done: Callable[[str], None]) -> None:

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from awsddp.jobs.supervisor.checkpoints import SUFFIXES, is_whole
 from awsddp.jobs.supervisor.folder import CommandError, JobFolder, write_json
 from awsddp.jobs.supervisor.manifest import EVENTS, OURS, manifest
-from awsddp.jobs.supervisor.objects import place
+from awsddp.jobs.supervisor.objects import Place
 from awsddp.jobs.supervisor.requests import Manifest, plain
 from awsddp.jobs.supervisor.shelf import Shelf, keys
 from awsddp.jobs.supervisor.trial import attempt, store_of
@@ -110,7 +110,7 @@ class Saver:
         self._node = self._request.node
         self._others = [one.node for one in self._request.nodes if one.node != self._node]
         self._is_first = self._node == self._request.first.node
-        self._at = place(order["place"]).below(folder.job)
+        self._at = Place(*order["place"]).below(folder.job)
         self._asked = Manifest(job=folder.job, exclude=order["exclude"], at_once=0)
         self._files: dict[str, _File] = {}
         self._links: dict[str, str] = {}

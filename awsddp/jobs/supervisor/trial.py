@@ -7,13 +7,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from awsddp.jobs.supervisor.folder import NAME
-from awsddp.jobs.supervisor.objects import Store, place
+from awsddp.jobs.supervisor.objects import Place, Store, node_session
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-_DENIED = ("AccessDenied", "403")
+_DENIED = ("AccessDenied", "AllAccessDisabled", "403")
+_TRIAL = ".awsddp"
+"""A small object below the prefix, the same for all jobs."""
 
 
 def store_of(order: Mapping[str, Any]) -> Store:
@@ -22,9 +24,7 @@ def store_of(order: Mapping[str, Any]) -> Store:
     boto3 may lie in ~/awsddp/boto3. Raises ImportError where there is none.
     """
     sys.path.append(str(Path.home() / "awsddp" / "boto3"))
-    import botocore.session
-
-    session: Any = botocore.session.Session()
+    session = node_session()
     chain = session.get_component("credential_provider").providers
     chain[:] = [one for one in chain if one.METHOD == "iam-role"]
     return Store(region=order["region"], endpoint=order["endpoint"], session=session)
@@ -54,48 +54,47 @@ def attempt(order: Mapping[str, Any]) -> dict[str, Any]:
 class _Trial:
     def __init__(self, store: Store, order: Mapping[str, Any]) -> None:
         self._store, self._order = store, order
-        self._top = place(order["place"])
+        self._top = Place(*order["place"])
         self._at = self._top.below(order["job"])
         self.right = "s3:ListBucket"
 
     def run(self) -> dict[str, Any]:
         """Use every right; the name is claimed as the last."""
-        region = self._region()
+        region = self._store.region(self._top.bucket)
         if region not in (None, self._order["region"]):
             return {"code": "region", "what": region}
         next(self._store.list(self._at), None)
+        self._write_and_read()
         if self._claimed_by() is not None:
             return self._taken()
-        self._begin_and_abort()
-        self.right = "s3:PutObject"
+        self._store.abort(self._top, over=())
         job = {"job": self._order["job"], "save": 1, "launch": self._order["launch"], "state": "claimed"}
         self._store.write(self._at, "job.json", {**job, "checkpoint": None}, new=True)
         # A put whose reply was lost is refused when it is sent again: what is there tells.
         return {"code": ""} if self._claimed_by() == self._order["launch"] else self._taken()
 
-    def _region(self) -> str | None:
-        from botocore.exceptions import ClientError
-
-        try:
-            reply = self._store.client.head_bucket(Bucket=self._top.bucket)
-        except ClientError as error:
-            reply = error.response
-            if reply["Error"]["Code"] not in _DENIED:
-                raise
-        found: str | None = reply["ResponseMetadata"]["HTTPHeaders"].get("x-amz-bucket-region")
-        return found
-
     def _claimed_by(self) -> str | None:
-        self.right = "s3:GetObject"
         found = self._store.read(self._at, "job.json")
         return None if found is None else str(found.get("launch"))
 
-    def _begin_and_abort(self) -> None:
+    def _write_and_read(self) -> None:
         self.right = "s3:PutObject"
-        named = {"Bucket": self._at.bucket, "Key": self._at.key("trial")}
-        begun = self._store.client.create_multipart_upload(**named)
+        self._store.write(self._top, _TRIAL, {})
         self.right = "s3:AbortMultipartUpload"
-        self._store.client.abort_multipart_upload(**named, UploadId=begun["UploadId"])
+        self._abort_nothing()
+        self.right = "s3:GetObject"
+        self._store.read(self._top, _TRIAL)
+
+    def _abort_nothing(self) -> None:
+        """Give up an upload that there is not, which needs the right all the same."""
+        from botocore.exceptions import ClientError
+
+        named = {"Bucket": self._top.bucket, "Key": self._top.key(_TRIAL), "UploadId": "none"}
+        try:
+            self._store.client.abort_multipart_upload(**named)
+        except ClientError as error:
+            if error.response["Error"]["Code"] in _DENIED:
+                raise
 
     def _taken(self) -> dict[str, Any]:
         """Answer with the names there that begin alike, so that the next choice is free."""

@@ -1,0 +1,268 @@
+"""S3 cuts, loses replies and is slow, on the way up and down: nothing half has a name, no upload is left.
+
+    python -m benchmarks.campaigns.cuts [--seed N] [--runs N] [--state FILE] [--parallel N]
+
+Against the S3 of a local cloud, with the programs of the nodes and a job that is made up. In turns: a job is
+saved; its saver is killed, and the cluster ended; a right is taken away and given back; data is copied; a
+checkpoint is copied. Each run draws its files and its faults. At every look, and at the end, what a list in
+S3 names is equal by bytes to what its file was.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import random
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from awsddp.jobs.supervisor.objects import PARTS, Place
+from awsddp.local import control, machine, s3
+from benchmarks.campaigns._campaign import Row, arguments, campaign
+from tests.jobs.test_saver import MB, Bucket, until
+from tests.local import test_copying
+from tests.local.conftest import Cloud, fault_add, fault_clear
+
+EFFECTS = ("SlowDown", "ServiceUnavailable", "InternalError", "cut", "cut", "lost", "delay", "late")
+UP = (
+    *("PutObject", "PutObject", "CreateMultipartUpload", "UploadPart", "UploadPart"),
+    *("CompleteMultipartUpload", "AbortMultipartUpload", "ListMultipartUploads", "GetObject"),
+)
+DOWN = ("GetObject", "GetObject", "GetObject", "ListObjectsV2")
+LARGE = "node0/run/large.bin"
+_END_S = 240.0
+
+
+def faults(cloud: Cloud, bucket: str, dice: random.Random, operations: tuple[str, ...]) -> str:
+    """Have the next requests to a bucket go wrong, and return how."""
+    said = []
+    for _ in range(dice.randint(1, 4)):
+        operation, effect, times = dice.choice(operations), dice.choice(EFFECTS), dice.randint(1, 4)
+        seconds = round(dice.uniform(0.1, 1), 1)
+        fault_add(cloud.info, operation, effect, times=times, seconds=seconds, only=bucket)
+        said.append(f"{operation}:{effect}*{times}")
+    return ",".join(said)
+
+
+class Saving:
+    """A job that saves to a bucket, and all that its files have been: a log has its last."""
+
+    def __init__(self, cloud: Cloud, top: Path, dice: random.Random) -> None:
+        self.bucket, self.dice = Bucket(cloud, top), dice
+        self._at = machine.Place(cloud.home).buckets / self.bucket.name
+        self.were: dict[str, list[bytes]] = {}
+        [self.node] = self.bucket.run()
+
+    def write(self, home: str, body: bytes) -> None:
+        """Write a file of the job anew."""
+        self.were.setdefault(home, []).append(body)
+        (self.node.run / home.removeprefix("node0/run/")).write_bytes(body)
+
+    def grow(self) -> None:
+        """Let the log and the metrics of the job grow."""
+        for home, path in (
+            ("logs/rank0.log", self.node.log),
+            ("node0/run/metrics.jsonl", self.node.run / "metrics.jsonl"),
+        ):
+            more = self.dice.randbytes(self.dice.choice((20, 1000, 3 * MB)))
+            self.were[home] = [b"".join(self.were.get(home, [])) + more]
+            with path.open("ab") as file:
+                file.write(more)
+
+    def work(self) -> None:
+        """Make files of several sizes, some of them again, a checkpoint each time, and logs."""
+        sizes = (0, 1, self.dice.randrange(MB), self.dice.randrange(MB, 8 * MB))
+        for step in range(3):
+            self.grow()
+            self.write("node0/run/model.pt", self.dice.randbytes(self.dice.choice(sizes)))
+            self.write(f"node0/run/file{step}", self.dice.randbytes(self.dice.choice(sizes)))
+            if step == 1:
+                self.write(LARGE, self.dice.randbytes(self.dice.randrange(9 * MB, 30 * MB)))
+            time.sleep(self.dice.uniform(0.1, 0.6))
+            self.check()
+
+    def object(self, key: str) -> bytes:
+        """Return an object as it lies with the local S3, whatever goes wrong with requests; b"": none."""
+        named = hashlib.sha256(f"runs/job-1/{key}".encode()).hexdigest()
+        with contextlib.suppress(FileNotFoundError), (self._at / "objects" / named).open("rb") as file:
+            return file.read(s3.description(file).size)
+        return b""
+
+    def body(self, parts: list[Any]) -> bytes:
+        """Return what a reader makes of the parts of a file."""
+        return b"".join(self.object(key)[:length] for key, length in parts)
+
+    def lists(self) -> list[tuple[str, int, list[Any]]]:
+        """Return what node0.json and job.json name: a file, its size, its parts."""
+        node, job = (json.loads(self.object(name) or b"{}") for name in ("node0.json", "job.json"))
+        found = [(home, one["size"], one["parts"]) for home, one in node.get("files", {}).items()]
+        checkpoint = job.get("checkpoint") or {"files": []}
+        return found + [(home, size, parts) for _, home, size, parts in checkpoint["files"]]
+
+    def check(self) -> int:
+        """Return how many files are named. Raises AssertionError for one that is not as it was."""
+        while True:
+            named = self.lists()
+            held = [self.body(parts) for _, _, parts in named]
+            if named == self.lists():
+                break
+        for (home, size, _), body in zip(named, held, strict=True):
+            is_log = home.endswith((".log", ".jsonl"))
+            were = self.were[home]
+            assert len(body) == size, f"{home} has {len(body)} bytes and not {size}"
+            assert were[-1].startswith(body) if is_log else body in were, f"{home} is what it never was"
+        return len(named)
+
+    def left(self) -> int:
+        """Return how many uploads were begun and not completed."""
+        return len(list((self._at / "uploads").iterdir()))
+
+    def saving(self) -> Any:
+        """Return what the saver tells the clients of its node."""
+        return json.loads(self.node.folder.saving.read_text()) if self.node.folder.saving.exists() else {}
+
+    def end(self) -> Row:
+        """End the job; all must be saved then, as it is."""
+        self.node.state("succeeded")
+        os.close(self.node.lock)
+        _, errors = self.node.saver.communicate(timeout=_END_S)
+        assert self.node.saver.returncode == 0, errors.decode()
+        named, told = self.check(), self.saving()
+        saved = {home: self.body(parts) for home, _, parts in self.lists()}
+        assert saved == {home: were[-1] for home, were in self.were.items()}, "not all is saved"
+        state = json.loads(self.object("job.json"))["state"]
+        assert (state, told["error"], told["ended"]) == ("succeeded", "", True), (state, told)
+        return {"named": named, "failed": errors.count(b"\n"), "left": self.left()}
+
+    def close(self) -> None:
+        """End what still runs."""
+        self.node.saver.kill()
+        self.node.saver.communicate()
+        self.bucket.metadata.server.shutdown()
+
+
+def save(cloud: Cloud, top: Path, dice: random.Random) -> Row:
+    with contextlib.closing(Saving(cloud, top, dice)) as job:
+        said = faults(cloud, job.bucket.name, dice, UP)
+        job.work()
+        return {"faults": said, **job.end()}
+
+
+def kill(cloud: Cloud, top: Path, dice: random.Random) -> Row:
+    """The node goes in the middle of a large file, and the cluster is ended: what `down` does then."""
+    with contextlib.closing(Saving(cloud, top, dice)) as job:
+        said = faults(cloud, job.bucket.name, dice, UP)
+        job.work()
+        until(lambda: len(job.lists()) > 3, seconds=_END_S)
+        job.write(LARGE, dice.randbytes(60 * MB))
+        with contextlib.suppress(AssertionError):
+            until(job.left, seconds=5)
+        time.sleep(dice.uniform(0, 0.3))
+        os.kill(job.node.saver.pid, signal.SIGKILL)
+        job.node.saver.wait()
+        named, begun = job.check(), job.left()
+        job.bucket.store().abort(Place(job.bucket.name, "runs/job-1"))
+        return {"faults": said, "named": named, "failed": begun, "left": job.left()}
+
+
+def deny(cloud: Cloud, top: Path, dice: random.Random) -> Row:
+    """A right is taken away: that is told while the job goes on, and all is saved once it is back."""
+    with contextlib.closing(Saving(cloud, top, dice)) as job:
+        until(lambda: job.object("job.json"), seconds=_END_S)
+        operation = dice.choice(("PutObject", "CreateMultipartUpload", "UploadPart"))
+        number = fault_add(cloud.info, operation, "AccessDenied", only=job.bucket.name)[-1]["id"]
+        job.work()
+        until(lambda: "AccessDenied" in job.saving()["error"], seconds=_END_S)
+        said = faults(cloud, job.bucket.name, dice, UP)
+        fault_clear(cloud.info, number)
+        return {"faults": f"{operation}:AccessDenied,{said}", **job.end()}
+
+
+def data(cloud: Cloud, top: Path, dice: random.Random) -> Row:
+    node = test_copying.Node(cloud, top / "home")
+    bodies = {f"x{number}": dice.randbytes(_size(dice)) for number in range(dice.randint(1, 40))}
+    node.put(**bodies)
+    operation = dice.choice(DOWN)
+    number, failed, said = None, 0, ""
+    if dice.random() < 0.2:
+        number = fault_add(cloud.info, operation, "AccessDenied", only=node.bucket)[-1]["id"]
+        said = f"{operation}:AccessDenied,"
+    said += faults(cloud, node.bucket, dice, DOWN)
+    while "failed" in (told := node.copy()):
+        failed += 1
+        whole = {path: body for path, body in node.files.items() if not path.startswith(PARTS)}
+        assert whole.items() <= bodies.items(), "a file is half"
+        assert told["why"] and told["next"], told
+        assert number is None or "may not be read" in told["failed"], told
+        assert failed <= 3 or number is not None, told
+        if number is not None:
+            fault_clear(cloud.info, number)
+            number = None
+    assert node.files == bodies, "not all came"
+    again = node.copy()
+    assert again == {"copied": 0, "bytes": 0}, again
+    return {"faults": said, "named": len(bodies), "failed": failed, "left": 0}
+
+
+def resume(cloud: Cloud, top: Path, dice: random.Random) -> Row:
+    node = test_copying.Node(cloud, top / "home")
+    wanted, files = {}, {}
+    for number in range(dice.randint(1, 12)):
+        parts = [dice.randbytes(_size(dice)) for _ in range(dice.randint(1, 3))]
+        node.put(**{f"{number}_{at}": part + b"more" for at, part in enumerate(parts)})
+        files[f"step-1/{number}"] = [[f"{number}/{at}", len(part)] for at, part in enumerate(parts)]
+        wanted[f"step-1/{number}"] = b"".join(parts)
+    said, failed = faults(cloud, node.bucket, dice, ("GetObject",)), 0
+    node.top = node.home / "awsddp/resume-first"
+    order = {"place": (node.bucket, "set"), "files": files, "folder": str(node.top)}
+    while "failed" in (told := node.copy(**order)):
+        failed += 1
+        whole = {path: body for path, body in node.files.items() if not path.startswith(PARTS)}
+        assert whole.items() <= wanted.items(), "a file is half"
+        assert told["why"] and told["next"] and failed <= 3, told
+    assert node.files == wanted, "not all came"
+    return {"faults": said, "named": len(files), "failed": failed, "left": 0}
+
+
+def _size(dice: random.Random) -> int:
+    return dice.choice((0, 1, 1000, 100_000, MB, dice.randrange(9 * MB, 20 * MB)))
+
+
+KINDS: tuple[Callable[[Cloud, Path, random.Random], Row], ...] = (save, kill, deny, data, resume)
+
+
+def run(cloud: Cloud, number: int, dice: random.Random) -> Row:
+    """Carry out one run, and return what came of it; `left` are uploads, `failed` what was tried again."""
+    kind, began = KINDS[number % len(KINDS)], time.monotonic()
+    with tempfile.TemporaryDirectory() as top:
+        try:
+            row = kind(cloud, Path(top), dice)
+            row["ok"] = row["left"] == 0
+        except Exception as error:
+            row = {"ok": False, "wrong": f"{type(error).__name__}: {error}"[:500]}
+    return {"kind": kind.__name__, "s": round(time.monotonic() - began, 1), **row}
+
+
+@contextlib.contextmanager
+def records() -> Iterator[Cloud]:
+    """Yield a local cloud without hosts."""
+    with tempfile.TemporaryDirectory() as home:
+        yield Cloud(Path(home), control.start(Path(home), mode="records"))
+        control.stop(Path(home))
+
+
+def main() -> int:
+    parser = arguments(str(__doc__).splitlines()[0], runs=200)
+    parser.add_argument("--parallel", type=int, default=4, help="runs side by side")
+    asked = parser.parse_args()
+    with records() as cloud:
+        return campaign(asked, lambda number, dice: run(cloud, number, dice), parallel=asked.parallel)
+
+
+if __name__ == "__main__":
+    sys.exit(min(main(), 1))

@@ -1,0 +1,124 @@
+"""What a folder of --data costs this machine, with and without a bucket, and a second `train` with it beside
+one without.
+
+    python benchmarks/data.py [--nodes 2 8 16] [--mb 300] [--times 3]
+
+Nodes of the local cloud (root). Bytes to the nodes are what leaves this machine for their SSH servers, as
+nftables counts it; bytes to the bucket are the sizes of its new objects. The seconds are of a program that
+ends at once, in turns; nodes and client share the cores of this machine.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import statistics
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import boto3
+from _rehearsal import Rehearsal, rehearsal
+
+FILES = 30
+TABLE = "awsddp-benchmark"
+UP = ("--local", "-y", "-q", "-o", "local.gpus=off", "-o", "cluster.max_price_usd=10000")
+TRAIN = ("train", "ends.py", "-q", "--nproc-per-node", "1")
+
+
+def make_bucket(lab: Rehearsal) -> Any:
+    """Make a bucket, and a profile whose role may use it; return S3."""
+    keys = lab.keys()
+    where: Any = {
+        "endpoint_url": keys["AWS_ENDPOINT_URL"],
+        "region_name": keys["AWS_DEFAULT_REGION"],
+        "aws_access_key_id": keys["AWS_ACCESS_KEY_ID"],
+        "aws_secret_access_key": keys["AWS_SECRET_ACCESS_KEY"],
+    }
+    s3, iam = boto3.client("s3", **where), boto3.client("iam", **where)
+    s3.create_bucket(Bucket="results")
+    policy = lab.run("doctor", "--iam-policy", "nodes", "-o", "job.save_to=s3://results/runs")
+    iam.create_role(RoleName="training", AssumeRolePolicyDocument="{}")
+    iam.put_role_policy(RoleName="training", PolicyName="s3", PolicyDocument=policy)
+    iam.create_instance_profile(InstanceProfileName="training")
+    iam.add_role_to_instance_profile(InstanceProfileName="training", RoleName="training")
+    return s3
+
+
+@contextlib.contextmanager
+def counted(lab: Rehearsal) -> Iterator[Callable[[], int]]:
+    """Yield what tells how many bytes have left this machine for the SSH servers of the nodes since."""
+    nodes = ", ".join(one["private_ip"] for one in json.loads(lab.run("status", "--json"))["nodes"])
+    rule = f"ip daddr {{ {nodes} }} tcp dport 22 counter"
+    chain = "{ type filter hook output priority 0; }"
+    nft("add", "table", "inet", TABLE)
+    try:
+        nft("add", "chain", "inet", TABLE, "out", chain)
+        nft("add", "rule", "inet", TABLE, "out", rule)
+        yield lambda: int(nft("list", "table", "inet", TABLE).partition(" bytes ")[2].split()[0])
+    finally:
+        nft("delete", "table", "inet", TABLE)
+
+
+def nft(*words: str) -> str:
+    return subprocess.run(["nft", *words], check=True, stdout=subprocess.PIPE, text=True).stdout
+
+
+def kept(s3: Any) -> int:
+    pages = s3.get_paginator("list_objects_v2").paginate(Bucket="results", Prefix="runs/.data/")
+    return sum(one["Size"] for page in pages for one in page.get("Contents", ()))
+
+
+def seconds(lab: Rehearsal, *words: str) -> float:
+    start = time.perf_counter()
+    lab.run(*TRAIN, *words)
+    return time.perf_counter() - start
+
+
+def measure(lab: Rehearsal, s3: Any, nodes: int, times: int) -> None:
+    lab.run("up", *UP, "--nodes", str(nodes), "-o", "access.instance_profile=training")
+    lab.run(*TRAIN)
+    for name, words in (("to each node", ()), ("by the bucket", ("--save-to", "s3://results/runs"))):
+        before = kept(s3)
+        with counted(lab) as sent:
+            first = seconds(lab, "--data", f"{name.replace(' ', '-')}-{nodes}=./set", *words)
+            to_nodes, to_bucket = sent(), kept(s3) - before
+        print(
+            f"  {nodes:>3} nodes, {name:<14} {to_nodes / 1e6:8.1f} MB to nodes {to_bucket / 1e6:8.1f} MB to "
+            f"the bucket {first:6.1f} s",
+            flush=True,
+        )
+    saved = ("--save-to", "s3://results/runs")
+    pairs = [
+        (seconds(lab, *saved, "--data", f"by-the-bucket-{nodes}=./set"), seconds(lab, *saved))
+        for _ in range(times)
+    ]
+    with_data, without = (statistics.median(column) for column in zip(*pairs, strict=True))
+    ratio = with_data / without
+    print(
+        f"  {nodes:>3} nodes, again {with_data:6.2f} s  without data {without:6.2f} s  ratio {ratio:5.2f}",
+        flush=True,
+    )
+    lab.run("down", "-y", "-q")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--nodes", type=int, nargs="+", default=[2, 8, 16])
+    parser.add_argument("--mb", type=int, default=300)
+    parser.add_argument("--times", type=int, default=3)
+    chosen = parser.parse_args()
+    with rehearsal() as lab:
+        (lab.project / "ends.py").write_text("import os\nprint('rank', os.environ['RANK'], 'ends')\n")
+        (lab.project / ".awsddpignore").write_text("set/\n")
+        (lab.project / "set").mkdir()
+        for number in range(FILES):
+            (lab.project / "set" / str(number)).write_bytes(os.urandom(chosen.mb * 1_000_000 // FILES))
+        s3 = make_bucket(lab)
+        for nodes in chosen.nodes:
+            measure(lab, s3, nodes, chosen.times)
+
+
+if __name__ == "__main__":
+    main()
