@@ -358,11 +358,10 @@ def test_a_budget_on_spot_assumes_the_highest_price_of_the_last_7_days_in_the_zo
 
 
 def test_spot_nodes_are_warned_of_unless_results_are_saved() -> None:
-    warned = [
-        any(text.startswith("spot nodes") for text in plan(replace(SPOT, saving=saving), spot=True).warnings)
-        for saving in (None, Saving(place="s3://results/runs", region=SPOT.region))
-    ]
-    assert warned == [True, False]
+    access = {"instance_profile": "training"}
+    saved = replace(SPOT, saving=Saving(place="s3://results/runs", region=SPOT.region))
+    warned = [plan(facts, spot=True, access=access).warnings for facts in (SPOT, saved)]
+    assert [any(text.startswith("spot nodes") for text in texts) for texts in warned] == [True, False]
 
 
 @pytest.mark.parametrize("known", [{}, {"us-east-1a": 9.0}])
