@@ -358,9 +358,9 @@ def test_a_budget_on_spot_assumes_the_highest_price_of_the_last_7_days_in_the_zo
 
 
 def test_spot_nodes_are_warned_of_unless_results_are_saved() -> None:
-    access = {"instance_profile": "training"}
     saved = replace(SPOT, saving=Saving(place="s3://results/runs", region=SPOT.region))
-    warned = [plan(facts, spot=True, access=access).warnings for facts in (SPOT, saved)]
+    spec = ClusterSpec(cluster=ClusterSection(spot=True), access=AccessSection(instance_profile="training"))
+    warned = [make_plan(spec, facts).warnings for facts in (SPOT, saved)]
     assert [any(text.startswith("spot nodes") for text in texts) for texts in warned] == [True, False]
 
 
