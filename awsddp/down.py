@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -13,9 +14,10 @@ from awsddp.known import bill_of, end_job, jobs_of
 from awsddp.reach import reachable, told_jobs
 from awsddp.records import ACTIVE, Listed, Node, unfetched_jobs
 from awsddp.report import money, node_name
-from awsddp.results import is_owed, still_missing
+from awsddp.results import is_fetched, is_home, is_owed, still_missing
 from awsddp.returns import ClusterDocument, DownDocument
-from awsddp.saving import abort, leave
+from awsddp.saved import in_bucket
+from awsddp.saving import abort, wait_until_saved
 from awsddp.search import end, look, machines, refuse_sessions, require_live, wait_until_launches_show
 from awsddp.state import living
 from awsddp.status import cluster_document
@@ -54,7 +56,7 @@ def down(
                 _forget(cluster, record.id)
             refuse_sessions(cluster)
             return _document(cluster)
-        live = [one for one in clusters if one.live]
+        live = [_owing(cluster, one) for one in clusters if one.live]
         if known_only and any(record is None or one.id != record.id for one in live):
             raise UsageError(
                 f"-y does not end cluster {live[0].name}, which this machine has no record of",
@@ -100,6 +102,25 @@ def _end(cluster: "Cluster", clusters: Sequence[Listed]) -> tuple[str, ...]:
             "awsddp down   # again" + "; what is left may still cost money" * (cluster.target.name == "aws"),
         )
     return tuple(terminated)
+
+
+def _owing(cluster: "Cluster", listed: Listed) -> Listed:
+    """Return a cluster without what its tags name and is here or in S3 by now.
+
+    Of what is in S3, also of other jobs, the logs and metrics come here: no node will tell of them any more.
+    """
+    record = cluster.known if cluster.known is not None and cluster.known.id == listed.id else None
+    saved = set()
+    for job in record.jobs if record is not None else ():
+        if not is_fetched(cluster.results / job.job, job) and in_bucket(cluster, job):
+            cluster.say(f"the results of {job.job} are in {job.save_to}/{job.job}")
+            saved.add(job.job)
+
+    def owed(node: Node) -> tuple[str, ...]:
+        jobs = (job for job in node.unfetched if job not in saved)
+        return tuple(job for job in jobs if not is_home(cluster, job, node.instance_id))
+
+    return replace(listed, nodes=tuple(replace(node, unfetched=owed(node)) for node in listed.nodes))
 
 
 def _what_ends(cluster: "Cluster", listed: Listed, *, discard: bool) -> str:
@@ -232,13 +253,15 @@ def fetch_all(cluster: "Cluster", listed: Listed) -> None:
 
 def _fetch_owed(cluster: "Cluster") -> dict[Node, str]:
     """Fetch the unfetched results of the running nodes; return the nodes that did not answer, and why."""
+    names, owing = unfetched_jobs(cluster.nodes), [node for node in cluster.nodes if node.unfetched]
     with cluster.connect(deadline_s=FETCH_REACH_S, partial=True) as fleet:
-        owed = [job for job in told_jobs(cluster, partial=True) if is_owed(cluster, cluster.unfetched, job)]
+        owed = [job for job in told_jobs(cluster, partial=True) if is_owed(cluster, names, job)]
         # The newest first: the end of a job starts one that waits for it.
         for job in reversed([end_job(cluster, job) for job in reversed(owed)]):
             if job.state in ACTIVE:
                 raise NodeError(f"job {job.job} did not end")
-            if job.save_to is not None and leave(cluster, job):
+            if job.save_to is not None and wait_until_saved(cluster, job):
+                in_bucket(cluster, job)
                 continue
             nodes = ", ".join(map(node_name, fleet.nodes))
             cluster.say(f"fetching the results of {job.job} from {nodes} to {cluster.results / job.job}/")
@@ -246,7 +269,6 @@ def _fetch_owed(cluster: "Cluster") -> dict[Node, str]:
             cluster.folder.remember(job)
             for text in still_missing(cluster, job).values():
                 cluster.say(text)
-        owing = [node for node in cluster.nodes if node.unfetched]
         return {node: fleet.failures[node.node].summary for node in owing if node.node in fleet.failures}
 
 

@@ -19,14 +19,14 @@ from awsddp.jobs.protocol import answers_of
 from awsddp.jobs.results import encode
 from awsddp.jobs.supervisor import requests
 from awsddp.jobs.supervisor.manifest import sample
-from awsddp.known import full_name, jobs_of, note_fetched, told_job
+from awsddp.known import find_job, full_name, jobs_of, note_fetched, told_job
 from awsddp.parallel import soon, split
 from awsddp.reach import NoNodes, connect_reachable, in_order
 from awsddp.records import ACTIVE, MORE, JobRecord
 from awsddp.report import Event, amount, node_name, size_text
 from awsddp.results import draw_loss, older_jobs, refuse_another, still_missing, whole_at_home
 from awsddp.returns import FetchDocument, NodeFiles
-from awsddp.saved import brought, is_saved
+from awsddp.saved import brought, in_bucket, is_saved
 from awsddp.saving import abort, wait_until_saved
 from awsddp.state import TAGS_S, living
 from awsddp.values import size_of
@@ -57,19 +57,26 @@ def fetch(
     """Fetch the results of a job (`full_name`; the last by default), and return the `fetch` document.
 
     Results that are here already need no node, unless `anew`. Nodes that stopped with results are started
-    by `start` (it raises to refuse); the document then has `started`. If a part is missing the rest is
+    by `start` (it raises to refuse); the document then has `started`; but what is all in S3, or has no node
+    any more, comes from there. If a part is missing the rest is
     fetched, and NodeError is raised with the document as its `result`. Raises NotFoundError for an unknown
     job, NoNodes.
     """
-    if job is not None and is_saved(job):
+    if is_saved(job):
         found, fetched = brought(cluster, job, whole=True)
         draw_loss(cluster.results / found.job)
         return _document(cluster, fetched, found.job)
     job = full_name(cluster, job)
     try:
         return _fetch(cluster, job, anew)
-    except NoNodes as error:
-        if not error.stopped or not {job, MORE} & {None, *error.stopped}:
+    except (NotFoundError, NoNodes) as error:
+        known = None if anew else find_job(cluster, job)
+        saved = known and known.job.save_to and f"{known.job.save_to}/{known.job.job}"
+        if known and saved and (isinstance(error, NotFoundError) or in_bucket(cluster, known.job)):
+            cluster.say(f"{error.message}: fetching {saved}")
+            return fetch(cluster, job=saved, start=start)
+        stopped = error.stopped if isinstance(error, NoNodes) else ()
+        if not stopped or not {job, MORE} & {None, *stopped}:
             raise
     start()
     return structs.replace(_fetch(cluster, job, anew), started=True)

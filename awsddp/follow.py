@@ -66,7 +66,7 @@ def logs(
     Raises NotFoundError for an unknown job or rank, NoNodes if no node is reachable, and what `finish`
     raises. An interrupt gets a note on what becomes of the job.
     """
-    kept = brought(cluster, job)[0] if job is not None and is_saved(job) else None
+    kept = brought(cluster, job)[0] if is_saved(job) else None
     job = kept.job if kept else full_name(cluster, job)
     if kept or (job is not None and (kept := whole_at_home(cluster, job))):
         return _replay(cluster, kept, ranks, last, on_lines)

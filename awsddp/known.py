@@ -13,7 +13,7 @@ from awsddp.advice import advised
 from awsddp.billing import Bill
 from awsddp.errors import AwsddpError, ConfigError, NodeError, NotFoundError, UsageError
 from awsddp.jobs.files import Checkpoint, newest_checkpoint
-from awsddp.reach import REACH_S, connect_reachable, say_missing, told_jobs
+from awsddp.reach import REACH_S, connect_reachable, release_saved, say_missing, told_jobs
 from awsddp.records import ACTIVE, Frozen, JobRecord, Listed, widened
 from awsddp.report import elapsed, iso, node_name, utc
 from awsddp.resources import is_bundled
@@ -149,6 +149,7 @@ def known_jobs(cluster: "Cluster") -> tuple[JobRecord, ...]:
         known = told_jobs(cluster, partial=True)
         say_missing(cluster)
         cluster.folder.remember(*known)
+        release_saved(cluster, known)
         return known
 
 
@@ -314,9 +315,7 @@ def checkpoint_of(cluster: "Cluster") -> Checkpoint | None:
     asked = cluster.job_spec.job.resume
     if is_saved(asked):
         return _saved_checkpoint(cluster, asked)
-    job = full_name(cluster, asked)
-    if job is None:
-        job = _last_job(cluster)
+    job = full_name(cluster, asked) or _last_job(cluster)
     parts = newest_checkpoint(cluster.results / job)
     kept = saved_job(cluster.results / job)
     if not parts and kept is not None and kept.save_to is not None:

@@ -260,6 +260,11 @@ class Saving(Frozen):
     error: Text = ""
     ended: bool = False
 
+    @property
+    def is_whole(self) -> bool:
+        """Tell whether all that there was is saved."""
+        return self.ended and not self.error
+
 
 class JobNode(Frozen):
     """A machine on which a job runs or ran, and the number that it had then."""

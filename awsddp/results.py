@@ -229,13 +229,13 @@ def older_jobs(cluster: "Cluster", tagged: Mapping[str, Sequence[str]]) -> dict[
     wishes = {node: requests.State() for node, key in keys.items() if MORE in tagged.get(key, ())}
     answers = answers_of(fleet, wishes) if wishes else {}
     return {
-        keys[node]: [one.job for one in answer.jobs if not _is_home(cluster, one.job, keys[node])]
+        keys[node]: [one.job for one in answer.jobs if not is_home(cluster, one.job, keys[node])]
         for node, answer in answers.items()
         if not isinstance(answer, AwsddpError)
     }
 
 
-def _is_home(cluster: "Cluster", name: str, instance_id: str) -> bool:
+def is_home(cluster: "Cluster", name: str, instance_id: str) -> bool:
     """Tell whether a job of this instance is whole here; another instance's may have its name."""
     kept = whole_at_home(cluster, name)
     return kept is not None and instance_id in {one.instance_id for one in kept.nodes}

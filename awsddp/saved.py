@@ -12,17 +12,17 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeGuard, TypeVar
 
 import msgspec
 
 from awsddp.answers import Manifest, NodeJob, ResultFile, check_job, check_manifest, converted
-from awsddp.errors import ConfigError, NodeError, NotFoundError
+from awsddp.errors import AwsddpError, ConfigError, NodeError, NotFoundError
 from awsddp.jobs.files import Checkpoint, name_at_home
 from awsddp.jobs.results import encode, job_document
 from awsddp.jobs.supervisor.objects import Place, Store, Thing, join
 from awsddp.jobs.supervisor.stacks import DUMP
-from awsddp.records import JobRecord, NodeNumber, Target, Text
+from awsddp.records import ACTIVE, JobRecord, NodeNumber, Target, Text
 from awsddp.results import refuse_another
 from awsddp.returns import NodeFiles
 from awsddp.search import target_for
@@ -85,6 +85,11 @@ class Saved:
         )
         self._nodes = {node: self._read(f"node{node}.json", _Node) or _Node() for node in index.nodes}
 
+    @property
+    def lacking(self) -> tuple[int, ...]:
+        """The nodes whose results are not all there."""
+        return tuple(node for node, one in self._nodes.items() if not one.ended or one.error)
+
     def _read(self, name: str, kind: type[_Of]) -> _Of | None:
         with self._checked(name):
             found = self._store.read(self.where, name)
@@ -116,8 +121,7 @@ class Saved:
                 wanted[one.node].append(one)
         if whole:
             self._store.abort(_above(self.where), over=())
-        lacking = [node for node, one in self._nodes.items() if not one.ended or one.error]
-        missing = tuple(lacking if whole else self._nodes)
+        missing = self.lacking if whole else tuple(self._nodes)
         listed = {(one.node, one.path): one for one in files}
         return pull(
             wanted,
@@ -206,7 +210,7 @@ class SavedCheckpoint(Checkpoint):
     files: Mapping[str, Sequence[Sequence[Any]]]
 
 
-def is_saved(text: str | None) -> bool:
+def is_saved(text: str | None) -> TypeGuard[str]:
     """Tell whether a job is named by its place in S3."""
     return text is not None and text.startswith("s3://")
 
@@ -241,7 +245,26 @@ def brought(cluster: "Cluster", uri: str, *, whole: bool = False) -> tuple[JobRe
     Raises as `opened`, and ConfigError where the folder is another job's.
     """
     with opened(cluster, uri) as saved:
+        if saved.job.state in ACTIVE:
+            cluster.say(f"job {saved.job.job} was {saved.job.state} when it was last saved")
         return saved.job, saved.bring(whole=whole)
+
+
+def in_bucket(cluster: "Cluster", job: JobRecord) -> bool:
+    """Tell whether all results of a job are in S3, by what this machine reads there; then its record, logs
+    and metrics come here.
+    """
+    if job.save_to is None:
+        return False
+    try:
+        with opened(cluster, f"{job.save_to}/{job.job}") as saved:
+            is_whole = saved.job.nodes == job.nodes and not saved.lacking
+            if is_whole:
+                saved.bring(whole=False)
+            return is_whole
+    except AwsddpError as error:
+        cluster.say(error.summary)
+        return False
 
 
 def _line(home: str, size: int = 0, parts: Iterable[tuple[str, int]] = ()) -> dict[str, Any]:

@@ -28,7 +28,6 @@ from awsddp.reach import told_jobs
 from awsddp.records import JobRecord, Target
 from awsddp.report import Event, amount, node_name
 from awsddp.saved import store_of
-from awsddp.state import TAGS_S
 from awsddp.values import data_sources, s3_place
 
 if TYPE_CHECKING:
@@ -204,7 +203,7 @@ def wait_until_saved(cluster: "Cluster", job: JobRecord) -> bool:
             cluster.on_event(Event(f"saving {job.job} to {job.save_to}: {amount(*now)} left", ""))
         time.sleep(_POLL_S)
     where = f"{job.save_to}/{job.job}"
-    if saving is not None and saving.ended and not saving.error:
+    if saving is not None and saving.is_whole:
         cluster.say(f"the results of {job.job} are in {where}: {amount(saving.files, saving.bytes)}")
         return True
     why = saving.error if saving is not None and saving.error else "its nodes do not go on"
@@ -229,15 +228,3 @@ def abort(cluster: "Cluster", jobs: Iterable[JobRecord]) -> None:
     ):
         for save_to, names in over.items():
             store.abort(Place(*s3_place(save_to)), over=names)
-
-
-def leave(cluster: "Cluster", job: JobRecord) -> bool:
-    """Release the nodes of a job once all its results are saved; tell whether they are. Raises CloudError."""
-    from awsddp.aws.power import release
-
-    if not wait_until_saved(cluster, job):
-        return False
-    holders = cluster.fleet.holders(job)
-    with cluster.folder.lock("train", part="tags", wait_s=TAGS_S):
-        release(cluster.aws, [one for one in cluster.nodes if one.node in holders], job.job)
-    return True

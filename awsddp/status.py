@@ -20,7 +20,7 @@ from awsddp.errors import AwsddpError, LeftoverError
 from awsddp.jobs import results
 from awsddp.known import FoundJob, bill_of, jobs_of, known_job
 from awsddp.local import client as local
-from awsddp.reach import reachable, told_jobs
+from awsddp.reach import reachable, release_saved, told_jobs
 from awsddp.records import ACTIVE, JobRecord, Listed, RankUsage, widened
 from awsddp.report import money
 from awsddp.results import is_fetched, job_result, loss_rows, ranks_of, written_progress
@@ -106,6 +106,7 @@ def _refresh(cluster: "Cluster") -> tuple[JobRecord, ...]:
     with contextlib.suppress(AwsddpError), _connected(cluster):
         told = told_jobs(cluster, partial=True)
         cluster.folder.remember(*told)
+        release_saved(cluster, told)
         cluster.known = cluster.folder.read()
     return told
 

@@ -1,6 +1,6 @@
 """Power: machines stopped, their disks kept, and started again with a new expiry.
 
-And what a poweroff from inside does: it ends a node, or stops it while results are not fetched yet.
+And what a poweroff from inside does: it ends a node, or stops it while results are neither home nor in S3.
 https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/Stop_Start.html
 """
 
@@ -92,7 +92,7 @@ def release(
     tagged: Mapping[str, Sequence[str]] | None = None,
     older: Mapping[str, Sequence[str]] | None = None,
 ) -> None:
-    """After a job's results are home: untag the nodes; the last job lets a poweroff end them again.
+    """After a job's results are home or in S3: untag the nodes; the last job lets a poweroff end them again.
 
     `tagged` is what `unfetched_of` has returned just now, `older` what MORE stands for on a node, by its id;
     without it MORE stays. Nodes that are gone need nothing. A poweroff ends them before the tag goes: a node

@@ -91,7 +91,7 @@ def run(ctx: click.Context, /, options: Globals, *, detach: bool, **given: Any) 
 
     Takes every option of `awsddp up` and `awsddp train`; see their --help for the rest.
     With --detach the nodes end 10 minutes (--idle) after the job: stopped while they hold results, which
-    `awsddp fetch` starts again, else terminated.
+    `awsddp fetch` starts again unless all is in S3 (--save-to), else terminated.
     """
     from awsddp.whole_run import run_job, with_idle
 
@@ -163,7 +163,8 @@ def fetch(options: Globals, *, job: str | None, outputs: tuple[str, ...]) -> Non
     """Fetch the results of JOB (default: the last one): its logs, its run folder, new and changed files.
 
     If a node is gone or stopped, the rest is fetched and the missing part is named (exit 6). A cluster that
-    stopped by itself with results on it is started and terminated afterwards; both are asked first.
+    stopped by itself with results on it is started and terminated afterwards; both are asked first. What is
+    all in S3 comes from there.
     """
     explicit: dict[str, Given] = {"job.outputs": list(outputs)} if outputs else {}
     with session.opened(options, explicit) as (cluster, show), show.partial(fetch_page):

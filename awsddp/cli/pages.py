@@ -317,8 +317,8 @@ def run_page(result: "returns.RunDocument", *, detached: bool = False) -> None:
     if result.down:
         down_page(result.down)
     elif detached and result.up:
-        line(
-            f"The nodes end {result.up.idle} after the job, at {result.up.expires} at the latest: "
-            "stopped while they hold results, else terminated."
-        )
+        job, held = result.train, "stopped while they hold results, else terminated"
+        if job and job.save_to:
+            held = f"stopped, spot terminated. Nothing is lost: the results go to {job.save_to}/{job.job}"
+        line(f"The nodes end {result.up.idle} after the job, at {result.up.expires} at the latest: {held}.")
         line(named("Fetch the results and terminate the nodes: awsddp fetch. Terminate now: awsddp down"))

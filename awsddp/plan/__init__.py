@@ -313,7 +313,7 @@ def _warnings(facts: Facts, plan: LaunchPlan) -> list[str]:
             f"the AWS credentials end in {duration(max(facts.credentials_s, 0))}, before the nodes do: "
             "log in again by then, for fetch and down; the nodes expire anyway"
         )
-    if plan.market == "spot":
+    if plan.market == "spot" and facts.saving is None:
         warnings.append(
             "spot nodes cannot be stopped: AWS may reclaim one at two minutes' notice, and expiry ends them"
         )

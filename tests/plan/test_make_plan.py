@@ -12,7 +12,7 @@ from awsddp.compat.types import QUOTA_G, QUOTA_P, GpuType
 from awsddp.errors import AwsddpError, CloudError, ConfigError
 from awsddp.plan import make_plan, refuse_untried
 from awsddp.plan.policy import least_policy
-from awsddp.plan.records import Data, Facts, Group, Image, LaunchPlan, Reservation, Subnet, document
+from awsddp.plan.records import Data, Facts, Group, Image, LaunchPlan, Reservation, Saving, Subnet, document
 from awsddp.plan.selection import offers
 from awsddp.spec import AccessSection, CapacitySection, ClusterSection, ClusterSpec, NetworkSection
 
@@ -355,6 +355,13 @@ def test_a_budget_on_spot_assumes_the_highest_price_of_the_last_7_days_in_the_zo
     narrow = plan(SPOT, capacity={"zones": ("us-east-1b", "us-east-1c")}, **wish)
     assert narrow.budget is not None
     assert narrow.budget.usd_per_hour == pytest.approx(rate - 2 * 2.0, abs=1e-4)
+
+
+def test_spot_nodes_are_warned_of_unless_results_are_saved() -> None:
+    saved = replace(SPOT, saving=Saving(place="s3://results/runs", region=SPOT.region))
+    spec = ClusterSpec(cluster=ClusterSection(spot=True), access=AccessSection(instance_profile="training"))
+    warned = [make_plan(spec, facts).warnings for facts in (SPOT, saved)]
+    assert [any(text.startswith("spot nodes") for text in texts) for texts in warned] == [True, False]
 
 
 @pytest.mark.parametrize("known", [{}, {"us-east-1a": 9.0}])
