@@ -51,6 +51,19 @@ class Thing(NamedTuple):
     etag: str
 
 
+def own_session() -> Any:
+    """Return botocore's session of this machine. On a busy node the metadata service takes more than 1 s.
+
+    A client that got no credentials then has none for ever.
+    """
+    import botocore.session
+
+    made: Any = botocore.session.Session()
+    made.set_config_variable("metadata_service_timeout", 10)
+    made.set_config_variable("metadata_service_num_attempts", 5)
+    return made
+
+
 class Store:
     """S3 as one caller sees it. Thread-safe.
 
@@ -67,7 +80,6 @@ class Store:
         payer: bool = False,
         unsigned: bool = False,
     ) -> None:
-        import botocore.session
         from botocore import UNSIGNED
         from botocore.config import Config
         from s3transfer.manager import TransferConfig, TransferManager
@@ -81,7 +93,7 @@ class Store:
             s3={"addressing_style": "path"} if endpoint else None,
             **({"signature_version": UNSIGNED} if unsigned else {}),
         )
-        made = session or botocore.session.Session()
+        made = session or own_session()
         self.client: Any = made.create_client("s3", region_name=region, endpoint_url=endpoint, config=config)
         self._payer = {"RequestPayer": "requester"} if payer else {}
         self._transfers: Any = TransferManager(self.client, TransferConfig(max_request_concurrency=AT_ONCE))

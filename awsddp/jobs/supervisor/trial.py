@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from awsddp.jobs.supervisor.folder import NAME
-from awsddp.jobs.supervisor.objects import Place, Store
+from awsddp.jobs.supervisor.objects import Place, Store, own_session
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -24,9 +24,7 @@ def store_of(order: Mapping[str, Any]) -> Store:
     boto3 may lie in ~/awsddp/boto3. Raises ImportError where there is none.
     """
     sys.path.append(str(Path.home() / "awsddp" / "boto3"))
-    import botocore.session
-
-    session: Any = botocore.session.Session()
+    session = own_session()
     chain = session.get_component("credential_provider").providers
     chain[:] = [one for one in chain if one.METHOD == "iam-role"]
     return Store(region=order["region"], endpoint=order["endpoint"], session=session)
