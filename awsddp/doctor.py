@@ -26,13 +26,14 @@ from awsddp.jobs.supervisor.requests import plain
 from awsddp.jobs.supervisor.stacks import DUMP, read_stacks
 from awsddp.known import find_job, told_job
 from awsddp.nodes import rsync
-from awsddp.plan.records import names
+from awsddp.plan.records import Facts, names
 from awsddp.plan.requests import Values
 from awsddp.reach import connect_reachable, jump_of, told_jobs
 from awsddp.records import ACTIVE, Check, JobRecord
 from awsddp.resources import shipped_folder, template
 from awsddp.results import job_result
 from awsddp.returns import DoctorDocument, QuotaDocument, WhyDocument
+from awsddp.saving import with_s3
 from awsddp.search import aws_of, facts_of, target_for
 from awsddp.spec import JobSection
 
@@ -58,16 +59,21 @@ def before_launch(cluster: "Cluster") -> DoctorDocument:
 
     A check that fails hides no other. Raises ConfigError where the cluster's name is taken elsewhere.
     """
-    from awsddp.aws.preflight import OF_REGION, before_launch, failed, not_checked
+    from awsddp.aws.preflight import OF_REGION, before_launch, failed, not_checked, uploads_check
 
     with target_for(cluster, cluster.folder.read()) as target:
         try:
             aws = aws_of(cluster, target)
         except ConfigError as error:
             return _checks(cluster, (failed("region", error), *not_checked("region", *OF_REGION)))
-        checks = before_launch(
-            aws, cluster.spec, _stand_ins(cluster), facts=lambda: facts_of(aws, cluster.spec, target)
-        )
+        here = cluster.but(target=target, gateway=aws)
+
+        def facts() -> Facts:
+            return with_s3(here, facts_of(aws, cluster.spec, target))
+
+        checks = [*before_launch(aws, cluster.spec, _stand_ins(cluster), facts=facts)]
+        if (place := cluster.job_spec.job.save_to) is not None:
+            checks += uploads_check(aws, place)
     return _checks(cluster, checks)
 
 

@@ -18,7 +18,7 @@ from awsddp.known import bill_of, launched
 from awsddp.parallel import each
 from awsddp.plan import make_plan, spot_rate
 from awsddp.plan.converge import NODE_KEYS, Convergence, Standing, converge
-from awsddp.plan.records import Data, Facts, LaunchPlan, names
+from awsddp.plan.records import Facts, LaunchPlan, names
 from awsddp.plan.requests import Values
 from awsddp.reach import JUMP, reach_jump, reachable, told_jobs
 from awsddp.records import ACTIVE, Intent, Listed, Node, unfetched_jobs
@@ -83,12 +83,13 @@ def own_or_empty(cluster: "Cluster") -> Listed:
     return cluster.own or Listed(name=name, id=record.id, owner=record.owner, region=region, nodes=())
 
 
-def plan_of(cluster: "Cluster", change: Convergence, data: tuple[Data, ...]) -> LaunchPlan:
-    """Return the plan that launches what is missing, with all the steps; its nodes are to get `data`.
+def plan_of(cluster: "Cluster", change: Convergence, found: Facts) -> LaunchPlan:
+    """Return the plan that launches what is missing, with all the steps; what its job needs is as `found`.
 
     Raises as `make_plan` does.
     """
-    facts = replace(facts_of(cluster.aws, change.spec, cluster.target, cluster.record), data=data)
+    facts = facts_of(cluster.aws, change.spec, cluster.target, cluster.record)
+    facts = replace(facts, data=found.data, saving=found.saving)
     plan = make_plan(change.spec, facts, numbers=change.numbers, zone=change.zone, spent_usd=change.spent_usd)
     warnings = (*plan.warnings, *((_LOST,) if change.of("end") else ()))
     return replace(plan, exists=True, steps=change.steps, warnings=warnings)
@@ -114,7 +115,7 @@ def reconcile(cluster: "Cluster", facts: Facts, confirm: Confirm) -> tuple[Node,
         assert own.group is not None, "only an open group can be opened elsewhere"
         cluster.say(str(step))
         move_ssh(cluster.aws, own.group, change.spec.network.ssh_cidr, on_event=cluster.on_event)
-    plan = plan_of(cluster, change, facts.data) if change.numbers else None
+    plan = plan_of(cluster, change, facts) if change.numbers else None
     ending, others = _named("end", change, own.live), _others(cluster)
     # A launch writes its own size down, once AWS is asked for it: one that is refused changes nothing.
     size = change.spec.cluster.nodes if plan is None else min(record.nodes, change.spec.cluster.nodes)
@@ -286,7 +287,7 @@ def _plan_in(cluster: "Cluster", region: str, facts: Facts) -> LaunchPlan | Awsd
         spec = replace(cluster.spec, capacity=replace(capacity, zones=zones))
         target = replace(cluster.target, region=region)
         there = facts_of(aws_of(cluster, target, login=cluster.aws), spec, target, cluster.known)
-        return make_plan(spec, replace(there, data=facts.data))
+        return make_plan(spec, replace(there, data=facts.data, saving=facts.saving))
     except AwsddpError as error:
         return error
 

@@ -1,29 +1,35 @@
-"""--save-to: results go to S3 while the job runs. Its name is claimed there first, and `down` waits.
+"""--save-to: results go to S3 while the job runs. What a launch needs for it is looked for before, the job's
+name is claimed there first, and `down` waits.
 
 The nodes do the rest: jobs/supervisor/saver.py.
 """
 
 import base64
 import contextlib
+import json
 import shlex
 import time
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from awsddp.answers import Tried, read_answer
-from awsddp.data import send_packages
+from awsddp.data import listed_data, send_packages
 from awsddp.errors import AwsddpError, ConfigError, NodeError
 from awsddp.jobs.files import exclude_patterns
 from awsddp.jobs.protocol import SAVER, NameTaken, node_program
 from awsddp.jobs.supervisor.objects import Place
 from awsddp.jobs.supervisor.requests import Launch
 from awsddp.known import choose_job
+from awsddp.plan.policy import role_policy
+from awsddp.plan.records import Facts
+from awsddp.plan.saving import no_bucket, other_region
 from awsddp.reach import told_jobs
-from awsddp.records import JobRecord
+from awsddp.records import JobRecord, Target
 from awsddp.report import Event, amount, node_name
 from awsddp.saved import store_of
 from awsddp.state import TAGS_S
-from awsddp.values import s3_place
+from awsddp.values import data_sources, s3_place
 
 if TYPE_CHECKING:
     from awsddp.cluster import Cluster
@@ -36,6 +42,68 @@ _STILL_S = 120.0
 _POLL_S = 1.0
 
 
+REHEARSED = "awsddp-local"
+"""The instance profile that nodes of the local cloud get where none is named."""
+
+
+def with_s3(cluster: "Cluster", facts: Facts) -> Facts:
+    """Return the facts with what the job reads and where its results go, as far as that may be asked.
+
+    Raises ConfigError as `listed_data`.
+    """
+    from awsddp.aws import surroundings
+
+    aws, job, place = cluster.aws, cluster.job_spec, cluster.job_spec.job.save_to
+    data = listed_data(job, cluster.target, internet=facts.image.has_internet)
+    if place or any(one.kind == "s3" for one in data_sources(job.data.sources)):
+        facts = replace(facts, subnets=surroundings.with_s3(aws, facts.subnets))
+    saving = surroundings.saving(aws, place, facts.role) if place else None
+    return replace(facts, data=data, saving=saving)
+
+
+def rehearsed(cluster: "Cluster") -> "Cluster":
+    """Return the cluster with an instance profile, where it is of the local cloud and its job saves to S3.
+
+    What lacks of that and of the bucket is made, and reported. Raises ConfigError, CloudError.
+    """
+    from awsddp.aws.refusals import unless_refused
+
+    place, access, aws = cluster.job_spec.job.save_to, cluster.spec.access, cluster.aws
+    if cluster.target.name != "local" or place is None:
+        return cluster
+    _refuse_loopback(cluster.target, place)
+    name, bucket = access.instance_profile or REHEARSED, s3_place(place)[0]
+    made = []
+
+    def is_made(what: str, operation: str, asked: dict[str, Any], service: str = "iam") -> bool:
+        is_new = unless_refused(lambda: aws.call(operation, asked, service=service)) is not None
+        made.extend([what] * is_new)
+        return is_new
+
+    is_made(f"bucket {bucket}", "CreateBucket", {"Bucket": bucket}, "s3")
+    role, profile = {"RoleName": name}, {"InstanceProfileName": name}
+    if is_made(f"instance profile {name}", "CreateInstanceProfile", profile):
+        aws.call("CreateRole", {**role, "AssumeRolePolicyDocument": "{}"}, service="iam")
+        aws.call("AddRoleToInstanceProfile", {**role, **profile}, service="iam")
+    if name == REHEARSED or made[-1:] == [f"instance profile {name}"]:
+        policy = json.dumps(role_policy(cluster.spec, cluster.job_spec))
+        aws.call("PutRolePolicy", {**role, "PolicyName": "s3", "PolicyDocument": policy}, service="iam")
+    if made:
+        told = "on AWS you make them, and awsddp doctor --iam-policy nodes prints the role's policy"
+        cluster.say(f"made in the local cloud: {' and '.join(made)}; {told}")
+    return cluster.but(spec=replace(cluster.spec, access=replace(access, instance_profile=name)))
+
+
+def _refuse_loopback(target: Target, place: str) -> None:
+    """Raise ConfigError for a local cloud whose nodes have no metadata service, and so no role."""
+    if target.node_s3 is not None and target.node_s3 == target.endpoint:
+        raise ConfigError(
+            f"nodes in loopback mode cannot save to {place}",
+            "they have no metadata service that gives them the credentials of a role",
+            "awsddp local stop && awsddp local start   # as root, with the Debian packages of docs/local.md",
+        )
+
+
 def claim(cluster: "Cluster", launches: Mapping[int, Launch], refused: list[str]) -> None:
     """Claim the job's name at job.save_to, if any, by its first node, and have the launches save there.
 
@@ -45,6 +113,7 @@ def claim(cluster: "Cluster", launches: Mapping[int, Launch], refused: list[str]
     launch, asked = next(iter(launches.values())), cluster.job_spec.job
     if asked.save_to is None:
         return
+    _refuse_loopback(cluster.target, asked.save_to)
     first, pythons = launch.first.node, {node: cluster.record.found[node].python for node in launches}
     order = {
         "place": s3_place(asked.save_to),
@@ -87,6 +156,10 @@ def _refusal(found: Tried, cluster: "Cluster", node: int) -> AwsddpError:
     """Return the error that says what keeps a node from saving, and what to do."""
     where, region, who = str(cluster.job_spec.job.save_to), cluster.aws.region, node_name(node)
     bucket, said = s3_place(where)[0], " ".join(found.said.split())[:1000]
+    if found.code == "bucket":
+        return no_bucket(bucket, region, said)
+    if found.code == "region":
+        return other_region(bucket, found.what, region)
     needed = shlex.quote(f"job.save_to={where}")
     failed, why, remedy = {
         "role": (
@@ -98,16 +171,6 @@ def _refusal(found: Tried, cluster: "Cluster", node: int) -> AwsddpError:
             f"the role of {who} has no right {found.what} in {where}",
             said,
             f"awsddp doctor --iam-policy nodes -o {needed}   # what its role needs",
-        ),
-        "bucket": (
-            f"there is no bucket {bucket}",
-            said,
-            f"aws s3 mb s3://{bucket} --region {region}   # or another --save-to",
-        ),
-        "region": (
-            f"bucket {bucket} is in {found.what}, the nodes are in {region}",
-            "what crosses regions is slow and costs money",
-            f"awsddp train --save-to s3://my-bucket/runs   # a bucket in {region}",
         ),
         "unreachable": (
             f"{who} does not reach {where}",

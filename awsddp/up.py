@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from awsddp.advice import advised, command_words
 from awsddp.compat.types import GPU_TYPES, PRICE_DATE
 from awsddp.config import differences, overlaid, remembered, settings
-from awsddp.data import listed_data
 from awsddp.errors import ConfigError, UsageError
 from awsddp.jobs.health import replacement
 from awsddp.known import name_left_out
@@ -36,6 +35,7 @@ from awsddp.reconcile import (
 from awsddp.records import Node, Prepared, Target
 from awsddp.report import counted, money
 from awsddp.returns import ClusterDocument, Offer, OffersDocument
+from awsddp.saving import rehearsed, with_s3
 from awsddp.search import (
     aws_of,
     check_account,
@@ -189,7 +189,7 @@ def read_all(requested: "Cluster", target: Target, record: Record | None) -> tup
     if record is not None:
         _say_differences(requested, cluster.spec, record)
     aws = aws_of(cluster, target)
-    cluster = cluster.but(target=replace(target, region=aws.region), gateway=aws, known=record)
+    cluster = rehearsed(cluster.but(target=replace(target, region=aws.region), gateway=aws, known=record))
 
     def list_nodes() -> None:
         owner = owner_of(aws, record)
@@ -199,9 +199,7 @@ def read_all(requested: "Cluster", target: Target, record: Record | None) -> tup
         look(cluster, owner=owner)
 
     facts, _ = both(lambda: facts_of(aws, cluster.spec, target, record), list_nodes)
-    image = facts.image
-    data = listed_data(cluster.job_spec, cluster.target, internet=image.has_internet)
-    facts = replace(facts, data=data)
+    facts, image = with_s3(cluster, facts), facts.image
     environment = make_environment_plan(cluster.job_spec.env, internet=image.has_internet, driver=None)
     if environment.lines:
         from awsddp.plan.resolve import check
@@ -400,7 +398,7 @@ def plan(cluster: "Cluster") -> LaunchPlan:
         if not to_reconcile(cluster):
             return plan_everywhere(cluster, facts)
         now = datetime.now(UTC).replace(microsecond=0)
-        return plan_of(cluster, changes(cluster, facts, now=now), facts.data)
+        return plan_of(cluster, changes(cluster, facts, now=now), facts)
 
 
 def settings_of(cluster: "Cluster") -> list[tuple[str, Any, str]]:

@@ -3,21 +3,26 @@ one without.
 
     python benchmarks/data.py [--nodes 2 8 16] [--mb 300] [--times 3]
 
-Nodes of the local cloud (root). Bytes to the nodes are what their network interfaces receive meanwhile, which
-S3 does not pass here; bytes to the bucket are the sizes of its new objects. The seconds are of a program that
+Nodes of the local cloud (root). Bytes to the nodes are what leaves this machine for their SSH servers, as
+nftables counts it; bytes to the bucket are the sizes of its new objects. The seconds are of a program that
 ends at once, in turns; nodes and client share the cores of this machine.
 """
 
 import argparse
+import contextlib
+import json
 import os
 import statistics
+import subprocess
 import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import boto3
 from _rehearsal import Rehearsal, rehearsal
 
 FILES = 30
+TABLE = "awsddp-benchmark"
 UP = ("--local", "-y", "-q", "-o", "local.gpus=off", "-o", "cluster.max_price_usd=10000")
 TRAIN = ("train", "ends.py", "-q", "--nproc-per-node", "1")
 
@@ -41,11 +46,23 @@ def make_bucket(lab: Rehearsal) -> Any:
     return s3
 
 
-def received(lab: Rehearsal, nodes: int) -> int:
-    """Return how many bytes the nodes have received over their network."""
-    count = "awk '/:/ && !/lo:/ {sum += $2} END {print sum}' /proc/net/dev"
-    every = [lab.run("exec", "-q", "--node", str(node), "--", count).split()[-1] for node in range(nodes)]
-    return sum(int(one.rpartition("]")[2]) for one in every)
+@contextlib.contextmanager
+def counted(lab: Rehearsal) -> Iterator[Callable[[], int]]:
+    """Yield what tells how many bytes have left this machine for the SSH servers of the nodes since."""
+    nodes = ", ".join(one["private_ip"] for one in json.loads(lab.run("status", "--json"))["nodes"])
+    rule = f"ip daddr {{ {nodes} }} tcp dport 22 counter"
+    chain = "{ type filter hook output priority 0; }"
+    nft("add", "table", "inet", TABLE)
+    try:
+        nft("add", "chain", "inet", TABLE, "out", chain)
+        nft("add", "rule", "inet", TABLE, "out", rule)
+        yield lambda: int(nft("list", "table", "inet", TABLE).partition(" bytes ")[2].split()[0])
+    finally:
+        nft("delete", "table", "inet", TABLE)
+
+
+def nft(*words: str) -> str:
+    return subprocess.run(["nft", *words], check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
 def kept(s3: Any) -> int:
@@ -63,9 +80,10 @@ def measure(lab: Rehearsal, s3: Any, nodes: int, times: int) -> None:
     lab.run("up", *UP, "--nodes", str(nodes), "-o", "access.instance_profile=training")
     lab.run(*TRAIN)
     for name, words in (("to each node", ()), ("by the bucket", ("--save-to", "s3://results/runs"))):
-        nodes_before, bucket_before = received(lab, nodes), kept(s3)
-        first = seconds(lab, "--data", f"{name.replace(' ', '-')}=./set", *words)
-        to_nodes, to_bucket = received(lab, nodes) - nodes_before, kept(s3) - bucket_before
+        before = kept(s3)
+        with counted(lab) as sent:
+            first = seconds(lab, "--data", f"{name.replace(' ', '-')}-{nodes}=./set", *words)
+            to_nodes, to_bucket = sent(), kept(s3) - before
         print(
             f"  {nodes:>3} nodes, {name:<14} {to_nodes / 1e6:8.1f} MB to nodes {to_bucket / 1e6:8.1f} MB to "
             f"the bucket {first:6.1f} s",
@@ -73,7 +91,8 @@ def measure(lab: Rehearsal, s3: Any, nodes: int, times: int) -> None:
         )
     saved = ("--save-to", "s3://results/runs")
     pairs = [
-        (seconds(lab, *saved, "--data", "by-the-bucket=./set"), seconds(lab, *saved)) for _ in range(times)
+        (seconds(lab, *saved, "--data", f"by-the-bucket-{nodes}=./set"), seconds(lab, *saved))
+        for _ in range(times)
     ]
     with_data, without = (statistics.median(column) for column in zip(*pairs, strict=True))
     ratio = with_data / without

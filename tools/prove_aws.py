@@ -1,26 +1,34 @@
 """Every verb on a real AWS account, for at most $2: `AWSDDP_REAL=cpu python tools/prove_aws.py` (or gpu).
 
-Two nodes: up, train, a client that is killed, a reboot, stop, start, down, then a search for what is left. A
-run that succeeds on AWS is added to docs/proven.md. `--local` runs the same steps in the local cloud.
+Two nodes: up, train, a client that is killed, a reboot, results saved in S3, stop, start, down; a second
+cluster of one node that resumes from S3, for at most $0.70 of the $2; then a search for what is left. The
+bucket ($0.01 of requests at most) and the role are made for it, and removed. A run that succeeds on AWS is
+added to docs/proven.md. `--local` runs the same steps in a local cloud of its own.
 """
 
 import argparse
 import json
 import os
+import secrets
 import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import boto3
+from botocore.exceptions import ClientError
+
+from awsddp.local import control
+
 ROOT = Path(__file__).resolve().parents[1]
 CLUSTER = "proof"
-BUDGET_USD, EXPIRES = "2", "30m"
+BUDGET_USD, SECOND_USD, EXPIRES = "1.30", "0.70", "30m"
 CPU_TYPE = "t3.medium"
 BOOT_S = 600
 SCRIPT = """
@@ -33,6 +41,9 @@ if cuda:
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
 dist.init_process_group("nccl" if cuda else "gloo")
 rank, world = dist.get_rank(), dist.get_world_size()
+saved = os.environ.get("AWSDDP_RESUME")
+assert (saved is not None) == ("resumed" in sys.argv)
+assert saved is None or int(torch.load(saved)) == 2
 total = torch.ones(1, device="cuda" if cuda else "cpu")
 for step in range(int(sys.argv[1])):
     total.fill_(1)
@@ -43,6 +54,8 @@ for step in range(int(sys.argv[1])):
 torch.save(total.cpu(), f"total{rank}.pt")
 dist.destroy_process_group()
 """
+TRUST = """{"Version": "2012-10-17", "Statement": [{
+    "Effect": "Allow", "Principal": {"Service": "ec2.amazonaws.com"}, "Action": "sts:AssumeRole"}]}"""
 START = "cat /proc/sys/kernel/random/boot_id; awk '{print $22}' /proc/1/stat"
 
 
@@ -51,7 +64,7 @@ class Failed(Exception):
 
 
 class Proof:
-    """One cluster and the steps on it. `seconds` are those of each step."""
+    """A cluster and the steps on it. `seconds` are those of each step, `undo` removes what was made."""
 
     def __init__(self, project: Path, *, local: bool, region: str | None) -> None:
         self.project = project
@@ -61,14 +74,22 @@ class Proof:
             *(["--local"] if local else []),
             *(["--region", region] if region else []),
         ]
+        self.environ = {**os.environ, **({"AWSDDP_HOME": str(project / "home")} if local else {})}
+        self.local = local
         self.seconds: dict[str, float] = {}
-        self.cost_usd: float | None = None
+        self.costs: list[float | None] = []
+        self.undo = ExitStack()
 
     def awsddp(self, *words: str) -> Any:
         """Run a verb and return its document. Raises Failed."""
         argv = [sys.executable, "-m", "awsddp", *self.options, "--json", "-y", *words]
         shown = subprocess.run(
-            argv, cwd=self.project, capture_output=True, text=True, stdin=subprocess.DEVNULL
+            argv,
+            cwd=self.project,
+            env=self.environ,
+            capture_output=True,
+            text=True,
+            stdin=subprocess.DEVNULL,
         )
         if shown.returncode != 0:
             raise Failed(
@@ -89,21 +110,31 @@ class Proof:
         """Take every step and return the `up` document. Raises Failed."""
         (self.project / "steps.py").write_text(SCRIPT)
         asked = ["--nodes", "2", "--instance-type", instance_type, "--expires", EXPIRES]
-        price = self.awsddp("plan", *asked)["price_usd_per_hour"]
-        asked += [] if price is None else ["--budget", BUDGET_USD]
+        planned = self.awsddp("plan", *asked)
+        price = planned["price_usd_per_hour"]
+        first, second = ([] if price is None else ["--budget", usd] for usd in (BUDGET_USD, SECOND_USD))
         print(f"2 x {instance_type} for {EXPIRES} at most, {price or 'an unknown number of'} USD per hour")
+        with self.step("bucket and role"):
+            place, profile = self.place_in_s3(planned["region"])
+        asked += ["-o", f"access.instance_profile={profile}"]
         with self.step("up"):
-            made: dict[str, Any] = self.awsddp("up", *asked)
+            made: dict[str, Any] = self.awsddp("up", *asked, *first)
         self.train("train")
         self.killed_client()
         self.reboot()
         self.train("train after the reboot")
+        self.train("train, saved in S3", "3", save=("--save-to", place, "--name", "saved"))
         with self.step("stop"):
             self.expect(self.awsddp("stop")["state"], "stopped")
         with self.step("start"):
             self.expect(self.awsddp("up")["state"], "ready")
         with self.step("down"):
-            self.cost_usd = self.awsddp("down")["cost_usd"]
+            self.costs.append(self.awsddp("down")["cost_usd"])
+        with self.step("up, a second cluster"):
+            self.awsddp("up", *asked, *second, "--nodes", "1")
+        self.train("train, resumed from S3", "3", "resumed", save=("--resume", f"{place}/saved"))
+        with self.step("down of the second cluster"):
+            self.costs.append(self.awsddp("down")["cost_usd"])
         with self.step("search by tag"):
             left = [
                 one for one in self.awsddp("status", "--all") if one["cluster"] == CLUSTER and one["mine"]
@@ -111,10 +142,39 @@ class Proof:
             self.expect(left, [])
         return made
 
-    def train(self, name: str) -> None:
-        """Train on both nodes and hold the results against what the ranks saved."""
+    def client(self, service: str, region: str) -> Any:
+        """Return a client of AWS, or of the local cloud."""
+        where: dict[str, Any] = {"region_name": region}
+        if self.local and (info := control.find(self.project / "home")):
+            keys = {"aws_access_key_id": info.access_key_id, "aws_secret_access_key": info.secret_access_key}
+            where |= {"endpoint_url": info.endpoint, **keys}
+        return boto3.client(service, **where)  # type: ignore[call-overload]
+
+    def place_in_s3(self, region: str) -> tuple[str, str]:
+        """Make a bucket, and an instance profile whose role may save there; `undo` removes both."""
+        name = f"awsddp-proof-{secrets.token_hex(6)}"
+        print(f"bucket, role and instance profile {name}", flush=True)
+        place, role, profile = f"s3://{name}/runs", {"RoleName": name}, {"InstanceProfileName": name}
+        iam, s3, undo = self.client("iam", region), self.client("s3", region), self.undo.callback
+        policy = json.dumps(self.awsddp("doctor", "--iam-policy", "nodes", "-o", f"job.save_to={place}"))
+        outside = {"CreateBucketConfiguration": {"LocationConstraint": region}}
+        s3.create_bucket(Bucket=name, **(outside if region != "us-east-1" else {}))
+        undo(s3.delete_bucket, Bucket=name)
+        undo(empty, s3, name)
+        iam.create_role(**role, AssumeRolePolicyDocument=TRUST)
+        undo(iam.delete_role, **role)
+        iam.put_role_policy(**role, PolicyName="s3", PolicyDocument=policy)
+        undo(iam.delete_role_policy, **role, PolicyName="s3")
+        iam.create_instance_profile(**profile)
+        undo(iam.delete_instance_profile, **profile)
+        iam.add_role_to_instance_profile(**profile, **role)
+        undo(iam.remove_role_from_instance_profile, **profile, **role)
+        return place, name
+
+    def train(self, name: str, *words: str, save: tuple[str, ...] = ()) -> None:
+        """Train on all nodes and hold the results against what the ranks saved."""
         with self.step(name):
-            job = self.awsddp("train", "steps.py", "--nproc-per-node", "1", "--", "3")
+            job = self.awsddp("train", "steps.py", "--nproc-per-node", "1", *save, "--", *(words or "3"))
             self.results(job)
 
     def killed_client(self) -> None:
@@ -124,7 +184,11 @@ class Proof:
             argv = [sys.executable, "-m", "awsddp", *self.options, "-y"]
             argv += ["train", "steps.py", "--nproc-per-node", "1", "--name", name, "--", "12"]
             client = subprocess.Popen(
-                argv, cwd=self.project, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+                argv,
+                cwd=self.project,
+                env=self.environ,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
             )
             assert client.stdout is not None
             seen = any(b"step 2 " in line for line in client.stdout)
@@ -162,6 +226,13 @@ class Proof:
             raise Failed(f"expected {expected!r}, found {found!r}")
 
 
+def empty(s3: Any, bucket: str) -> None:
+    """Delete every object of a bucket."""
+    for page in s3.get_paginator("list_objects_v2").paginate(Bucket=bucket):
+        for one in page.get("Contents", ()):
+            s3.delete_object(Bucket=bucket, Key=one["Key"])
+
+
 def one_gpu(proof: Proof) -> str:
     """Return the cheapest type with one GPU that is offered and fits the quota."""
     offers = proof.awsddp("plan", "--offers")["offers"]
@@ -173,7 +244,7 @@ def section(proof: Proof, made: dict[str, Any]) -> str:
     """Return the section of docs/proven.md."""
     now = datetime.now(UTC)
     rows = "\n".join(f"| {name} | {seconds:.0f} |" for name, seconds in proof.seconds.items())
-    cost = "unknown" if proof.cost_usd is None else f"${proof.cost_usd:.2f}"
+    cost = "unknown" if None in proof.costs else f"${sum(filter(None, proof.costs)):.2f}"
     where = f"2 x {made['instance_type']} in {made['region']} ({made['target']})"
     return (
         f"\n## {now:%Y-%m-%d}: {where}\n\n"
@@ -206,11 +277,16 @@ def main() -> int:
         print("This launches two EC2 instances on your AWS account, for at most $2.")
         print("Type: AWSDDP_REAL=cpu make prove-aws   # then AWSDDP_REAL=gpu")
         return 2
-    with tempfile.TemporaryDirectory() as folder:
-        proof = Proof(Path(folder), local=options.local, region=options.region)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        (proof := Proof(Path(folder), local=options.local, region=options.region)).undo,
+    ):
+        if options.local:
+            proof.undo.callback(control.stop, Path(folder) / "home")
+            control.start(Path(folder) / "home")
         try:
             made = proof.run(options.instance_type or (CPU_TYPE if kind == "cpu" else one_gpu(proof)))
-        except (Failed, KeyboardInterrupt) as failure:
+        except (Failed, ClientError, KeyboardInterrupt) as failure:
             print(f"failed: {failure}\nending the cluster", file=sys.stderr)
             print(json.dumps(proof.awsddp("down", "--discard"), indent=2), file=sys.stderr)
             return 1

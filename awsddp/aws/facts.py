@@ -49,9 +49,10 @@ def gather(aws: Aws, spec: ClusterSpec, *, caller_address: str | None, target: T
     places = soon(surroundings.subnets, aws, spec.network.subnet)
     callers = soon(_callers, spec, caller_address)
     key = look(surroundings.own_key, spec.access.key, "")
-    checks = [
+    role = look(surroundings.role_of, spec.access.instance_profile, None)
+    checks: list[Future[Any]] = [
         soon(surroundings.check_sources, aws, spec.network.ssh_cidr),
-        look(surroundings.check_profile, spec.access.instance_profile, None),
+        role,
         look(surroundings.check_disk_key, spec.access.kms_key, None),
     ]
     reserved = look(surroundings.reservation, spec.capacity.reservation, None)
@@ -94,6 +95,7 @@ def gather(aws: Aws, spec: ClusterSpec, *, caller_address: str | None, target: T
         reservation=found,
         host=_NO_TAG.sub("-", socket.gethostname())[:256],
         credentials_s=None if ends is None else (ends - datetime.now(UTC)).total_seconds(),
+        role=role.result(),
     )
 
 

@@ -4,6 +4,8 @@ https://docs.aws.amazon.com/AWSEC2/latest/APIReference/CommonParameters.html (Dr
 allowed is refused with DryRunOperation.
 """
 
+import json
+import shlex
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -11,6 +13,7 @@ from typing import Any
 
 from awsddp.aws.refusals import MOST_SKEW_S, Refused, skew_s
 from awsddp.aws.session import Aws, Identity
+from awsddp.aws.surroundings import ends_uploads
 from awsddp.errors import AwsddpError, CapacityError
 from awsddp.parallel import each
 from awsddp.plan import make_plan
@@ -18,6 +21,7 @@ from awsddp.plan.records import Facts, LaunchPlan, Request
 from awsddp.plan.requests import Values
 from awsddp.records import Check
 from awsddp.spec import ClusterSpec
+from awsddp.values import s3_place
 
 OF_REGION = ("credentials", "clock", "plan", "permission")
 """The checks that need a region."""
@@ -66,6 +70,28 @@ def before_launch(
         return (*checks, *dry_run(aws, plan, values))
     except AwsddpError as error:
         return (*checks, failed("permission", error))
+
+
+_RULE = {
+    "ID": "cut uploads",
+    "Status": "Enabled",
+    "Filter": {"Prefix": ""},
+    "AbortIncompleteMultipartUpload": {"DaysAfterInitiation": 1},
+}
+
+
+def uploads_check(aws: Aws, place: str) -> list[Check]:
+    """Return a warning where uploads that were cut would stay in the bucket of a place and cost money."""
+    bucket, ends = s3_place(place)[0], ends_uploads(aws, place)
+    if ends is not False:
+        return []
+    told = shlex.quote(json.dumps({"Rules": [_RULE]}))
+    hint = (
+        f"aws s3api put-bucket-lifecycle-configuration --bucket {bucket} --lifecycle-configuration {told}"
+        "   # it takes the place of other rules: add them"
+    )
+    value = f"bucket {bucket} keeps uploads that were cut, which cost money, until a lifecycle rule ends them"
+    return [Check(name="warning", ok=None, value=value, hint=hint)]
 
 
 def failed(name: str, error: AwsddpError) -> Check:

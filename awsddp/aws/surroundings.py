@@ -1,6 +1,8 @@
-"""Reads what a cluster is put into: subnets and their way out, what is the user's own, a reservation."""
+"""Reads what a cluster is put into: subnets and their way out, what is the user's own, a reservation, S3."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from functools import partial
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -9,7 +11,9 @@ from awsddp.aws.refusals import Refused, unless_refused
 from awsddp.aws.session import Aws, Reply, S, Shape
 from awsddp.errors import ConfigError
 from awsddp.plan.network import within
-from awsddp.plan.records import Group, Reservation, Subnet, WayOut
+from awsddp.plan.policy import SAVE
+from awsddp.plan.records import Group, Reservation, Saving, Subnet, WayOut
+from awsddp.values import s3_place
 
 
 class _Association(Shape):
@@ -25,6 +29,7 @@ class _Route(Shape):
 
 class _RouteTable(Shape):
     vpc_id: str
+    route_table_id: str = ""
     associations: tuple[_Association, ...] = ()
     routes: tuple[_Route, ...] = ()
 
@@ -42,19 +47,23 @@ def subnets(aws: Aws, asked: str | None) -> tuple[Subnet, ...]:
         found = aws.read(Subnet, "DescribeSubnets", {"Filters": filters})
     routes = _routes(aws, {subnet.vpc for subnet in found})
     return tuple(
-        replace(subnet, route=routes.get(subnet.id, routes.get(subnet.vpc)))
+        replace(subnet, **routes.get(subnet.id, routes.get(subnet.vpc, {})))
         for subnet in sorted(found, key=lambda subnet: subnet.id)
     )
 
 
-def _routes(aws: Aws, vpcs: set[str]) -> dict[str, WayOut]:
-    """Return where default routes lead, by subnet, and by VPC for subnets without a table of their own."""
+def _routes(aws: Aws, vpcs: set[str]) -> dict[str, dict[str, str]]:
+    """Return route tables and where their default routes lead, by subnet, and by VPC for subnets without a
+    table of their own."""
     if not vpcs:
         return {}
     filters = [{"Name": "vpc-id", "Values": sorted(vpcs)}]
     tables = unless_refused(lambda: aws.read(_RouteTable, "DescribeRouteTables", {"Filters": filters}))
     return {
-        table.vpc_id if one.main else one.subnet_id: _way_out(table.routes)
+        table.vpc_id if one.main else one.subnet_id: {
+            "route": _way_out(table.routes),
+            "table": table.route_table_id,
+        }
         for table in tables or ()  # no launch depends on it
         for one in table.associations
     }
@@ -65,6 +74,35 @@ def _way_out(routes: Iterable[_Route]) -> WayOut:
     if any(route.gateway_id.startswith("igw-") for route in default):
         return "internet"
     return "private" if default else "none"
+
+
+class _Endpoint(Shape):
+    vpc_id: str
+    service_name: str
+    state: str = "available"
+    route_table_ids: tuple[str, ...] = ()
+    private_dns_enabled: bool = False
+
+
+def with_s3(aws: Aws, found: tuple[Subnet, ...]) -> tuple[Subnet, ...]:
+    """Return the subnets, of those without a way out each with whether it reaches S3 by an endpoint.
+
+    https://docs.aws.amazon.com/vpc/latest/privatelink/vpc-endpoints-s3.html
+    """
+    vpcs = sorted({subnet.vpc for subnet in found if subnet.route == "none"})
+    if not vpcs:
+        return found
+    filters = [{"Name": "vpc-id", "Values": vpcs}]
+    described = unless_refused(lambda: aws.read(_Endpoint, "DescribeVpcEndpoints", {"Filters": filters}))
+    if described is None:
+        return found
+    ready = [one for one in described if one.state.lower() == "available"]
+    ours = [one for one in ready if one.service_name.endswith(f".{aws.region}.s3")]
+    ways = {way for one in ours for way in one.route_table_ids}
+    ways |= {one.vpc_id for one in ours if one.private_dns_enabled}
+    return tuple(
+        replace(one, reaches_s3=one.route != "none" or one.table in ways or one.vpc in ways) for one in found
+    )
 
 
 def own_group(aws: Aws, asked: str, *, cidrs: tuple[str, ...], efa: bool) -> Group:
@@ -119,24 +157,91 @@ def own_key(aws: Aws, asked: str) -> str:
     return _one(aws, _KeyPair, "DescribeKeyPairs", named, key="access.key_file", what="key pair").public_key
 
 
-def check_profile(aws: Aws, asked: str) -> None:
-    """Look for the user's own instance profile, where that may be read; EC2 takes two minutes to say no.
+class _Profile(Shape):
+    arn: str = ""
+    roles: tuple[dict[str, Any], ...] = ()
+
+
+def role_of(aws: Aws, asked: str) -> str | None:
+    """Return the ARN of the role of the user's own instance profile, "" for one without; None where that may
+    not be read. EC2 takes two minutes to say that there is none.
 
     Raises ConfigError where there is none.
     """
-    name = {"InstanceProfileName": asked.rpartition("/")[2]}
+    name, profile = {"InstanceProfileName": asked.rpartition("/")[2]}, _Profile()
     try:
-        found = aws.call("GetInstanceProfile", name, service="iam")["InstanceProfile"]["Arn"]
+        profile = _Profile.of(aws.call("GetInstanceProfile", name, service="iam")["InstanceProfile"])
     except Refused as refusal:
         if refusal.code != "NoSuchEntity":
-            return  # the launch will tell
-        found = ""
+            return None  # the launch will tell
+    found = profile.arn
     if not found or (asked.startswith("arn:") and found != asked):
         raise ConfigError(
             f"access.instance_profile: no instance profile {asked!r} in this account",
             f"the one of this name is {found}" if found else "",
             "aws iam list-instance-profiles   # name one of these, or omit access.instance_profile",
         )
+    return str(profile.roles[0]["Arn"]) if profile.roles else ""
+
+
+def saving(aws: Aws, place: str, role: str | None) -> Saving:
+    """Return what is known of a place where results are to be saved, as far as that may be asked."""
+    bucket, prefix = s3_place(place)
+    return Saving(
+        place=place,
+        region=_region_of(aws, bucket),
+        lacks=tuple(_lacking(aws, role, bucket, f"{prefix}/job/".lstrip("/"))) if role else (),
+    )
+
+
+def _region_of(aws: Aws, bucket: str) -> str | None:
+    """Return the region of a bucket, "" where there is none.
+
+    S3 tells it with a refusal, too: https://docs.aws.amazon.com/AmazonS3/latest/API/API_HeadBucket.html
+    """
+    try:
+        reply = aws.call("HeadBucket", {"Bucket": bucket}, service="s3")
+    except Refused as refusal:
+        if refusal.code in ("404", "NoSuchBucket"):
+            return ""
+        reply = getattr(refusal.__cause__, "response", {})
+    headers: dict[str, str] = reply.get("ResponseMetadata", {}).get("HTTPHeaders", {})
+    return headers.get("x-amz-bucket-region")
+
+
+def _lacking(aws: Aws, role: str, bucket: str, prefix: str) -> Iterator[str]:
+    """Yield the actions that the role's policies do not allow there; a policy of the bucket may.
+
+    https://docs.aws.amazon.com/IAM/latest/APIReference/API_SimulatePrincipalPolicy.html
+    """
+    context = {"ContextKeyName": "s3:prefix", "ContextKeyType": "string", "ContextKeyValues": [prefix]}
+    arn = f"arn:aws:s3:::{bucket}"
+    for asked in (
+        {"ActionNames": ["s3:ListBucket"], "ResourceArns": [arn], "ContextEntries": [context]},
+        {"ActionNames": list(SAVE), "ResourceArns": [f"{arn}/{prefix}job.json"]},
+    ):
+        call = partial(aws.call, "SimulatePrincipalPolicy", {"PolicySourceArn": role, **asked}, service="iam")
+        for one in (unless_refused(call) or {}).get("EvaluationResults", ()):
+            if one["EvalDecision"] != "allowed":
+                yield one["EvalActionName"]
+
+
+def ends_uploads(aws: Aws, place: str) -> bool | None:
+    """Return whether the bucket of a place removes what was begun there and not completed; None: not known.
+
+    https://docs.aws.amazon.com/AmazonS3/latest/userguide/mpu-abort-incomplete-mpu-lifecycle-config.html
+    """
+    bucket, prefix = s3_place(place)
+    try:
+        found = aws.call("GetBucketLifecycleConfiguration", {"Bucket": bucket}, service="s3")
+    except Refused as refusal:
+        return False if refusal.code == "NoSuchLifecycleConfiguration" else None
+    return any(
+        "AbortIncompleteMultipartUpload" in rule
+        and rule["Status"] == "Enabled"
+        and f"{prefix}/".startswith(rule.get("Filter", rule).get("Prefix", ""))
+        for rule in found["Rules"]
+    )
 
 
 class _Key(Shape):

@@ -196,9 +196,9 @@ def _accounts(layer: Path) -> None:
 
 TORCH_VERSION = "2.13.0"
 TORCHVISION_VERSION = "0.28.0"
-OTHERS = ("numpy", "pillow")  # of what the Deep Learning AMIs have beside them
+OTHERS = ("numpy", "pillow", "boto3")  # of what the Deep Learning AMIs have beside them
 TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
-_NAME = f"torch-{TORCH_VERSION}-torchvision-{TORCHVISION_VERSION}"
+_NAME = "-".join(("torch", TORCH_VERSION, "torchvision", TORCHVISION_VERSION, *OTHERS))
 AT = Path("/opt/pytorch")
 BASE = Path(sys.base_prefix)
 BASE_AT = BASE if Path("/usr") == BASE else Path("/opt/python")
@@ -274,7 +274,7 @@ def _install(folder: Path) -> None:
     # From here on it is right for /opt/pytorch in a node; on this machine it runs no more.
     point_at(BASE_AT / "bin" / PYTHON, building)
     for script in (building / "bin").iterdir():
-        if not script.is_symlink():
+        if script.is_file() and not script.is_symlink():
             script.write_bytes(script.read_bytes().replace(str(building).encode(), str(AT).encode()))
     building.rename(folder)
 

@@ -143,6 +143,9 @@ _EC2: dict[str, Operation] = {
     "CreateRoute": _row("RouteTableId", "DestinationCidrBlock", "GatewayId"),
     "DeleteRoute": _row("RouteTableId", "DestinationCidrBlock"),
     "AssociateRouteTable": _row("RouteTableId", "SubnetId"),
+    "CreateVpcEndpoint": _row("VpcId", "ServiceName", "RouteTableId"),
+    "DescribeVpcEndpoints": _row("VpcEndpointId", filters=("vpc-id",)),
+    "DeleteVpcEndpoints": _row("VpcEndpointId"),
     "CreateCapacityReservation": _row(
         *("InstanceType", "InstancePlatform", "AvailabilityZone", "InstanceCount"),
         *("InstanceMatchCriteria", "EndDate", "EndDateType"),

@@ -18,6 +18,7 @@ from awsddp.errors import AwsddpError, ConfigError
 from awsddp.plan import network
 from awsddp.plan.records import Data, Facts, Image, LaunchPlan, Price, Subnet
 from awsddp.plan.requests import requests
+from awsddp.plan.saving import check_saving
 from awsddp.plan.selection import choices, choose, quota_line, tries, zones
 from awsddp.report import duration
 from awsddp.spec import ClusterSpec
@@ -87,9 +88,12 @@ def _plan(
     disk_gb = _disk(spec, facts, kind)
     tried = zones(spec, facts, kind, market, len(fill))
     routes = [
-        text for subnet in sorted(tried, key=lambda one: one.id) for text in network.check_route(spec, subnet)
+        text
+        for subnet in sorted(tried, key=lambda one: one.id)
+        for text in network.check_route(spec, subnet, region=facts.region)
     ]
     network.check_session(spec)
+    saves = check_saving(spec, facts) if fill else []
     interfaces = network.efa(spec, kind)
     group, placement_why = network.placement(facts, kind, spec.cluster.nodes)
     plan = LaunchPlan(
@@ -107,7 +111,7 @@ def _plan(
         image=image,
         disk_gb=disk_gb,
         subnets=tried,
-        uses=_uses(spec, tried) if fill else {},
+        uses=_uses(spec, facts, tried) if fill else {},
         address=spec.network.address,
         jump=spec.network.jump or None,
         ssh_cidrs=() if facts.group else network.ssh_cidrs(spec, facts.callers),
@@ -128,7 +132,7 @@ def _plan(
     _check_price(spec, plan)
     plan = _within_budget(spec, facts, plan, spent_usd)
     own_group = network.check_group(facts)
-    warnings = (*unread, *plan.warnings, *_warnings(facts, plan), *routes, *own_group)
+    warnings = (*unread, *plan.warnings, *_warnings(facts, plan), *routes, *saves, *own_group)
     made = requests(plan, spec, facts)
     limits.check_tag_specifications((one.operation, one.parameters) for one in made)
     return replace(plan, requests=made, warnings=warnings)
@@ -204,7 +208,7 @@ def spot_rate(fixed_usd: float, nodes: int, instance_type: str, zones: Iterable[
     return Rate(usd_per_hour=usd_per_hour, source=source)
 
 
-def _uses(spec: ClusterSpec, tried: tuple[Subnet, ...]) -> dict[str, str]:
+def _uses(spec: ClusterSpec, facts: Facts, tried: tuple[Subnet, ...]) -> dict[str, str]:
     """Return what exists already and is used: the id or name by kind."""
     found = {
         "subnet": tried[0].id if len(tried) == 1 else None,
@@ -212,6 +216,7 @@ def _uses(spec: ClusterSpec, tried: tuple[Subnet, ...]) -> dict[str, str]:
         "security group": spec.network.security_group,
         "instance profile": spec.access.instance_profile,
         "KMS key": spec.access.kms_key,
+        "place for results": facts.saving and facts.saving.place,
         "reservation": spec.capacity.reservation,
         "tags": ", ".join(f"{key}={value}" for key, value in sorted(spec.tags.items())),
     }

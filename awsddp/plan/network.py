@@ -164,7 +164,7 @@ def within(source: str, block: str) -> bool:
     return inner.version == outer.version and inner.subnet_of(outer)  # type: ignore[arg-type]
 
 
-def check_route(spec: ClusterSpec, subnet: Subnet) -> list[str]:
+def check_route(spec: ClusterSpec, subnet: Subnet, *, region: str) -> list[str]:
     """Return warnings about the way out of a subnet. Raises ConfigError where no SSH could come in."""
     if not answers(spec, subnet):
         place = f"network.subnet: {subnet.id}" if spec.network.subnet else f"the default VPC {subnet.vpc}"
@@ -173,6 +173,11 @@ def check_route(spec: ClusterSpec, subnet: Subnet) -> list[str]:
             "a public address would be unreachable",
             "name a public subnet, or -o network.address=private with a VPN",
         )
-    if subnet.route == "none":
-        return [f"{subnet.id} has no route out: the nodes can install nothing"]
-    return []
+    warnings = [f"{subnet.id} has no route out: the nodes can install nothing"] * (subnet.route == "none")
+    if not subnet.reaches_s3:
+        warnings.append(
+            f"{subnet.id} has neither a way out nor an endpoint for S3: the nodes do not reach it: aws ec2 "
+            f"create-vpc-endpoint --vpc-id {subnet.vpc} --service-name com.amazonaws.{region}.s3 "
+            f"--route-table-ids {subnet.table} --region {region}"
+        )
+    return warnings

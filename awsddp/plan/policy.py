@@ -15,6 +15,7 @@ empty takes its statement, or its condition, with it. Sources, by statement:
 - KeepTagsTrue; "Null" because DeleteTags without keys removes all tags, and "ForAllValues" would hold.
 - SshToOwnNodes and the two after it:
   https://docs.aws.amazon.com/systems-manager/latest/userguide/getting-started-restrict-access-quickstart.html
+- LookWhetherItMaySave: https://docs.aws.amazon.com/IAM/latest/APIReference/API_SimulatePrincipalPolicy.html
 - EncryptDisks and the statements beside it; an alias of a key is no resource, so it is a condition:
   https://docs.aws.amazon.com/ebs/latest/userguide/ebs-encryption-requirements.html
   https://docs.aws.amazon.com/kms/latest/developerguide/alias-authorization.html
@@ -33,7 +34,7 @@ from awsddp.values import data_sources, s3_place
 
 _READ = ("s3:GetObject",)
 _ABORT = "s3:AbortMultipartUpload"
-_SAVE = ("s3:PutObject", *_READ, _ABORT)
+SAVE = ("s3:PutObject", *_READ, _ABORT)
 _NO_JOB = JobSpec()
 
 
@@ -43,13 +44,18 @@ def least_policy(spec: ClusterSpec, job: JobSpec = _NO_JOB) -> dict[str, Any]:
 
     Whoever holds it ends and changes what carries their own `awsddp:owner`, and nothing of others.
     """
-    filled = _filled(json.loads(template("policy.json")), _facts(spec))
-    folders: list[tuple[str, str]] = []
+    saved, folders = _saved(job), []
     if any(one.kind == "folder" for one in data_sources(job.data.sources)):
-        folders = [(bucket, f"{prefix}/.data".lstrip("/")) for bucket, prefix in _saved(job)]
-    objects = [*_objects(_data(job), _READ), *_objects(_saved(job), (*_READ, _ABORT))]
-    objects += _objects(folders, (*_SAVE, "s3:DeleteObject"))
-    return _document([*(one for one in filled if "Resource" in one), *objects, *_uploads(job)])
+        folders = [(bucket, f"{prefix}/.data".lstrip("/")) for bucket, prefix in saved]
+    objects = [*_objects(_data(job), _READ), *_objects(saved, (*_READ, _ABORT))]
+    objects += [*_objects(folders, (*SAVE, "s3:DeleteObject")), *_uploads(job)]
+    facts = _facts(spec) | {
+        "s3": ("",) if objects else (),
+        "saved bucket": tuple(bucket for bucket, _ in saved),
+        "saving role": ("",) if saved and spec.access.instance_profile else (),
+    }
+    filled = _filled(json.loads(template("policy.json")), facts)
+    return _document([*(one for one in filled if "Resource" in one), *objects])
 
 
 def role_policy(spec: ClusterSpec, job: JobSpec) -> dict[str, Any]:
@@ -58,7 +64,7 @@ def role_policy(spec: ClusterSpec, job: JobSpec) -> dict[str, Any]:
     Raises ConfigError where that is nothing.
     https://docs.aws.amazon.com/AmazonS3/latest/userguide/using-with-s3-policy-actions.html
     """
-    statements = [*_objects(_data(job), _READ), *_objects(_saved(job), _SAVE), *_uploads(job)]
+    statements = [*_objects(_data(job), _READ), *_objects(_saved(job), SAVE), *_uploads(job)]
     if not statements:
         raise ConfigError(
             "the nodes need no rights",

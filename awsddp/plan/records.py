@@ -88,13 +88,18 @@ class Image:
 
 
 class Subnet(msgspec.Struct, frozen=True, kw_only=True):
-    """A subnet that instances may be launched into. `route` is where its way out leads, None: not known."""
+    """A subnet that instances may be launched into. `route` is where its way out leads, None: not known.
+
+    `table` is its route table; `reaches_s3` is False only where S3 was looked for and not found.
+    """
 
     id: str = msgspec.field(name="SubnetId")
     zone: str = msgspec.field(name="AvailabilityZone")
     vpc: str = msgspec.field(name="VpcId")
     free_addresses: int = msgspec.field(name="AvailableIpAddressCount", default=0)
     route: WayOut | None = None
+    table: str = ""
+    reaches_s3: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,6 +126,18 @@ class Data:
     region: str | None = None
     requester_pays: bool = False
     why: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Saving:
+    """Where results are saved: the region of its bucket (None: not known, "": there is no such bucket).
+
+    `lacks` has the rights that the policies of the nodes' role do not give there, as far as IAM was asked.
+    """
+
+    place: str
+    region: str | None = None
+    lacks: tuple[str, ...] = ()
 
 
 class Reservation(msgspec.Struct, frozen=True, kw_only=True, rename="pascal"):
@@ -151,7 +168,8 @@ class Facts:
     on-demand prices of a machine per hour as the Pricing API told them on `price_date`, `spot_prices` those
     of a zone now, `highest_spot_prices` their highest of the last 7 days, where spot and a budget are
     requested. `host` is the machine that asks, `credentials_s` the seconds that its login lasts (None: no
-    end), `data` what the nodes are to get.
+    end), `data` what the nodes are to get, `saving` where their results go. `role` is the ARN of their role,
+    "" for an instance profile without one, None where it is not known.
     """
 
     region: str
@@ -173,6 +191,8 @@ class Facts:
     host: str = ""
     credentials_s: float | None = None
     data: tuple[Data, ...] = ()
+    role: str | None = None
+    saving: Saving | None = None
 
 
 Parameters = dict[str, Any]

@@ -11,14 +11,19 @@ from tests.cli.conftest import Lab
 
 PROGRAM = Path(__file__).resolve().parents[2] / "tools" / "prove_aws.py"
 STEPS = [
+    "bucket and role",
     "up",
     "train",
     "train, its client killed",
     "reboot of node1",
     "train after the reboot",
+    "train, saved in S3",
     "stop",
     "start",
     "down",
+    "up, a second cluster",
+    "train, resumed from S3",
+    "down of the second cluster",
     "search by tag",
 ]
 

@@ -178,6 +178,8 @@ def _elsewhere(action: str, asked: Mapping[str, Any]) -> Iterator[tuple[str, str
             profiles = iam_backends[DEFAULT_ACCOUNT_ID]["aws"].instance_profiles
             wanted = [one.arn for one in profiles.values() if one.name == asked["InstanceProfileName"]]
             yield action, wanted[0], {}
+        case "iam:SimulatePrincipalPolicy":
+            yield action, asked["PolicySourceArn"], {}
         case "kms:DescribeKey":
             yield action, *_disk_key(asked["KeyId"])
         case "servicequotas:RequestServiceQuotaIncrease":

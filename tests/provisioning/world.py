@@ -542,7 +542,7 @@ def _operation(request: Any) -> str:
     if target:
         return str(target.decode() if isinstance(target, bytes) else target).rpartition(".")[2]
     body = request.body.decode() if isinstance(request.body, bytes) else request.body
-    return parse_qs(body)["Action"][0]
+    return parse_qs(body or "").get("Action", [request.method])[0]  # of S3 the method is what there is
 
 
 def _session() -> Any:

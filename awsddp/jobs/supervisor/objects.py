@@ -51,16 +51,16 @@ class Thing(NamedTuple):
     etag: str
 
 
-def own_session() -> Any:
-    """Return botocore's session of this machine. On a busy node the metadata service takes more than 1 s.
+def node_session() -> Any:
+    """Return botocore's session for a node: with patience for its metadata service, which may be busy.
 
-    A client that got no credentials then has none for ever.
+    Botocore itself asks it once, for a second, and then finds no role.
     """
     import botocore.session
 
     made: Any = botocore.session.Session()
-    made.set_config_variable("metadata_service_timeout", 10)
-    made.set_config_variable("metadata_service_num_attempts", 5)
+    made.set_config_variable("metadata_service_timeout", 5)
+    made.set_config_variable("metadata_service_num_attempts", 3)
     return made
 
 
@@ -93,7 +93,7 @@ class Store:
             s3={"addressing_style": "path"} if endpoint else None,
             **({"signature_version": UNSIGNED} if unsigned else {}),
         )
-        made = session or own_session()
+        made = session or node_session()
         self.client: Any = made.create_client("s3", region_name=region, endpoint_url=endpoint, config=config)
         self._payer = {"RequestPayer": "requester"} if payer else {}
         self._transfers: Any = TransferManager(self.client, TransferConfig(max_request_concurrency=AT_ONCE))

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from awsddp.jobs.supervisor.folder import NAME
-from awsddp.jobs.supervisor.objects import Place, Store, own_session
+from awsddp.jobs.supervisor.objects import Place, Store, node_session
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -24,7 +24,7 @@ def store_of(order: Mapping[str, Any]) -> Store:
     boto3 may lie in ~/awsddp/boto3. Raises ImportError where there is none.
     """
     sys.path.append(str(Path.home() / "awsddp" / "boto3"))
-    session = own_session()
+    session = node_session()
     chain = session.get_component("credential_provider").providers
     chain[:] = [one for one in chain if one.METHOD == "iam-role"]
     return Store(region=order["region"], endpoint=order["endpoint"], session=session)
@@ -60,7 +60,7 @@ class _Trial:
 
     def run(self) -> dict[str, Any]:
         """Use every right; the name is claimed as the last."""
-        region = self._region()
+        region = self._store.region(self._top.bucket)
         if region not in (None, self._order["region"]):
             return {"code": "region", "what": region}
         next(self._store.list(self._at), None)
@@ -72,18 +72,6 @@ class _Trial:
         self._store.write(self._at, "job.json", {**job, "checkpoint": None}, new=True)
         # A put whose reply was lost is refused when it is sent again: what is there tells.
         return {"code": ""} if self._claimed_by() == self._order["launch"] else self._taken()
-
-    def _region(self) -> str | None:
-        from botocore.exceptions import ClientError
-
-        try:
-            reply = self._store.client.head_bucket(Bucket=self._top.bucket)
-        except ClientError as error:
-            reply = error.response
-            if reply["Error"]["Code"] not in _DENIED:
-                raise
-        found: str | None = reply["ResponseMetadata"]["HTTPHeaders"].get("x-amz-bucket-region")
-        return found
 
     def _claimed_by(self) -> str | None:
         found = self._store.read(self._at, "job.json")
