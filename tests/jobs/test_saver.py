@@ -47,6 +47,9 @@ class Metadata:
     def __init__(self, cloud: Cloud | None, bucket: str = "", rights: tuple[str, ...] = RIGHTS) -> None:
         role = self._role(cloud, bucket, rights) if cloud else None
 
+        self.slow_s = 0.0
+        metadata = self
+
         class Handler(BaseHTTPRequestHandler):
             def do_PUT(self) -> None:
                 self._say("token")
@@ -55,6 +58,7 @@ class Metadata:
                 self._say("training" if self.path.endswith("/") else json.dumps(role))
 
             def _say(self, text: str) -> None:
+                time.sleep(metadata.slow_s)
                 self.send_response(404 if role is None and self.command == "GET" else 200)
                 self.end_headers()
                 self.wfile.write(text.encode())
@@ -364,6 +368,12 @@ def test_of_two_claims_at_once_one_wins_and_the_other_learns_the_names(bucket: B
     told = [read_answer(one.communicate(timeout=60)[0], Tried, node=0) for one in rivals]
     assert sorted(one.code for one in told) == ["", "taken"]
     assert [one.names for one in told if one.code] == [("job-1",)]
+
+
+@pytest.mark.prove
+def test_a_metadata_service_that_is_slow_is_waited_for(bucket: Bucket) -> None:
+    bucket.metadata.slow_s = 1.5
+    assert bucket.claim().code == ""
 
 
 @pytest.mark.parametrize("right", RIGHTS)
