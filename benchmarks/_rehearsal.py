@@ -71,17 +71,6 @@ class Rehearsal:
             aws_secret_access_key=keys["AWS_SECRET_ACCESS_KEY"],
         )
 
-    def make_bucket(self) -> None:
-        """Create the bucket `results`, and the instance profile `training` with all rights to it."""
-        self.client("s3").create_bucket(Bucket="results")
-        iam, at = self.client("iam"), "arn:aws:s3:::results"
-        allowed = {"Effect": "Allow", "Action": "s3:*", "Resource": [at, f"{at}/*"]}
-        document = json.dumps({"Version": "2012-10-17", "Statement": [allowed]})
-        iam.create_role(RoleName="training", AssumeRolePolicyDocument="{}")
-        iam.put_role_policy(RoleName="training", PolicyName="s3", PolicyDocument=document)
-        iam.create_instance_profile(InstanceProfileName="training")
-        iam.add_role_to_instance_profile(InstanceProfileName="training", RoleName="training")
-
 
 @contextlib.contextmanager
 def rehearsal(*start: str, tree: Path | None = None) -> Iterator[Rehearsal]:

@@ -16,34 +16,14 @@ import statistics
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
 
-import boto3
 from _rehearsal import Rehearsal, rehearsal
 
 FILES = 30
 TABLE = "awsddp-benchmark"
+PLACE = "s3://results/runs"
 UP = ("--local", "-y", "-q", "-o", "local.gpus=off", "-o", "cluster.max_price_usd=10000")
 TRAIN = ("train", "ends.py", "-q", "--nproc-per-node", "1")
-
-
-def make_bucket(lab: Rehearsal) -> Any:
-    """Make a bucket, and a profile whose role may use it; return S3."""
-    keys = lab.keys()
-    where: Any = {
-        "endpoint_url": keys["AWS_ENDPOINT_URL"],
-        "region_name": keys["AWS_DEFAULT_REGION"],
-        "aws_access_key_id": keys["AWS_ACCESS_KEY_ID"],
-        "aws_secret_access_key": keys["AWS_SECRET_ACCESS_KEY"],
-    }
-    s3, iam = boto3.client("s3", **where), boto3.client("iam", **where)
-    s3.create_bucket(Bucket="results")
-    policy = lab.run("doctor", "--iam-policy", "nodes", "-o", "job.save_to=s3://results/runs")
-    iam.create_role(RoleName="training", AssumeRolePolicyDocument="{}")
-    iam.put_role_policy(RoleName="training", PolicyName="s3", PolicyDocument=policy)
-    iam.create_instance_profile(InstanceProfileName="training")
-    iam.add_role_to_instance_profile(InstanceProfileName="training", RoleName="training")
-    return s3
 
 
 @contextlib.contextmanager
@@ -65,8 +45,8 @@ def nft(*words: str) -> str:
     return subprocess.run(["nft", *words], check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
-def kept(s3: Any) -> int:
-    pages = s3.get_paginator("list_objects_v2").paginate(Bucket="results", Prefix="runs/.data/")
+def kept(lab: Rehearsal) -> int:
+    pages = lab.client("s3").get_paginator("list_objects_v2").paginate(Bucket="results", Prefix="runs/.data/")
     return sum(one["Size"] for page in pages for one in page.get("Contents", ()))
 
 
@@ -76,20 +56,20 @@ def seconds(lab: Rehearsal, *words: str) -> float:
     return time.perf_counter() - start
 
 
-def measure(lab: Rehearsal, s3: Any, nodes: int, times: int) -> None:
-    lab.run("up", *UP, "--nodes", str(nodes), "-o", "access.instance_profile=training")
+def measure(lab: Rehearsal, nodes: int, times: int) -> None:
+    lab.run("up", *UP, "--nodes", str(nodes), "-o", f"job.save_to={PLACE}")
     lab.run(*TRAIN)
-    for name, words in (("to each node", ()), ("by the bucket", ("--save-to", "s3://results/runs"))):
-        before = kept(s3)
+    for name, words in (("to each node", ()), ("by the bucket", ("--save-to", PLACE))):
+        before = kept(lab)
         with counted(lab) as sent:
             first = seconds(lab, "--data", f"{name.replace(' ', '-')}-{nodes}=./set", *words)
-            to_nodes, to_bucket = sent(), kept(s3) - before
+            to_nodes, to_bucket = sent(), kept(lab) - before
         print(
             f"  {nodes:>3} nodes, {name:<14} {to_nodes / 1e6:8.1f} MB to nodes {to_bucket / 1e6:8.1f} MB to "
             f"the bucket {first:6.1f} s",
             flush=True,
         )
-    saved = ("--save-to", "s3://results/runs")
+    saved = ("--save-to", PLACE)
     pairs = [
         (seconds(lab, *saved, "--data", f"by-the-bucket-{nodes}=./set"), seconds(lab, *saved))
         for _ in range(times)
@@ -115,9 +95,8 @@ def main() -> None:
         (lab.project / "set").mkdir()
         for number in range(FILES):
             (lab.project / "set" / str(number)).write_bytes(os.urandom(chosen.mb * 1_000_000 // FILES))
-        s3 = make_bucket(lab)
         for nodes in chosen.nodes:
-            measure(lab, s3, nodes, chosen.times)
+            measure(lab, nodes, chosen.times)
 
 
 if __name__ == "__main__":

@@ -50,8 +50,7 @@ def main() -> None:
     kinds = {"with": ("--save-to", "s3://results/runs"), "without": ()}
     found: dict[str, list[tuple[float, float, float]]] = {kind: [] for kind in kinds}
     with rehearsal() as lab:
-        lab.make_bucket()
-        words = ("-o", "local.gpus=off", "-o", "access.instance_profile=training")
+        words = ("-o", "local.gpus=off", "-o", "job.save_to=s3://results/runs")
         lab.run("up", "--local", "--nodes", "1", "-y", *words)
         for number in range(pairs):
             for kind in sorted(kinds, reverse=number % 2 == 1):

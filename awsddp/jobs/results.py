@@ -9,7 +9,7 @@ import msgspec
 from awsddp.answers import NodeJob, RankLine
 from awsddp.errors import ConfigError, NotFoundError
 from awsddp.records import ACTIVE, MOST_LINES, Cause, JobRecord, RankProgress, Saving
-from awsddp.report import iso
+from awsddp.report import iso, node_name
 
 _MOST_CHARACTERS = 4000
 _PACE = ("step", "steps_per_second")
@@ -54,22 +54,23 @@ def job_document(told: Mapping[int, NodeJob], *, results: str = "runs") -> JobRe
         progress=progress,
         slowest_rank=slowest_rank(progress),
         usage=tuple(one for found in of_nodes for one in found.samples),
-        saving=_saving(told, of=machines),
+        saving=_saving(told, lacking=machines.keys() - told.keys()),
     )
 
 
-def _saving(told: Mapping[int, NodeJob], *, of: Collection[int]) -> Saving | None:
-    """Return how far the results of all nodes are in S3, None where none saves any."""
+def _saving(told: Mapping[int, NodeJob], *, lacking: Collection[int]) -> Saving | None:
+    """Return how far the results of the nodes that tell of it are in S3, None where none saves any."""
     found = [one.saving for one in told.values() if one.saving is not None]
     if not found:
         return None
+    silent = f"{', '.join(map(node_name, sorted(lacking)))} cannot be asked" if lacking else ""
     return Saving(
         files=sum(one.files for one in found),
         bytes=sum(one.bytes for one in found),
         pending_files=sum(one.pending_files for one in found),
         pending_bytes=sum(one.pending_bytes for one in found),
-        error=next((one.error for one in found if one.error), ""),
-        ended=len(found) == len(of) and all(one.ended for one in found),
+        error=next((one.error for one in found if one.error), silent),
+        ended=len(found) == len(told) and all(one.ended for one in found),
     )
 
 

@@ -15,6 +15,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -46,7 +47,7 @@ _LATE_S = 1800.0
 """For how long after the job's end, or the last success since, what fails is tried again."""
 _HURRY_S = 90.0
 """The same when the machine is shut down: awsddp-jobs.service holds that up for 120 s."""
-_OTHERS_S = 300.0
+_OTHERS_S = 90.0
 """For how long the first node waits for another one of which nothing is heard."""
 _SLOWEST_S = 60.0
 _OWN_BEATS, _OTHERS_BEATS = 6, 90
@@ -95,7 +96,7 @@ class _File:
         return f"{name}~{version + 1}" if version else name
 
     def turn(self, version: int) -> None:
-        """Leave the keys of the version that is saved for those of another one."""
+        """Leave the keys of the version that was saved for those of one that is."""
         self.left[self.version] = time.monotonic()
         self.left.pop(version, None)
         self.version = version
@@ -118,7 +119,7 @@ class Saver:
         self._look = self._rested = 0
         self._pause_s = order["look_s"]
         self._pool = ThreadPoolExecutor(1)
-        self._sending: tuple[Future[None], dict[str, tuple[int, Line]]] | None = None
+        self._sending: tuple[Future[None], dict[str, tuple[int, Line, int]]] | None = None
         self._moved = 0
         self._owed = self._error = ""
         self._ended = False
@@ -127,6 +128,7 @@ class Saver:
         self._changed_at = time.monotonic()
         self._shelf, self._told = Shelf(), dict[int, Any]()
         self._published: Any = None
+        self._shutdown = threading.Event()
         self._end_by = math.inf
         self._fails = 0
 
@@ -155,11 +157,17 @@ class Saver:
                 self._store.close()
                 return 1 if gives_up else 0
             pause_s = min(_END_S, self._order["look_s"]) if over else self._pause_s
-            time.sleep(max(pause_s, min(_SLOWEST_S, 2.0 ** min(self._fails, 9)) if self._fails else 0.0))
+            if self._shutdown.is_set():
+                time.sleep(_END_S)
+            else:
+                self._shutdown.wait(
+                    max(pause_s, min(_SLOWEST_S, 2.0 ** min(self._fails, 9)) if self._fails else 0.0)
+                )
 
     def _on_term(self, *_: object) -> None:
         """The machine is shut down: the job ends now, and what cannot be saved soon never will be."""
         self._end_by = min(self._end_by, time.monotonic() + _HURRY_S)
+        self._shutdown.set()
 
     def _turn(self, *, over: bool) -> bool:
         """Look, send what is whole, say what is saved; return whether all is done."""
@@ -186,7 +194,6 @@ class Saver:
 
     def _see(self, *, over: bool) -> None:
         """Look at the results once, send what grows, and begin to send what is whole."""
-        self._settle()
         began = time.thread_time()
         listed: Any = manifest(self._asked, self._folder)
         self._look += 1
@@ -195,8 +202,9 @@ class Saver:
         lines = {line.home: line for line in listed.files if not line.target}
         self._owed = "; ".join(f"{one.path}: {one.why}" for one in listed.skipped if one.owed)[:2000]
         for home in self._files.keys() - lines.keys():  # the job has removed it
-            if self._files[home].seen is not None:
+            if self._files[home].seen or self._files[home].saved:
                 self._again(home, self._files[home])
+        self._settle()
         self._pending = {}
         ready: dict[str, Line] = {}
         growing: list[Line] = []
@@ -231,14 +239,18 @@ class Saver:
         return {home: ready[home] for home in fresh or ordered[:1]}
 
     def _begin(self, ready: Mapping[str, Line]) -> None:
-        """Send files in another thread: one that is listed as saved gets another key, so that it stays."""
-        going = {}
+        """Send files in another thread: one that is listed as saved gets another key, so that it stays.
+
+        They are held open, so that those arrive, too, that the job removes or replaces meanwhile.
+        """
+        going, paths = {}, {}
         for home, line in ready.items():
             file = self._files[home]
-            going[home] = (self._free(home, file) if file.parts else file.version, line)
-        paths = {
-            self._files[home].key(home, version): Path(line.path) for home, (version, line) in going.items()
-        }
+            with contextlib.suppress(FileNotFoundError):
+                held = os.open(line.path, os.O_RDONLY)
+                version = self._free(home, file) if file.parts else file.version
+                going[home] = (version, line, held)
+                paths[file.key(home, version)] = _path(held)
         self._moved = 0
         self._sending = self._pool.submit(self._store.send, paths, self._at, self._move), going
 
@@ -267,21 +279,19 @@ class Saver:
         if self._sending is None or not self._sending[0].done():
             return
         (future, going), self._sending = self._sending, None
-        self._moved = 0
-        for home in going:
-            self._files[home].fails += future.exception() is not None
-        future.result()
+        self._moved, failed = 0, future.exception()
+        for home, (version, line, held) in going.items():
+            file, info = self._files[home], os.fstat(held)
+            file.fails += failed is not None
+            if failed is None and (info.st_size, info.st_mtime_ns) == (line.size, line.modified):
+                file.turn(version)
+                file.parts = [[file.key(home, version), line.size]]
+                file.saved, file.fails = (line.size, line.modified), 0
+                file.is_torn = home.endswith(SUFFIXES) and not is_whole(_path(held))
+            os.close(held)
+        if failed is not None:
+            raise failed
         self._fails = 0
-        for home, (version, line) in going.items():
-            with contextlib.suppress(FileNotFoundError):
-                path, file = Path(line.path), self._files[home]
-                info = path.stat()
-                if (info.st_size, info.st_mtime_ns) == (line.size, line.modified):
-                    if file.parts:
-                        file.turn(version)
-                    file.parts = [[file.key(home, version), line.size]]
-                    file.saved, file.fails = (line.size, line.modified), 0
-                    file.is_torn = path.suffix in SUFFIXES and not is_whole(path)
 
     def _append(self, line: Line, file: _File) -> None:
         """Send what a file has grown by; its last part is replaced by a longer one until that is large."""
@@ -363,7 +373,10 @@ class Saver:
             self._told, self._changed_at = told, now
 
     def _all_ended(self) -> bool:
-        return all(self._told.get(node, {}).get("ended") for node in self._others)
+        """Tell whether the other nodes have ended, or are lost."""
+        cause = self._folder.document().cause
+        lost = cause.node if cause is not None and cause.kind == "node_lost" else None
+        return all(node == lost or self._told.get(node, {}).get("ended") for node in self._others)
 
     def _publish(self, told: Mapping[int, Mapping[str, Any]], *, is_over: bool) -> None:
         """Write job.json where it says something new."""
@@ -383,6 +396,11 @@ class Saver:
             }
             self._store.write(self._at, "job.json", whole)
             self._published = (state, self._shelf.checkpoint)
+
+
+def _path(held: int) -> Path:
+    """Return the path of a file that is held open; it leads there when the file has no name any more."""
+    return Path(f"/proc/self/fd/{held}")
 
 
 def _grows(home: str) -> bool:
