@@ -33,7 +33,7 @@ from awsddp.values import data_sources, s3_place
 if TYPE_CHECKING:
     from awsddp.cluster import Cluster
 
-LOOK_S, PARTS_S, BEAT_S = 2.0, 30.0, 10.0
+LOOK_S, PARTS_S, BEAT_S = 1.0, 30.0, 10.0
 """How often a saver looks, sends what has grown, and tells the first node that it lives, at most."""
 _CLAIM_S = 240.0
 _STILL_S = 120.0
@@ -160,11 +160,12 @@ def _refusal(found: Tried, cluster: "Cluster", node: int) -> AwsddpError:
     if found.code == "region":
         return other_region(bucket, found.what, region)
     needed = shlex.quote(f"job.save_to={where}")
+    way = needed if cluster.target.name == "local" else "access.instance_profile=NAME"  # --local makes one
     failed, why, remedy = {
         "role": (
             f"{who} has no role, so that it cannot save to {where}",
             said,
-            "awsddp down && awsddp up -o access.instance_profile=NAME   # nodes with the rights of a role",
+            f"awsddp down && awsddp up -o {way}   # nodes with the rights of a role",
         ),
         "right": (
             f"the role of {who} has no right {found.what} in {where}",
@@ -200,6 +201,7 @@ def wait_until_saved(cluster: "Cluster", job: JobRecord) -> bool:
         now = saving.pending_files, saving.pending_bytes
         if now != left:
             left, until = now, time.monotonic() + _STILL_S
+        if any(now):
             cluster.on_event(Event(f"saving {job.job} to {job.save_to}: {amount(*now)} left", ""))
         time.sleep(_POLL_S)
     where = f"{job.save_to}/{job.job}"

@@ -31,7 +31,7 @@ from botocore.utils import JSONFileCache
 
 from awsddp import __version__
 from awsddp.aws.refusals import translate
-from awsddp.errors import ConfigError
+from awsddp.errors import ConfigError, NotFoundError
 from awsddp.records import Target
 from awsddp.state import make_folder, open_to_append
 
@@ -340,10 +340,12 @@ def session_of(target: Target) -> botocore.session.Session:
 
 @contextlib.contextmanager
 def translated(target: Target, *, where: str) -> Iterator[None]:
-    """Raise CloudError or ConfigError for what botocore raises in the context of a reading at `where`."""
+    """Raise CloudError, ConfigError or NotFoundError for what botocore raises in the context at `where`."""
     try:
         yield
     except (BotoCoreError, ClientError) as error:
+        if getattr(error, "response", {}).get("Error", {}).get("Code") == "NoSuchBucket":
+            raise NotFoundError(f"{where}: there is no such bucket", "", "aws s3 ls   # yours") from error
         raise translate(error, "to read S3", where=where, is_local=target.name == "local") from error
 
 

@@ -88,7 +88,7 @@ def opened(
             yield msgspec.convert({**vars(info), "name": "local", "daemon_home": str(place)}, Target)
         finally:
             if ending and info.auto and alone() and not _lives(info):
-                control.stop(place)
+                control.stop(place, keeps_s3=True)
 
 
 def start(awsddp_home: Path, *, mode: str | None, share: tuple[Path, ...]) -> "LocalDocument":

@@ -93,10 +93,10 @@ def find(home: Path) -> LocalInfo | None:
     return None
 
 
-def stop(home: Path) -> bool:
+def stop(home: Path, *, keeps_s3: bool = False) -> bool:
     """Ends the local cloud of a home: instances, processes, mounts, namespaces, interfaces, cgroups, files.
 
-    What is in its S3 is removed, too.
+    What is in its S3 is removed, too, unless it `keeps_s3`.
 
     The image cache stays. Returns false where there was none.
 
@@ -111,7 +111,8 @@ def stop(home: Path) -> bool:
         existed = remains or place.settings.exists()
         _end_daemon(place)
         sweep(place)
-        shutil.rmtree(place.buckets, ignore_errors=True)
+        if not keeps_s3:
+            shutil.rmtree(place.buckets, ignore_errors=True)
     return existed
 
 

@@ -7,7 +7,7 @@ steps of about 0.15 s. At a step that is drawn, node 0, node 1 or both lose thei
 killed. `down --discard`, `up` and `train --resume s3://...` follow. Per run:
 
     listed    the step of the newest checkpoint in job.json, which torch.load reads from its parts in S3; each
-              one that was written 8 s before the loss must be listed (`due`)
+              one that was written 4 s before the loss must be listed (`due`)
     repeated  steps that the resumed run computed again
     equal     the parameters at the end are bit for bit those of a run that lost nothing
 """
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 EVERY, EPOCHS, PASSES = 31, 50, 46  # 92 batches, so 2 steps per epoch
 STEPS = 2 * EPOCHS
-SAVED_S = 8.0  # three looks of 2 s, and an upload
+SAVED_S = 4.0  # two looks of 1 s, an upload, and a machine that is shared
 LOST = ((0,), (1,), (0, 1))
 UP = (
     *("up", "--local", "--nodes", "2", "-y"),

@@ -346,3 +346,6 @@ def test_a_folder_of_data_goes_to_the_bucket_once_and_from_there_to_the_nodes(la
     assert (seen, said.count("data: 1 file, 1 bytes copied")) == (["one 1", "b 4"], 2)
     assert third.keys() == {"a/one", "b"}
     assert third["a/one"] == first["a/one"]
+    lab.run("exec", "--node", "1", "--", "rm -rf ~/awsddp/data")  # as on a node that replaces it
+    seen, said, _ = trained()
+    assert (seen, said.count("data: 2 files, 2 bytes copied")) == (["one 1", "b 4"], 1)

@@ -112,6 +112,21 @@ def test_what_meets_a_daemon_that_starts_waits_for_it(tmp_path: Path) -> None:
     assert not (tmp_path / "local").exists()
 
 
+@pytest.mark.prove
+def test_one_that_ends_by_itself_keeps_what_is_in_s3(tmp_path: Path) -> None:
+    for _ in "it ends", "and again":
+        cloud = Cloud(tmp_path, control.start(tmp_path, auto=True, mode="records"))
+        with local.opened(tmp_path, quiet):
+            s3 = cloud.client("s3")
+            if s3.list_buckets()["Buckets"] == []:
+                s3.create_bucket(Bucket="results")
+                s3.put_object(Bucket="results", Key="kept", Body=b"as it was")
+            assert s3.get_object(Bucket="results", Key="kept")["Body"].read() == b"as it was"
+        assert not (tmp_path / "local").exists()
+    assert control.stop(tmp_path) is False  # nothing ran
+    assert not Place(tmp_path).buckets.exists()
+
+
 def test_stop_ends_a_daemon_that_starts(tmp_path: Path) -> None:
     started_and_killed(tmp_path, after_s=0.1)
     assert "pid" not in control.read_report(Place(tmp_path))

@@ -117,7 +117,7 @@ class Saver:
         self._links: dict[str, str] = {}
         self._pending: dict[str, int] = {}
         self._look = self._rested = 0
-        self._pause_s = order["look_s"]
+        self._look_at = -math.inf
         self._pool = ThreadPoolExecutor(1)
         self._sending: tuple[Future[None], dict[str, tuple[int, Line, int]]] | None = None
         self._moved = 0
@@ -128,7 +128,7 @@ class Saver:
         self._changed_at = time.monotonic()
         self._shelf, self._told = Shelf(), dict[int, Any]()
         self._published: Any = None
-        self._shutdown = threading.Event()
+        self._wake = threading.Event()
         self._end_by = math.inf
         self._fails = 0
 
@@ -156,18 +156,16 @@ class Saver:
             if is_over or gives_up:
                 self._store.close()
                 return 1 if gives_up else 0
-            pause_s = min(_END_S, self._order["look_s"]) if over else self._pause_s
-            if self._shutdown.is_set():
-                time.sleep(_END_S)
-            else:
-                self._shutdown.wait(
-                    max(pause_s, min(_SLOWEST_S, 2.0 ** min(self._fails, 9)) if self._fails else 0.0)
-                )
+            pause_s = min(_END_S, self._order["look_s"]) if over else max(0.0, self._look_at - now)
+            if self._fails and self._end_by == math.inf:
+                pause_s = max(pause_s, min(_SLOWEST_S, 2.0 ** min(self._fails, 9)))
+            self._wake.wait(pause_s)
+            self._wake.clear()
 
     def _on_term(self, *_: object) -> None:
         """The machine is shut down: the job ends now, and what cannot be saved soon never will be."""
         self._end_by = min(self._end_by, time.monotonic() + _HURRY_S)
-        self._shutdown.set()
+        self._wake.set()
 
     def _turn(self, *, over: bool) -> bool:
         """Look, send what is whole, say what is saved; return whether all is done."""
@@ -194,10 +192,14 @@ class Saver:
 
     def _see(self, *, over: bool) -> None:
         """Look at the results once, send what grows, and begin to send what is whole."""
+        if not over and time.monotonic() < self._look_at:  # something has arrived
+            self._settle()
+            return
         began = time.thread_time()
         listed: Any = manifest(self._asked, self._folder)
         self._look += 1
-        self._pause_s = max(self._order["look_s"], (time.thread_time() - began) / _SHARE)
+        pause_s = max(self._order["look_s"], (time.thread_time() - began) / _SHARE)
+        self._look_at = time.monotonic() + pause_s
         self._links = {line.home: line.target for line in listed.files if line.target}
         lines = {line.home: line for line in listed.files if not line.target}
         self._owed = "; ".join(f"{one.path}: {one.why}" for one in listed.skipped if one.owed)[:2000]
@@ -210,7 +212,7 @@ class Saver:
         growing: list[Line] = []
         for home, line in lines.items():
             file, stamp = self._files.setdefault(home, _File()), (line.size, line.modified)
-            rests, file.seen = file.seen == stamp and not line.writing, stamp
+            is_known, file.seen = file.seen == stamp, stamp
             if file.saved == stamp and not (over and _grows(home) and self._is_another(line, file)):
                 continue
             is_readable = os.access(line.path, os.R_OK)
@@ -222,7 +224,7 @@ class Saver:
                 continue
             if _grows(home):
                 growing.append(line)
-            elif rests:
+            elif not line.writing and (is_known or _is_in_place(line)):
                 ready[home] = line
         if ready and self._sending is None:
             self._begin(self._chosen(ready))
@@ -253,6 +255,7 @@ class Saver:
                 paths[file.key(home, version)] = _path(held)
         self._moved = 0
         self._sending = self._pool.submit(self._store.send, paths, self._at, self._move), going
+        self._sending[0].add_done_callback(lambda _: self._wake.set())
 
     def _free(self, home: str, file: _File) -> int:
         """Return a version whose keys no list names, nor will: one that was left, else a new one."""
@@ -287,6 +290,7 @@ class Saver:
                 file.turn(version)
                 file.parts = [[file.key(home, version), line.size]]
                 file.saved, file.fails = (line.size, line.modified), 0
+                self._pending.pop(home, None)
                 file.is_torn = home.endswith(SUFFIXES) and not is_whole(_path(held))
             os.close(held)
         if failed is not None:
@@ -396,6 +400,14 @@ class Saver:
             }
             self._store.write(self._at, "job.json", whole)
             self._published = (state, self._shelf.checkpoint)
+
+
+def _is_in_place(line: Line) -> bool:
+    """Tell whether a file has been renamed, linked or given its times since it was last written."""
+    with contextlib.suppress(FileNotFoundError):
+        info = Path(line.path).stat()
+        return info.st_ctime_ns > info.st_mtime_ns
+    return False
 
 
 def _path(held: int) -> Path:
