@@ -330,6 +330,7 @@ def test_what_fails_is_told_and_tried_again(bucket: Bucket) -> None:
     assert json.loads(node.folder.saving.read_text())["error"] == ""
 
 
+@pytest.mark.prove
 def test_a_saver_that_is_killed_leaves_nothing_half_under_a_name(bucket: Bucket) -> None:
     [node] = bucket.run()
     until(lambda: bucket.json("job.json"))
@@ -363,6 +364,24 @@ def test_a_claim_gives_up_what_jobs_that_have_ended_left_begun(
     assert bucket.uploads() == others
 
 
+@pytest.mark.prove
+def test_a_checkpoint_that_the_job_removes_while_it_is_sent_is_saved(bucket: Bucket) -> None:
+    [node] = bucket.run()
+    until(lambda: bucket.json("job.json"))
+    with (node.run / "written").open("wb") as file:
+        file.truncate(200 * MB)
+    (node.run / "written").rename(node.run / "step-1.pt")
+    until(lambda: bucket.s3.list_multipart_uploads(Bucket=bucket.name).get("Uploads"))
+    (node.run / "step-1.pt").unlink()
+    until(lambda: bucket.checkpoint["name"] == "run/step-1.pt")
+    [[_, _, size, [[key, length]]]] = bucket.checkpoint["files"]
+    head = bucket.s3.head_object(Bucket=bucket.name, Key=f"runs/job-1/{key}")
+    assert size == length == head["ContentLength"] == 200 * MB
+    until(lambda: bucket.saved("node0/run/step-1.pt") is None)
+    node.end()
+    assert bucket.checkpoint["name"] == "run/step-1.pt"
+
+
 def test_of_two_claims_at_once_one_wins_and_the_other_learns_the_names(bucket: Bucket) -> None:
     rivals = [bucket.start("claim", bucket.top, launch=one) for one in ("one", "other")]
     told = [read_answer(one.communicate(timeout=60)[0], Tried, node=0) for one in rivals]
@@ -376,7 +395,9 @@ def test_a_metadata_service_that_is_slow_is_waited_for(bucket: Bucket) -> None:
     assert bucket.claim().code == ""
 
 
-@pytest.mark.parametrize("right", RIGHTS)
+@pytest.mark.parametrize(
+    "right", [RIGHTS[0], *(pytest.param(right, marks=pytest.mark.prove) for right in RIGHTS[1:])]
+)
 def test_a_right_that_is_missing_is_named(bucket: Bucket, right: str) -> None:
     lacking = Metadata(bucket.cloud, bucket.name, tuple(one for one in RIGHTS if one != right))
     told = bucket.claim(lacking)
