@@ -58,26 +58,16 @@ class _Said(msgspec.Struct, frozen=True):
     next: Text = ""
 
 
-def check_folders(spec: JobSpec) -> None:
-    """Raise ConfigError for a folder of data that is not here."""
+def check_sources(spec: JobSpec, *, internet: bool = True) -> None:
+    """Raise ConfigError for a folder of data that is not here, and for what the nodes cannot reach."""
+    label = spec.label("data.sources")
     for one in data_sources(spec.data.sources):
         if one.kind == "folder" and not Path(one.at).expanduser().is_dir():
-            raise ConfigError(
-                f"{spec.label('data.sources')}: {one.at} is no folder here",
-                "",
-                "name a folder, or s3://bucket/prefix",
-            )
-
-
-def _check_internet(spec: JobSpec, *, internet: bool) -> None:
-    """Raise ConfigError for data of Hugging Face where the nodes do not reach the internet."""
-    named = [one for one in data_sources(spec.data.sources) if one.kind == "hf"]
-    if named and not internet:
-        raise ConfigError(
-            f"{spec.label('data.sources')}: the nodes do not reach {named[0]}",
-            "they have no internet",
-            f"hf download {named[0].at} --repo-type dataset --local-dir data   # here; then --data ./data",
-        )
+            next = "name a folder, or s3://bucket/prefix"
+            raise ConfigError(f"{label}: {one.at} is no folder here", "", next)
+        if one.kind == "hf" and not internet:
+            next = f"hf download {one.at} --repo-type dataset --local-dir data   # here; then --data ./data"
+            raise ConfigError(f"{label}: the nodes do not reach {one}", "they have no internet", next)
 
 
 def listed_data(spec: JobSpec, target: Target, *, internet: bool) -> tuple[Data, ...]:
@@ -85,8 +75,7 @@ def listed_data(spec: JobSpec, target: Target, *, internet: bool) -> tuple[Data,
 
     Raises ConfigError for a folder that cannot be sent, and for what the nodes cannot reach.
     """
-    _check_internet(spec, internet=internet)
-    check_folders(spec)
+    check_sources(spec, internet=internet)
     return tuple(each(partial(_listed, spec, target), data_sources(spec.data.sources)))
 
 
@@ -130,12 +119,13 @@ def bring(cluster: "Cluster", nodes: Collection[int], spec: JobSpec) -> None:
     from awsddp.nodes.sync import push
 
     fleet = cluster.fleet
-    _check_internet(spec, internet=cluster.record.internet)
+    check_sources(spec, internet=cluster.record.internet)
     folders = {one.name: _files(one) for one in sources if one.kind == "folder"}
     if spec.job.save_to is not None:
         above = Place(*s3_place(spec.job.save_to))
         for number, one in enumerate(sources):
-            if one.name in folders and _fits_keys(folders[one.name]):
+            files = folders.get(one.name)  # objects know no links, and their keys are Unicode
+            if files and files.size and all(it.kind != "l" and it.path.isprintable() for it in files.entries):
                 sources[number] = _by_bucket(cluster, one.name, folders.pop(one.name), above)
     variables = with_secrets(spec).env.variables
     message = {
@@ -148,11 +138,6 @@ def bring(cluster: "Cluster", nodes: Collection[int], spec: JobSpec) -> None:
     for name, files in folders.items():
         folder = f"{DATA.rpartition('/')[2]}/{name}"
         push(files, fleet, folder=folder, nodes=nodes, on_event=cluster.on_event)
-
-
-def _fits_keys(files: "Listing") -> bool:
-    """Tell whether objects can hold a folder: they know no links, and their keys are Unicode."""
-    return all(one.kind != "l" and one.path.isprintable() for one in files.entries)
 
 
 def _by_bucket(cluster: "Cluster", name: str, files: "Listing", above: Place) -> Source:

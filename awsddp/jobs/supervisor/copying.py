@@ -19,7 +19,6 @@ import shutil
 import stat
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from functools import partial
@@ -36,12 +35,8 @@ if TYPE_CHECKING:
 _LISTINGS = 3
 """How often a bucket may change while it is copied."""
 _AT_ONCE = 2000
-_PART_BYTES, _PATH_BYTES = 255, 3800
-_DENIED = (
-    *("AccessDenied", "AllAccessDisabled", "403", "InvalidAccessKeyId", "ExpiredToken"),
-    "NoCredentialsError",
-)
-_CHANGED = ("PreconditionFailed", "NoSuchKey", "412", "404")
+_DENIED = ("AccessDenied", "AllAccessDisabled", "InvalidAccessKeyId", "ExpiredToken", "NoCredentialsError")
+_CHANGED = ("PreconditionFailed", "NoSuchKey")
 _RIGHTS = "docs/data.md   # the policy that lets the role of access.instance_profile read it"
 
 
@@ -80,11 +75,15 @@ def _say(**document: object) -> None:
 
 
 class _Telling:
-    """Says every second how far the copy is; a client that is gone ends it, and the program it waits for."""
+    """Says every second how far the copy is; a client that is gone ends it, and its child.
+
+    That is another program, which fills a folder.
+    """
 
     def __init__(self) -> None:
         self.of = self.at = self.files = 0
         self.child: subprocess.Popen[bytes] | None = None
+        self.filled: Path | None = None
         self._lock, self._over = threading.Lock(), threading.Event()
         self._thread = threading.Thread(target=self._tell, daemon=True)
         self._thread.start()
@@ -101,18 +100,16 @@ class _Telling:
 
     def _tell(self) -> None:
         while not self._over.wait(1):
+            at, of, far = max(self.at, 0) + sum(_sizes(self.filled)), self.of, {}
+            text = f"copying data: {at / 1e6:,.0f} MB" if at else "looking at the data"
+            if of:
+                text, far = f"copying {of / 1e6:,.0f} MB of data", {"fraction": min(1.0, at / of), "size": of}
             try:
-                _say(**self._far())
+                _say(at=text, **far)
             except OSError:
                 if self.child is not None:
                     self.child.kill()
                 os._exit(1)
-
-    def _far(self) -> dict[str, Any]:
-        at, of = max(self.at, 0), self.of
-        if not of:
-            return {"at": f"copying data: {at / 1e6:,.0f} MB" if at else "looking at the data"}
-        return {"at": f"copying {of / 1e6:,.0f} MB of data", "fraction": min(1.0, at / of), "size": of}
 
 
 def _store(asked: Mapping[str, Any], *, unsigned: bool = False) -> Store:
@@ -150,19 +147,12 @@ def _exact(asked: dict[str, Any], telling: _Telling) -> dict[str, Any]:
     """
     where, folder = Place(*asked["place"]), Path(asked["folder"])
     shutil.rmtree(str(folder), ignore_errors=True)
-    parts = {
-        f"{number}/{at}": Thing(where.key(key), size, "")
-        for number, several in enumerate(asked["files"].values())
-        for at, (key, size) in enumerate(several)
-    }
-    telling.of, came = sum(one.size for one in parts.values()), folder / PARTS / "came"
-    with _reading(where):
-        with contextlib.closing(_store(asked)) as store:
-            store.bring(where, parts, came, telling.add)
-        for number, (path, several) in enumerate(asked["files"].items()):
-            if why := _fault(path):
-                raise Refusal(f"{where}: a checkpoint has no file {path[:200]!a}", why)
-            join([(came / f"{number}/{at}", size) for at, (_, size) in enumerate(several)], folder / path)
+    telling.of = sum(size for several in asked["files"].values() for _, size in several)
+    with _reading(where), contextlib.closing(_store(asked)) as store:
+        for path, several in asked["files"].items():  # the client has checked them
+            parts = {str(at): Thing(where.key(key), size, "") for at, (key, size) in enumerate(several)}
+            store.bring(where, parts, folder / PARTS, telling.add)
+            join([(folder / PARTS / str(at), size) for at, (_, size) in enumerate(several)], folder / path)
     shutil.rmtree(str(folder / PARTS))
     return {"copied": len(asked["files"]), "bytes": telling.at}
 
@@ -200,22 +190,21 @@ def listing(
 
     That is the caller's, else one of nobody, for a public bucket. Raises Refusal.
     """
-    refusals = []
+    first: Refusal | None = None
     for unsigned in (False, True):
         store = make(unsigned=unsigned)
         try:
             with _reading(where):
                 things = list(itertools.islice(store.list(where), most))
+            break
         except Refusal as refusal:
             store.close()
-            refusals.append(refusal)
-            if refusal.code not in _DENIED:
-                break
-        else:
-            if not things:
-                raise Refusal(f"{where} holds no objects", "", "a source is a prefix: what comes before a /")
-            return store, things
-    raise refusals[0]
+            first = first or refusal
+            if unsigned or refusal.code not in _DENIED:
+                raise first from refusal
+    if not things:
+        raise Refusal(f"{where} holds no objects", "", "a source is a prefix: what comes before a /")
+    return store, things
 
 
 def paths(where: Place, things: Iterable[Thing]) -> dict[str, Thing]:
@@ -243,7 +232,7 @@ def _fault(path: str) -> str:
         return "a part of it is empty, '.' or '..'"
     if any(ord(letter) < 32 or 127 <= ord(letter) < 160 or 0xD800 <= ord(letter) < 0xE000 for letter in path):
         return "it holds control characters"
-    if max(len(part.encode()) for part in parts) > _PART_BYTES or len(path.encode()) > _PATH_BYTES:
+    if max(len(part.encode()) for part in parts) > 255 or len(path.encode()) > 3800:
         return "it is too long for a file"
     return f"{PARTS} is in use" if parts[0] == PARTS else ""
 
@@ -283,8 +272,8 @@ def _make_folder(path: Path) -> None:
         path.mkdir(exist_ok=True)
     except PermissionError:
         owner = ["-o", str(os.getuid()), "-g", str(os.getgid())]
-        done = subprocess.run(["sudo", "-n", "install", "-d", *owner, str(path)], capture_output=True)
-        if done.returncode:
+        words = ["sudo", "-n", "install", "-d", *owner, str(path)]
+        if subprocess.run(words, capture_output=True).returncode:
             raise
 
 
@@ -410,26 +399,16 @@ def _download(name: str, revision: str, top: Path, asked: dict[str, Any], tellin
         stamp.begin_anew(source)
     elif stamp.whole and top.is_dir():
         return
-    before = telling.at
     quiet = {"NO_COLOR": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
     environ = {**os.environ, **quiet, **asked["environ"]}
 
-    def run(*words: str, failed: str, next: str) -> int:
-        """Run a program, and return how many files there are after it."""
-        with tempfile.TemporaryFile() as said:
-            telling.child = subprocess.Popen(
-                words, env=environ, stdin=subprocess.DEVNULL, stdout=said, stderr=subprocess.STDOUT
-            )
-            code = None
-            while code is None:
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    code = telling.child.wait(2)
-                sizes = [info.st_size for _, info in walk(top, lambda path, why: None)]
-                telling.add(before + sum(sizes) - telling.at)
-            if code:
-                said.seek(0)
-                raise Refusal(failed, said.read().decode("utf-8", "replace"), next)
-            return len(sizes)
+    def run(*words: str, failed: str, next: str) -> None:
+        telling.child = child = subprocess.Popen(
+            words, env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
+        said, _ = child.communicate()
+        if child.returncode:
+            raise Refusal(failed, said.decode("utf-8", "replace"), next)
 
     own = top.parent.parent / "hf"
     places = [str(Path(sys.executable).parent), str(own / "bin"), os.environ.get("PATH", "")]
@@ -442,6 +421,14 @@ def _download(name: str, revision: str, top: Path, asked: dict[str, Any], tellin
         run(f"{own}/bin/python", "-m", "pip", "install", "-q", "huggingface_hub", failed=failed, next=next)
     what = ("--repo-type", "dataset", "--revision", revision, "--local-dir", str(top))
     failed, next = f"{source} could not be downloaded", "--env-var HF_TOKEN   # if it is private or gated"
-    telling.files += run(program, "download", name, *what, failed=failed, next=next)
+    telling.filled = top
+    run(program, "download", name, *what, failed=failed, next=next)
+    sizes, telling.filled = _sizes(top), None
+    telling.add(sum(sizes))
+    telling.files += len(sizes)
     stamp.whole = True
     stamp.write()
+
+
+def _sizes(top: Path | None) -> list[int]:
+    return [info.st_size for _, info in walk(top, lambda *_: None)] if top else []
