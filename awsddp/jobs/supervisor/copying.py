@@ -399,30 +399,27 @@ def _download(name: str, revision: str, top: Path, asked: dict[str, Any], tellin
         stamp.begin_anew(source)
     elif stamp.whole and top.is_dir():
         return
-    quiet = {"NO_COLOR": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
-    environ = {**os.environ, **quiet, **asked["environ"]}
+    own = top.parent.parent / "hf"
+    places = [str(Path(sys.executable).parent), str(own / "bin"), os.environ.get("PATH", "")]
+    environ = {"NO_COLOR": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1", **asked["environ"]}
+    environ = {**os.environ, **environ, "PATH": os.pathsep.join(places)}
 
-    def run(*words: str, failed: str, next: str) -> None:
+    def run(*words: str) -> None:
         telling.child = child = subprocess.Popen(
             words, env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
         )
         said, _ = child.communicate()
         if child.returncode:
-            raise Refusal(failed, said.decode("utf-8", "replace"), next)
+            next = "--env-var HF_TOKEN   # if it is private or gated\n"
+            next += "awsddp exec -- pip install huggingface_hub   # if the program hf is missing"
+            raise Refusal(f"{source} could not be downloaded", said.decode("utf-8", "replace"), next)
 
-    own = top.parent.parent / "hf"
-    places = [str(Path(sys.executable).parent), str(own / "bin"), os.environ.get("PATH", "")]
-    program = shutil.which("hf", path=os.pathsep.join(places))
-    if program is None:
-        failed = "Hugging Face's program hf cannot be installed"
-        next = "awsddp exec -- pip install huggingface_hub   # what it needs is the program hf"
-        run(sys.executable, "-m", "venv", str(own), failed=failed, next=next)
-        program = str(own / "bin/hf")
-        run(f"{own}/bin/python", "-m", "pip", "install", "-q", "huggingface_hub", failed=failed, next=next)
+    if shutil.which("hf", path=environ["PATH"]) is None:
+        run(sys.executable, "-m", "venv", str(own))
+        run(str(own / "bin/python"), "-m", "pip", "install", "--quiet", "huggingface_hub")
     what = ("--repo-type", "dataset", "--revision", revision, "--local-dir", str(top))
-    failed, next = f"{source} could not be downloaded", "--env-var HF_TOKEN   # if it is private or gated"
     telling.filled = top
-    run(program, "download", name, *what, failed=failed, next=next)
+    run("hf", "download", name, *what)
     sizes, telling.filled = _sizes(top), None
     telling.add(sum(sizes))
     telling.files += len(sizes)
