@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from awsddp.answers import read_answer, take
 from awsddp.config import with_secrets
 from awsddp.errors import ConfigError, NodeError
 from awsddp.jobs import protocol
@@ -32,7 +31,6 @@ from awsddp.values import Source, data_sources, s3_place
 if TYPE_CHECKING:
     from awsddp.cluster import Cluster
     from awsddp.nodes.sync import Listing
-    from awsddp.nodes.transport import Result
 
 MOST_LISTED = 100_000
 """How many objects of a source a plan lists, in 100 requests."""
@@ -50,10 +48,8 @@ _PASSED = ("HF_", "SSL_CERT_FILE", "REQUESTS_CABUNDLE", "http_proxy", "https_pro
 
 
 class _Said(msgspec.Struct, frozen=True):
-    """A line of supervisor/copying.py: how far it is (`at`), or its answer."""
+    """The answer of supervisor/copying.py."""
 
-    at: Amount | None = None
-    of: Amount = 0
     copied: Amount = 0
     bytes: Amount = 0
     lacks: bool = False
@@ -62,26 +58,16 @@ class _Said(msgspec.Struct, frozen=True):
     next: Text = ""
 
 
-def check_folders(spec: JobSpec) -> None:
-    """Raise ConfigError for a folder of data that is not here."""
+def check_sources(spec: JobSpec, *, internet: bool = True) -> None:
+    """Raise ConfigError for a folder of data that is not here, and for what the nodes cannot reach."""
+    label = spec.label("data.sources")
     for one in data_sources(spec.data.sources):
         if one.kind == "folder" and not Path(one.at).expanduser().is_dir():
-            raise ConfigError(
-                f"{spec.label('data.sources')}: {one.at} is no folder here",
-                "",
-                "name a folder, or s3://bucket/prefix",
-            )
-
-
-def _check_internet(spec: JobSpec, *, internet: bool) -> None:
-    """Raise ConfigError for data of Hugging Face where the nodes do not reach the internet."""
-    named = [one for one in data_sources(spec.data.sources) if one.kind == "hf"]
-    if named and not internet:
-        raise ConfigError(
-            f"{spec.label('data.sources')}: the nodes do not reach {named[0]}",
-            "they have no internet",
-            f"hf download {named[0].at} --repo-type dataset --local-dir data   # here; then --data ./data",
-        )
+            next = "name a folder, or s3://bucket/prefix"
+            raise ConfigError(f"{label}: {one.at} is no folder here", "", next)
+        if one.kind == "hf" and not internet:
+            next = f"hf download {one.at} --repo-type dataset --local-dir data   # here; then --data ./data"
+            raise ConfigError(f"{label}: the nodes do not reach {one}", "they have no internet", next)
 
 
 def listed_data(spec: JobSpec, target: Target, *, internet: bool) -> tuple[Data, ...]:
@@ -89,8 +75,7 @@ def listed_data(spec: JobSpec, target: Target, *, internet: bool) -> tuple[Data,
 
     Raises ConfigError for a folder that cannot be sent, and for what the nodes cannot reach.
     """
-    _check_internet(spec, internet=internet)
-    check_folders(spec)
+    check_sources(spec, internet=internet)
     return tuple(each(partial(_listed, spec, target), data_sources(spec.data.sources)))
 
 
@@ -134,12 +119,13 @@ def bring(cluster: "Cluster", nodes: Collection[int], spec: JobSpec) -> None:
     from awsddp.nodes.sync import push
 
     fleet = cluster.fleet
-    _check_internet(spec, internet=cluster.record.internet)
+    check_sources(spec, internet=cluster.record.internet)
     folders = {one.name: _files(one) for one in sources if one.kind == "folder"}
     if spec.job.save_to is not None:
         above = Place(*s3_place(spec.job.save_to))
         for number, one in enumerate(sources):
-            if one.name in folders and _fits_keys(folders[one.name]):
+            files = folders.get(one.name)  # objects know no links, and their keys are Unicode
+            if files and files.size and all(it.kind != "l" and it.path.isprintable() for it in files.entries):
                 sources[number] = _by_bucket(cluster, one.name, folders.pop(one.name), above)
     variables = with_secrets(spec).env.variables
     message = {
@@ -152,11 +138,6 @@ def bring(cluster: "Cluster", nodes: Collection[int], spec: JobSpec) -> None:
     for name, files in folders.items():
         folder = f"{DATA.rpartition('/')[2]}/{name}"
         push(files, fleet, folder=folder, nodes=nodes, on_event=cluster.on_event)
-
-
-def _fits_keys(files: "Listing") -> bool:
-    """Tell whether objects can hold a folder: they know no links, and their keys are Unicode."""
-    return all(one.kind != "l" and one.path.isprintable() for one in files.entries)
 
 
 def _by_bucket(cluster: "Cluster", name: str, files: "Listing", above: Place) -> Source:
@@ -226,69 +207,33 @@ def _files(source: Source) -> "Listing":
 
 def _ask(cluster: "Cluster", nodes: Collection[int], message: Mapping[str, Any], folder: str) -> None:
     """Have nodes copy to a folder in their home folder, with what that needs. Raises NodesFailed."""
-    place = {"region": cluster.aws.region, "endpoint": cluster.target.node_s3}
-    answers = _answers(cluster, nodes, {**message, **place}, folder)
-    lacking = [node for node, one in answers.items() if one.lacks]
-    if lacking:
-        send_packages(cluster, lacking)
-        answers |= _answers(cluster, lacking, {**message, **place}, folder)
-    if all(one["kind"] == "folder" for one in message.get("sources", ({"kind": "checkpoint"},))):
-        return
-    for node, one in answers.items():
-        text = f"data: {amount(int(one.copied), int(one.bytes))} copied"
-        cluster.on_event(Event(text, who=node_name(node), fraction=1.0))
-
-
-def _answers(
-    cluster: "Cluster", nodes: Collection[int], message: Mapping[str, Any], folder: str
-) -> dict[int, _Said]:
-    """Run the program that copies on nodes, report how far it is, and return its answers.
-
-    Raises NodesFailed.
-    """
-    fleet, said = cluster.fleet, {node: bytearray() for node in nodes}
-    last: dict[int, bytes] = {}
-    requests = {}
-    for node in nodes:
-        found = cluster.record.found[node]
-        folders = {"folder": f"{found.home}/{folder}", "packages": f"{found.home}/awsddp/{BUNDLE}"}
-        requests[node] = protocol.node_program(found.python, _MODULES, {**message, **folders})
-
-    def on_data(node: int, data: bytes) -> None:
-        take(said[node], data, node=node)
-        *lines, said[node] = said[node].split(b"\n")
-        for line in lines:
-            with contextlib.suppress(msgspec.DecodeError):  # what a login shell's own files print
-                step = msgspec.json.decode(line, type=_Said)
-                if step.at is None:
-                    last[node] = bytes(line)
-                else:
-                    cluster.on_event(_event(node, int(step.at), int(step.of)))
-
-    ends = fleet.stream(requests, on_data, silent_after_s=_SILENT_S)
-    return split({node: _outcome(node, last.get(node), end) for node, end in ends.items()})
-
-
-def _event(node: int, at: int, of: int) -> Event:
-    if not of:
-        return Event(f"copying data: {size_text(at)}" if at else "looking at the data", who=node_name(node))
-    return Event(
-        f"copying {size_text(of)} of data", who=node_name(node), fraction=min(1.0, max(at, 0) / of), size=of
-    )
-
-
-def _outcome(node: int, last: bytes | None, end: "Result | NodeError") -> _Said | NodeError:
+    from awsddp.nodes.environments import answers
     from awsddp.nodes.failures import NodeFailure
 
-    if isinstance(end, NodeError):
-        return end
-    if last is None:
-        return NodeFailure(node, "files", "the data could not be copied", end.tail())
-    try:
-        found = read_answer(last, _Said, node=node)
-    except NodeError as error:
-        return error
-    return NodeFailure(node, "files", found.failed, found.why, found.next) if found.failed else found
+    place = {"region": cluster.aws.region, "endpoint": cluster.target.node_s3}
+
+    def copy(nodes: Collection[int]) -> dict[int, _Said | NodeError]:
+        requests = {}
+        for node in nodes:
+            found = cluster.record.found[node]
+            folders = {"folder": f"{found.home}/{folder}", "packages": f"{found.home}/awsddp/{BUNDLE}"}
+            asked = {**message, **place, **folders}
+            requests[node] = protocol.node_program(found.python, _MODULES, asked)
+        failed = "the data could not be copied"
+        return answers(cluster.fleet, requests, _Said, failed=failed, silent_s=_SILENT_S)
+
+    told = copy(nodes)
+    lacking = [node for node, one in told.items() if isinstance(one, _Said) and one.lacks]
+    if lacking:
+        send_packages(cluster, lacking)
+        told |= copy(lacking)
+    for node, one in told.items():
+        if isinstance(one, _Said) and one.failed:
+            told[node] = NodeFailure(node, "files", one.failed, one.why, one.next)
+    for node, said in split(told).items():
+        if "place" in message or any(one["kind"] != "folder" for one in message["sources"]):
+            text = f"data: {amount(int(said.copied), int(said.bytes))} copied"
+            cluster.on_event(Event(text, who=node_name(node), fraction=1.0))
 
 
 @contextlib.contextmanager

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from awsddp.answers import Claimed, Slots
 from awsddp.config import overlaid, words_of
-from awsddp.data import bring, bring_checkpoint, check_folders
+from awsddp.data import bring, bring_checkpoint, check_sources
 from awsddp.errors import AwsddpError, InUse, NotFoundError, UsageError
 from awsddp.follow import attend
 from awsddp.jobs import protocol
@@ -95,7 +95,7 @@ def check(cluster: "Cluster", *, detach: bool) -> None:
     asked = cluster.job_spec.job
     protocol.check_spec(cluster.job_spec, nodes=1)
     check_results_dir(cluster, is_used=not detach)
-    check_folders(cluster.job_spec)
+    check_sources(cluster.job_spec)
     make_environment_plan(cluster.job_spec.env, internet=None, driver=None)
     if asked.name is not None:
         _check_name(cluster, asked.name)

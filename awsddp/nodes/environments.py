@@ -6,10 +6,11 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
-from awsddp.answers import Environment, Platform, read_answer, take
+from awsddp.answers import Answer, Environment, Platform, read_answer, take
 from awsddp.errors import NodeError
 from awsddp.nodes.failures import NodeFailure
 from awsddp.nodes.proxy import Proxy, urls_in
@@ -17,6 +18,7 @@ from awsddp.nodes.transport import Fleet, Request, Result
 from awsddp.parallel import each, split
 from awsddp.plan.environment import EnvironmentPlan, explain, image_constraints, refuse_unlike
 from awsddp.plan.indexes import Indexes, indexes_here, is_folder_here
+from awsddp.records import Count
 from awsddp.report import Event, node_name
 from awsddp.resources import template
 
@@ -170,10 +172,54 @@ def _request(plan: EnvironmentPlan, do: str, image: str, **more: object) -> Requ
     return ["python3", "-I", "-c", template("environment.py")], json.dumps(asked).encode()
 
 
-class _Line(msgspec.Struct, frozen=True):
-    """A line of templates/environment.py: what it does now, or else (`at` is None) its answer."""
+class _Step(msgspec.Struct, frozen=True):
+    """A line of a program: what it does now, with how much of how many bytes; or else its answer."""
 
     at: str | None = None
+    fraction: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
+    size: Count | None = None
+
+
+def answers(
+    fleet: Fleet,
+    requests: Mapping[int, Request],
+    kind: type[Answer],
+    *,
+    failed: str,
+    silent_s: float,
+    translate: Callable[[str], str] = str,
+) -> dict[int, Answer | NodeError]:
+    """Run programs that say JSON, a line each: what they do, which events tell, and at last their answers.
+
+    `failed` is the error of a node that gives none. Nothing is raised for what a node says.
+    """
+    said = {node: bytearray() for node in requests}
+    last: dict[int, bytes] = {}
+
+    def on_data(node: int, data: bytes) -> None:
+        take(said[node], data, node=node)
+        *lines, said[node] = said[node].split(b"\n")
+        for line in lines:
+            with contextlib.suppress(msgspec.DecodeError):  # what a login shell's own files print is no JSON
+                step = msgspec.json.decode(line, type=_Step)
+                if step.at is None:
+                    last[node] = bytes(line)
+                else:
+                    text = translate(step.at).partition("\n")[0][:200]
+                    fleet.on_event(Event(text, who=node_name(node), fraction=step.fraction, size=step.size))
+
+    def outcome(node: int, end: Result | NodeError) -> Answer | NodeError:
+        if isinstance(end, NodeError):
+            return end
+        if node not in last:
+            return NodeFailure(node, "command", failed, end.tail())
+        try:
+            return read_answer(last[node], kind, node=node)
+        except NodeError as error:
+            return error
+
+    ends = fleet.stream(requests, on_data, silent_after_s=silent_s)
+    return {node: outcome(node, end) for node, end in ends.items()}
 
 
 def _ask(
@@ -183,41 +229,15 @@ def _ask(
     silent_s: float,
     translate: Callable[[str], str] = str,
 ) -> dict[int, Environment]:
-    said = {node: bytearray() for node in requests}
-    last: dict[int, bytes] = {}
-
-    def on_data(node: int, data: bytes) -> None:
-        take(said[node], data, node=node)
-        *lines, said[node] = said[node].split(b"\n")
-        for line in lines:
-            with contextlib.suppress(msgspec.DecodeError):  # what a login shell's own files print is no JSON
-                step = msgspec.json.decode(line, type=_Line)
-                if step.at is None:
-                    last[node] = bytes(line)
-                else:
-                    text = translate(step.at).partition("\n")[0]
-                    fleet.on_event(Event(text[:200], who=node_name(node)))
-
-    ends = fleet.stream(requests, on_data, silent_after_s=silent_s)
-    return split({node: _outcome(plan, node, last.get(node), end, translate) for node, end in ends.items()})
+    failed = "its environment could not be created"
+    told = answers(fleet, requests, Environment, failed=failed, silent_s=silent_s, translate=translate)
+    return split({node: _outcome(plan, node, one, translate) for node, one in told.items()})
 
 
 def _outcome(
-    plan: EnvironmentPlan,
-    node: int,
-    last: bytes | None,
-    end: Result | NodeError,
-    translate: Callable[[str], str],
+    plan: EnvironmentPlan, node: int, found: Environment | NodeError, translate: Callable[[str], str]
 ) -> Environment | NodeError:
-    if isinstance(end, NodeError):
-        return end
-    if last is None:
-        return NodeFailure(node, "command", "its environment could not be created", end.tail())
-    try:
-        found = read_answer(last, Environment, node=node)
-    except NodeError as error:
-        return error
-    if not found.failed:
+    if isinstance(found, NodeError) or not found.failed:
         return found
     if found.failed in plan.setup:
         return NodeFailure(

@@ -19,7 +19,6 @@ import shutil
 import stat
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from functools import partial
@@ -30,24 +29,23 @@ from awsddp.jobs.supervisor.objects import PARTS, Place, Store, Thing, join
 from awsddp.jobs.supervisor.walk import is_ephemeral, real, walk
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from typing import BinaryIO
 
 _LISTINGS = 3
 """How often a bucket may change while it is copied."""
 _AT_ONCE = 2000
-_PART_BYTES, _PATH_BYTES = 255, 3800
-_SAVE_S = 2.0
-_DENIED = ("AccessDenied", "AllAccessDisabled", "403", "InvalidAccessKeyId", "ExpiredToken")
-_CHANGED = ("PreconditionFailed", "NoSuchKey", "412", "404")
+_DENIED = ("AccessDenied", "AllAccessDisabled", "InvalidAccessKeyId", "ExpiredToken", "NoCredentialsError")
+_CHANGED = ("PreconditionFailed", "NoSuchKey")
 _RIGHTS = "docs/data.md   # the policy that lets the role of access.instance_profile read it"
 
 
 class Refusal(Exception):
-    """Why data cannot be copied, and what to do."""
+    """Why data cannot be copied, and what to do; `code` is S3's."""
 
-    def __init__(self, message: str, why: str = "", next: str = "") -> None:
+    def __init__(self, message: str, why: str = "", next: str = "", code: str = "") -> None:
         super().__init__(message)
+        self.code = code
         shown = "".join(letter for letter in why[-2000:] if letter.isprintable() or letter == "\n")
         self.document = {"failed": message, "why": shown.strip(), "next": next}
 
@@ -56,28 +54,19 @@ def main(stdin: BinaryIO) -> int:
     """Copy what stdin asks for, and say so. Returns 0 whatever comes of it, as that is said."""
     asked = json.loads(stdin.read(int(stdin.readline())))
     sys.path.insert(0, asked["packages"])
-    if ("place" in asked or any(one["kind"] == "s3" for one in asked["sources"])) and not _has_packages():
-        _say(lacks=True)
-        return 0
     telling = _Telling()
     try:
         told = (_exact if "place" in asked else _copied)(asked, telling)
     except Refusal as refusal:
         told = refusal.document
+    except ImportError as error:
+        next = "awsddp exec -- python3 -m pip install boto3"
+        told = {"lacks": True, **Refusal("its Python cannot read S3", str(error), next).document}
     except OSError as error:
         told = Refusal("data cannot be written", str(error), "awsddp exec -- df -h   # room for it").document
     telling.end()
     _say(**told)
     return 0
-
-
-def _has_packages() -> bool:
-    """Tell whether this Python has what objects.py needs; an s3transfer before 0.11 lacks the method."""
-    try:
-        from s3transfer.futures import TransferMeta
-    except ImportError:
-        return False
-    return hasattr(TransferMeta, "provide_object_etag")
 
 
 def _say(**document: object) -> None:
@@ -86,11 +75,15 @@ def _say(**document: object) -> None:
 
 
 class _Telling:
-    """Says every second how far the copy is; a client that is gone ends it, and the program it waits for."""
+    """Says every second how far the copy is; a client that is gone ends it, and its child.
+
+    That is another program, which fills a folder.
+    """
 
     def __init__(self) -> None:
         self.of = self.at = self.files = 0
         self.child: subprocess.Popen[bytes] | None = None
+        self.filled: Path | None = None
         self._lock, self._over = threading.Lock(), threading.Event()
         self._thread = threading.Thread(target=self._tell, daemon=True)
         self._thread.start()
@@ -107,12 +100,44 @@ class _Telling:
 
     def _tell(self) -> None:
         while not self._over.wait(1):
+            at, of, far = max(self.at, 0) + sum(_sizes(self.filled)), self.of, {}
+            text = f"copying data: {at / 1e6:,.0f} MB" if at else "looking at the data"
+            if of:
+                text, far = f"copying {of / 1e6:,.0f} MB of data", {"fraction": min(1.0, at / of), "size": of}
             try:
-                _say(at=self.at, of=self.of)
+                _say(at=text, **far)
             except OSError:
                 if self.child is not None:
                     self.child.kill()
                 os._exit(1)
+
+
+def _store(asked: Mapping[str, Any], *, unsigned: bool = False) -> Store:
+    """Return S3 as it is asked for. Raises ImportError where this Python lacks what that needs."""
+    from s3transfer.futures import TransferMeta
+
+    if not hasattr(TransferMeta, "provide_object_etag"):
+        raise ImportError("its s3transfer is older than 0.11")
+    payer = asked.get("payer", False)
+    return Store(region=asked["region"], endpoint=asked["endpoint"], payer=payer, unsigned=unsigned)
+
+
+@contextlib.contextmanager
+def _reading(where: Place) -> Iterator[None]:
+    """Raise Refusal for what S3 refuses, and where it cannot be reached."""
+    from botocore.exceptions import BotoCoreError, ClientError
+    from s3transfer.exceptions import RetriesExceededError
+
+    try:
+        yield
+    except (BotoCoreError, ClientError, RetriesExceededError, EOFError) as error:
+        code = getattr(error, "response", {}).get("Error", {}).get("Code", type(error).__name__)
+        failed, next = "cannot be read", "awsddp train ...   # again: it goes on"
+        if code in _DENIED:
+            failed, next = "may not be read", _RIGHTS
+        elif code == "NoSuchBucket":
+            next = "correct the name of the bucket"
+        raise Refusal(f"{where} {failed}", str(error), next, code) from error
 
 
 def _exact(asked: dict[str, Any], telling: _Telling) -> dict[str, Any]:
@@ -120,35 +145,23 @@ def _exact(asked: dict[str, Any], telling: _Telling) -> dict[str, Any]:
 
     Raises Refusal, OSError.
     """
-    from botocore.exceptions import BotoCoreError, ClientError
-
     where, folder = Place(*asked["place"]), Path(asked["folder"])
     shutil.rmtree(str(folder), ignore_errors=True)
-    parts = {
-        f"{number}/{at}": Thing(where.key(key), size, "")
-        for number, several in enumerate(asked["files"].values())
-        for at, (key, size) in enumerate(several)
-    }
-    telling.of, came = sum(one.size for one in parts.values()), folder / PARTS / "came"
-    try:
-        with contextlib.closing(Store(region=asked["region"], endpoint=asked["endpoint"])) as store:
-            store.bring(where, parts, came, telling.add)
-        for number, (path, several) in enumerate(asked["files"].items()):
-            if why := _fault(path):
-                raise Refusal(f"{where}: a checkpoint has no file {path[:200]!a}", why)
-            join([(came / f"{number}/{at}", size) for at, (_, size) in enumerate(several)], folder / path)
-            telling.files += 1
-    except (BotoCoreError, ClientError, EOFError) as error:
-        raise _unreadable(where, error) from error
+    telling.of = sum(size for several in asked["files"].values() for _, size in several)
+    with _reading(where), contextlib.closing(_store(asked)) as store:
+        for path, several in asked["files"].items():  # the client has checked them
+            parts = {str(at): Thing(where.key(key), size, "") for at, (key, size) in enumerate(several)}
+            store.bring(where, parts, folder / PARTS, telling.add)
+            join([(folder / PARTS / str(at), size) for at, (_, size) in enumerate(several)], folder / path)
     shutil.rmtree(str(folder / PARTS))
-    return {"copied": telling.files, "bytes": telling.at}
+    return {"copied": len(asked["files"]), "bytes": telling.at}
 
 
 def _copied(asked: dict[str, Any], telling: _Telling) -> dict[str, Any]:
     """Copy all sources, one client's at a time, and return what was copied. Raises Refusal, OSError."""
     folder = Path(asked["folder"])
     folder.parent.mkdir(parents=True, exist_ok=True)
-    make = partial(Store, region=asked["region"], endpoint=asked["endpoint"], payer=asked["payer"])
+    make = partial(_store, asked)
     with folder.with_name("data.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         listed = {
@@ -166,7 +179,7 @@ def _copied(asked: dict[str, Any], telling: _Telling) -> dict[str, Any]:
             elif one["kind"] == "hf":
                 _download(one["at"], one["part"], top, asked, telling)
             elif (stamp := Stamp(top)).source:  # a folder of the client's, which sends it, takes the place
-                stamp.begin_anew()
+                stamp.begin_anew("")
     return {"copied": telling.files, "bytes": telling.at}
 
 
@@ -177,45 +190,21 @@ def listing(
 
     That is the caller's, else one of nobody, for a public bucket. Raises Refusal.
     """
-    from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
-
-    first: BotoCoreError | ClientError | None = None
+    first: Refusal | None = None
     for unsigned in (False, True):
         store = make(unsigned=unsigned)
         try:
-            things = list(itertools.islice(store.list(where), most))
-        except NoCredentialsError as error:
-            first = error
-        except ClientError as error:
-            first = first or error
-            if _code(error) not in _DENIED:
-                break
-        except BotoCoreError as error:
-            first = first or error
+            with _reading(where):
+                things = list(itertools.islice(store.list(where), most))
             break
-        else:
-            if not things:
-                raise Refusal(f"{where} holds no objects", "", "a source is a prefix: what comes before a /")
-            return store, things
-        store.close()
-    assert first is not None, "something was refused"
-    raise _unreadable(where, first)
-
-
-def _code(error: Exception) -> str:
-    return str(getattr(error, "response", {}).get("Error", {}).get("Code", ""))
-
-
-def _unreadable(where: Place, error: Exception) -> Refusal:
-    code = _code(error)
-    if code in _DENIED or type(error).__name__ == "NoCredentialsError":
-        return Refusal(f"{where} may not be read", str(error), _RIGHTS)
-    next = (
-        "correct the name of the bucket"
-        if code == "NoSuchBucket"
-        else "awsddp train ...   # again: it goes on"
-    )
-    return Refusal(f"{where} cannot be read", str(error), next)
+        except Refusal as refusal:
+            store.close()
+            first = first or refusal
+            if unsigned or refusal.code not in _DENIED:
+                raise first from refusal
+    if not things:
+        raise Refusal(f"{where} holds no objects", "", "a source is a prefix: what comes before a /")
+    return store, things
 
 
 def paths(where: Place, things: Iterable[Thing]) -> dict[str, Thing]:
@@ -223,21 +212,16 @@ def paths(where: Place, things: Iterable[Thing]) -> dict[str, Thing]:
 
     Keys that end with a "/" stand for folders, and get none.
     """
-    found: dict[str, Thing] = {}
-    folders: dict[str, str] = {}
-    faults = []
-    for one in things:
-        path = one.key[len(where.prefix) + bool(where.prefix) :]
-        if path and not path.endswith("/"):
-            found[path] = one
-            if fault := _fault(path):
-                faults.append((one.key, fault))
-            while (path := posixpath.dirname(path)) not in ("", "/") and path not in folders:
-                folders[path] = one.key
-    faults += [(folders[path], "a folder of it is an object, too") for path in folders.keys() & found.keys()]
-    for key, why in faults:
-        next = "rename the object, or name a prefix without it"
-        raise Refusal(f"{where}: the key {key[:200]!a} cannot be a file", why, next)
+    start = len(where.key(""))
+    found = {one.key[start:]: one for one in things if one.key[start:] and not one.key.endswith("/")}
+    folders = {"", "/"}
+    for path in found:
+        while (path := posixpath.dirname(path)) not in folders:
+            folders.add(path)
+    for path, one in found.items():
+        if why := _fault(path) or ("others lie in it, as in a folder" if path in folders else ""):
+            next = "rename the object, or name a prefix without it"
+            raise Refusal(f"{where}: the key {one.key[:200]!a} cannot be a file", why, next)
     return found
 
 
@@ -248,7 +232,7 @@ def _fault(path: str) -> str:
         return "a part of it is empty, '.' or '..'"
     if any(ord(letter) < 32 or 127 <= ord(letter) < 160 or 0xD800 <= ord(letter) < 0xE000 for letter in path):
         return "it holds control characters"
-    if max(len(part.encode()) for part in parts) > _PART_BYTES or len(path.encode()) > _PATH_BYTES:
+    if max(len(part.encode()) for part in parts) > 255 or len(path.encode()) > 3800:
         return "it is too long for a file"
     return f"{PARTS} is in use" if parts[0] == PARTS else ""
 
@@ -262,13 +246,13 @@ def _make_root(folder: Path, need: int) -> None:
         _make_folder(Path(os.readlink(str(folder))))  # noqa: PTH115
     if folder.exists():
         return
-    free = {path: shutil.disk_usage(str(path)).free for path in _stores()}
-    best = max(free, key=free.__getitem__, default=None)
-    if best is None or free[best] < need:
+    free = [(shutil.disk_usage(str(path)).free, path / "awsddp-data") for path in _stores()]
+    room, best = max(free, default=(-1, folder))
+    if room < need:
         folder.mkdir()
         return
-    _make_folder(best / "awsddp-data")
-    folder.symlink_to(best / "awsddp-data")
+    _make_folder(best)
+    folder.symlink_to(best)
 
 
 def _stores(mounts: Path = Path("/proc/self/mounts")) -> list[Path]:
@@ -276,11 +260,9 @@ def _stores(mounts: Path = Path("/proc/self/mounts")) -> list[Path]:
     found = []
     for line in mounts.read_text("utf-8", "replace").splitlines():
         path = Path(line.split()[1].replace("\\040", " "))
-        try:
+        with contextlib.suppress(OSError):
             if path.is_dir() and is_ephemeral(path.stat().st_dev):
                 found.append(path)
-        except OSError:
-            continue
     return found
 
 
@@ -290,8 +272,8 @@ def _make_folder(path: Path) -> None:
         path.mkdir(exist_ok=True)
     except PermissionError:
         owner = ["-o", str(os.getuid()), "-g", str(os.getgid())]
-        done = subprocess.run(["sudo", "-n", "install", "-d", *owner, str(path)], capture_output=True)
-        if done.returncode:
+        words = ["sudo", "-n", "install", "-d", *owner, str(path)]
+        if subprocess.run(words, capture_output=True).returncode:
             raise
 
 
@@ -299,8 +281,8 @@ def _check_inside(top: Path, some: Iterable[str]) -> None:
     """Raise Refusal where the folder of data, or of a path in it, is a link: it may lead anywhere."""
     base = real(top.parent) / top.name
     for folder in {posixpath.dirname(path) for path in some} | {""}:
-        if real(top / folder) != base / folder:
-            path = top / folder
+        path = top / folder
+        if real(path) != base / folder:
             raise Refusal(f"{path} leads out of the folder of the data", "a link lies there", f"rm {path}")
 
 
@@ -309,14 +291,12 @@ class Stamp:
 
     def __init__(self, top: Path) -> None:
         self._top, self._path = top, top.with_name(f".{top.name}.json")
-        self.source, self.whole = "", False
-        self.files: dict[str, list[Any]] = {}
         self._next = 0.0
         try:
             told = json.loads(self._path.read_text("utf-8"))
             self.source, self.whole, self.files = told["source"], told["whole"], told["files"]
         except (OSError, ValueError, KeyError, TypeError):
-            pass
+            self.source, self.whole, self.files = "", False, {}
 
     def brought(self, path: str, one: Thing) -> None:
         """Note that a file is there, and write it down at times."""
@@ -331,14 +311,13 @@ class Stamp:
         new.write_text(json.dumps(document), "utf-8")
         new.replace(self._path)
         now = time.monotonic()
-        self._next = now + max(_SAVE_S, 20 * (now - began))
+        self._next = now + 20 * (now - began)
 
-    def begin_anew(self) -> None:
-        """Remove the folder, which another source filled, and forget what was in it."""
+    def begin_anew(self, source: str) -> None:
+        """Remove the folder, which another source filled, and forget what was in it. Raises OSError."""
         shutil.rmtree(str(self._top), ignore_errors=True)
-        if self._path.exists():
-            self._path.unlink()
-        self.source, self.whole, self.files = "", False, {}
+        self.source, self.whole, self.files = source, False, {}
+        self.write()
 
 
 def _bring(
@@ -349,18 +328,15 @@ def _bring(
     make: Callable[..., Store],
 ) -> None:
     """Make the folder hold what its listing names: what differs travels. Raises Refusal, OSError."""
-    from botocore.exceptions import BotoCoreError, ClientError
-    from s3transfer.exceptions import RetriesExceededError
-
     store, things = listed
     for _ in range(_LISTINGS):
-        with contextlib.closing(store):
-            try:
+        try:
+            with contextlib.closing(store), _reading(where):
                 _fill(top, where, store, paths(where, things), telling)
                 return
-            except (BotoCoreError, ClientError, RetriesExceededError) as error:
-                if _code(error) not in _CHANGED:
-                    raise _unreadable(where, error) from error
+        except Refusal as refusal:
+            if refusal.code not in _CHANGED:
+                raise
         store, things = listing(where, make)
     raise Refusal(
         f"{where} changes while it is copied", f"{_LISTINGS} times", "train again once it is complete"
@@ -370,7 +346,7 @@ def _bring(
 def _fill(top: Path, where: Place, store: Store, wanted: Mapping[str, Thing], telling: _Telling) -> None:
     stamp = Stamp(top)
     if stamp.source.startswith("hf:"):
-        stamp.begin_anew()
+        stamp.begin_anew("")
     missing = {
         path: one
         for path, one in wanted.items()
@@ -383,8 +359,8 @@ def _fill(top: Path, where: Place, store: Store, wanted: Mapping[str, Thing], te
         why = f"{need / 1e9:.1f} GB are missing, {room / 1e9:.1f} GB are free on {top.parent}"
         raise Refusal(f"{where} does not fit on the disk", why, "awsddp down && awsddp up --disk GB ...")
     telling.of = telling.at + need
-    top.mkdir(exist_ok=True)
     _remove(top, gone)
+    top.mkdir(exist_ok=True)
     stamp.source = str(where)
     stamp.files = {path: held for path, held in stamp.files.items() if path in wanted and path not in missing}
     try:
@@ -409,71 +385,47 @@ def _remove(top: Path, gone: Mapping[str, int]) -> None:
     for path, size in gone.items():
         if _is_whole(top / path, size):
             (top / path).unlink()
-            try:
-                while path := posixpath.dirname(path):
-                    (top / path).rmdir()
-            except OSError:  # it holds more
-                continue
+            with contextlib.suppress(OSError):  # it holds more
+                os.removedirs(str((top / path).parent))
 
 
 def _download(name: str, revision: str, top: Path, asked: dict[str, Any], telling: _Telling) -> None:
-    """Have Hugging Face's own program download a data set, once for each revision. Raises Refusal."""
+    """Have Hugging Face's own program download a data set, once for each revision.
+
+    It is installed into an environment of its own where there is none. Raises Refusal.
+    """
     stamp, source = Stamp(top), f"hf://datasets/{name}@{revision}"
-    if stamp.source == source and stamp.whole and top.is_dir():
-        return
     if stamp.source != source:
-        stamp.begin_anew()
-    stamp.source = source
-    stamp.write()
-    before = telling.at
-    words = ["download", name, "--repo-type", "dataset", "--revision", revision, "--local-dir", str(top)]
-    quiet = {"NO_COLOR": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
-    environ = {**os.environ, **quiet, **asked["environ"]}
-    with tempfile.TemporaryFile() as said:
-        telling.child = subprocess.Popen(
-            [_program(top.parent.parent, environ), *words],
-            env=environ,
-            stdin=subprocess.DEVNULL,
-            stdout=said,
-            stderr=subprocess.STDOUT,
+        stamp.begin_anew(source)
+    elif stamp.whole and top.is_dir():
+        return
+    own = top.parent.parent / "hf"
+    places = [str(Path(sys.executable).parent), str(own / "bin"), os.environ.get("PATH", "")]
+    environ = {"NO_COLOR": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1", **asked["environ"]}
+    environ = {**os.environ, **environ, "PATH": os.pathsep.join(places)}
+
+    def run(*words: str) -> None:
+        telling.child = child = subprocess.Popen(
+            words, env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
         )
-        while True:
-            try:
-                code = telling.child.wait(2)
-                break
-            except subprocess.TimeoutExpired:
-                telling.add(before + sum(_sizes(top)) - telling.at)
-        if code:
-            said.seek(0)
-            why = said.read()[-1500:].decode("utf-8", "replace")
-            next = "--env-var HF_TOKEN   # if it is private or gated"
-            raise Refusal(f"{source} could not be downloaded", why, next)
-    sizes = _sizes(top)
-    telling.add(before + sum(sizes) - telling.at)
+        said, _ = child.communicate()
+        if child.returncode:
+            next = "--env-var HF_TOKEN   # if it is private or gated\n"
+            next += "awsddp exec -- pip install huggingface_hub   # if the program hf is missing"
+            raise Refusal(f"{source} could not be downloaded", said.decode("utf-8", "replace"), next)
+
+    if shutil.which("hf", path=environ["PATH"]) is None:
+        run(sys.executable, "-m", "venv", str(own))
+        run(str(own / "bin/python"), "-m", "pip", "install", "--quiet", "huggingface_hub")
+    what = ("--repo-type", "dataset", "--revision", revision, "--local-dir", str(top))
+    telling.filled = top
+    run("hf", "download", name, *what)
+    sizes, telling.filled = _sizes(top), None
+    telling.add(sum(sizes))
     telling.files += len(sizes)
     stamp.whole = True
     stamp.write()
 
 
-def _sizes(top: Path) -> list[int]:
-    return [info.st_size for _, info in walk(top, lambda path, why: None)]
-
-
-def _program(folder: Path, environ: Mapping[str, str]) -> str:
-    """Return Hugging Face's program, installed into an environment of its own where there is none.
-
-    Raises Refusal.
-    """
-    own = folder / "hf"
-    beside = [Path(sys.executable).with_name("hf"), own / "bin/hf"]
-    found = [str(path) for path in beside if path.exists()] + [shutil.which("hf") or ""]
-    if found[0]:
-        return found[0]
-    install = [str(own / "bin/python"), "-m", "pip", "install", "--quiet", "huggingface_hub"]
-    for words in ([sys.executable, "-m", "venv", str(own)], install):
-        done = subprocess.run(words, env=dict(environ), stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-        if done.returncode:
-            why = done.stdout[-1500:].decode("utf-8", "replace")
-            next = "awsddp exec -- pip install huggingface_hub   # what it needs is the program hf"
-            raise Refusal("Hugging Face's program hf cannot be installed", why, next)
-    return str(own / "bin/hf")
+def _sizes(top: Path | None) -> list[int]:
+    return [info.st_size for _, info in walk(top, lambda *_: None)] if top else []

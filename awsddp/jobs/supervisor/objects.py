@@ -190,7 +190,7 @@ class Store:
 
         Raises OSError, ClientError, BotoCoreError.
         """
-        told = [_Told(on_bytes)]
+        told = [_Told(on_bytes, None)]
         transfers = {
             name: self._transfers.upload(str(path), where.bucket, where.key(name), subscribers=told)
             for name, path in files.items()
@@ -215,9 +215,8 @@ class Store:
         parts.mkdir(parents=True)
         transfers, at = {}, {path: parts / str(number) for number, path in enumerate(wanted)}
         for path, one in wanted.items():
-            told = [_Told(on_bytes), _Listed(one)]
             transfers[path] = self._transfers.download(
-                where.bucket, one.key, str(at[path]), self._payer, subscribers=told
+                where.bucket, one.key, str(at[path]), self._payer, subscribers=[_Told(on_bytes, one)]
             )
 
         def put(path: str) -> None:
@@ -257,22 +256,19 @@ def _wait(transfers: Mapping[str, Any], done: Callable[[str], None]) -> None:
 
 
 class _Told:
-    """Hears how many bytes have travelled. s3transfer takes back what it sends again: a negative count."""
+    """Hears how many bytes have travelled. s3transfer takes back what it sends again: a negative count.
 
-    def __init__(self, on_bytes: Callable[[int], None]) -> None:
-        self._on_bytes = on_bytes
+    A download asks for the very object that was listed, and for nothing before.
+    """
+
+    def __init__(self, on_bytes: Callable[[int], None], listed: Thing | None) -> None:
+        self._on_bytes, self._listed = on_bytes, listed
 
     def on_progress(self, bytes_transferred: int, **_: object) -> None:
         self._on_bytes(bytes_transferred)
 
-
-class _Listed:
-    """Has a download ask for the very object that was listed, and for nothing before."""
-
-    def __init__(self, one: Thing) -> None:
-        self._one = one
-
     def on_queued(self, future: Any, **_: object) -> None:
-        future.meta.provide_transfer_size(self._one.size)
-        if self._one.etag:
-            future.meta.provide_object_etag(self._one.etag)
+        if self._listed is not None:
+            future.meta.provide_transfer_size(self._listed.size)
+            if self._listed.etag:
+                future.meta.provide_object_etag(self._listed.etag)
