@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import io
-import os
 import shutil
 import socket
 import threading
@@ -37,7 +35,7 @@ from awsddp.local.emulator import USER, Emulator
 from awsddp.local.faults import Faults
 from awsddp.local.machine import write_json
 from awsddp.local.requests import Refusal, internal_error
-from awsddp.local.s3 import BODIES, NAME, Bucket, Call, Stored, description, exactly, no_key, read
+from awsddp.local.s3 import BODIES, NAME, Bucket, Call, Stored, description, exactly, read
 
 PAGE = 1000
 PART_AT_LEAST = 5 << 20
@@ -130,8 +128,8 @@ class Buckets:
 
     def _list_buckets(self, call: Call) -> dict[str, Any]:
         with self._lock:
-            names = sorted(path.name for path in self._folder.glob("*") if NAME.fullmatch(path.name))
-            found = {name: self._bucket(name) for name in names}
+            paths = sorted(self._folder.glob("*/bucket.json"))
+            found = {path.parent.name: self._bucket(path.parent.name) for path in paths}
         listed = [
             {"Name": name, "CreationDate": one.created, "BucketRegion": one.region}
             for name, one in found.items()
@@ -183,35 +181,28 @@ class Buckets:
         token = base64.urlsafe_b64decode(call.asked.get("ContinuationToken", ""))
         entries: dict[bytes, Stored | None] = {}  # None: of a common prefix
         with self._lock:
-            paths = list((self._folder / call.bucket / "objects").iterdir())
-            every = sorted((read(path) for path in paths), key=lambda one: one.key.encode())
+            every = [read(path) for path in (self._folder / call.bucket / "objects").iterdir()]
         for one in every:
             if one.key.startswith(prefix):
                 head, found, _ = one.key[len(prefix) :].partition(delimiter) if delimiter else ("", "", "")
                 name = f"{prefix}{head}{delimiter}".encode() if found else one.key.encode()
                 if name > token:
                     entries[name] = None if found else one
-        page, more = list(islice(entries.items(), room)), len(entries) > room
-
-        content: dict[str, Any] = {
+        page, more = list(islice(sorted(entries.items()), room)), len(entries) > room
+        following = base64.urlsafe_b64encode(page[-1][0]).decode() if more and page else None
+        contents = [
+            {"Key": call.shown(one.key), "Size": one.size, "ETag": one.tag, "LastModified": one.modified}
+            for _, one in page
+            if one
+        ]
+        return {
             "EncodingType": call.asked.get("EncodingType"),
             "KeyCount": len(page),
             "IsTruncated": more,
-            "Contents": [
-                {
-                    "Key": call.shown(one.key),
-                    "Size": one.size,
-                    "ETag": f'"{one.etag}"',
-                    "LastModified": one.modified,
-                }
-                for _, one in page
-                if one
-            ],
+            "NextContinuationToken": following,
+            "Contents": contents,
             "CommonPrefixes": [{"Prefix": call.shown(name.decode())} for name, one in page if one is None],
         }
-        if more and page:
-            content["NextContinuationToken"] = base64.urlsafe_b64encode(page[-1][0]).decode()
-        return content
 
     def _object(self, call: Call, key: str | None = None) -> Path:
         """The file of an object, which may not be there."""
@@ -227,10 +218,10 @@ class Buckets:
         except FileNotFoundError:
             if call.found is not None and not call.found.public:
                 call.may("ListObjectsV2", call.bucket)
-            raise no_key() from None
+            raise Refusal("NoSuchKey", "The specified key does not exist.") from None
         one = description(file)
         call.check_condition(one)
-        found = {**one.kept, "ETag": f'"{one.etag}"', "LastModified": one.modified, "AcceptRanges": "bytes"}
+        found = {**one.kept, "ETag": one.tag, "LastModified": one.modified}
         first, last = 0, one.size
         if wanted := parse_range_header(call.asked.get("Range")):
             if (part := wanted.range_for_length(one.size)) is None:
@@ -296,34 +287,31 @@ class Buckets:
             (one["PartNumber"], one["ETag"].strip('"')) for one in call.asked["MultipartUpload"]["Parts"]
         ]
         with self._temporary() as file:
-            for number, etag in named:
+            for number, tag in named:
                 with suppress(FileNotFoundError), (at / str(number)).open("rb") as part:
-                    if (one := description(part)).etag == etag:
+                    if (one := description(part)).tag.strip('"') == tag:
                         if number != named[-1][0] and one.size < PART_AT_LEAST:
                             raise Refusal("EntityTooSmall", "A part but the last is smaller than 5 MiB")
-                        sent = 0
-                        while sent < one.size:
-                            sent += os.sendfile(file.fileno(), part.fileno(), sent, one.size - sent)
-                        md5.update(bytes.fromhex(etag))
-                        size += sent
+                        for data in exactly(part, one.size):
+                            file.write(data)
+                        md5.update(bytes.fromhex(tag))
+                        size += one.size
                         continue
                 raise Refusal("InvalidPart", "One or more of the specified parts could not be found.")
-            file.seek(0, io.SEEK_END)
-            etag = f"{md5.hexdigest()}-{len(named)}"
-            whole = Stored(call.key, size, etag, kept=read(at / "upload").kept)
+            tag = f'"{md5.hexdigest()}-{len(named)}"'
+            whole = Stored(call.key, size, tag, kept=read(at / "upload").kept)
             self._keep(call, file, whole, self._object(call))
         shutil.rmtree(at, ignore_errors=True)
-        return {"Bucket": call.bucket, "Key": call.key, "ETag": f'"{etag}"'}
+        return {"Bucket": call.bucket, "Key": call.key, "ETag": tag}
 
     def _abort_multipart_upload(self, call: Call) -> None:
         shutil.rmtree(self._upload(call), ignore_errors=True)
 
     def _receive(self, call: Call, at: Path) -> dict[str, Any]:
         with self._temporary() as file:
-            size, md5 = call.receive(file)
-            kept = call.kept() if call.operation == "PutObject" else {}
-            self._keep(call, file, Stored(call.key, size, md5, kept=kept), at)
-        return {"ETag": f'"{md5}"'}
+            size, tag = call.receive(file)
+            self._keep(call, file, Stored(call.key, size, tag, kept=call.kept()), at)
+        return {"ETag": tag}
 
     @contextmanager
     def _temporary(self) -> Iterator[IO[bytes]]:

@@ -19,7 +19,7 @@ from urllib.parse import parse_qsl, quote
 import msgspec
 from moto.core.parse import RequestParserError, RestXMLParser
 from moto.core.utils import get_service_model
-from werkzeug.datastructures import EnvironHeaders
+from werkzeug.datastructures import EnvironHeaders, Headers
 
 from awsddp.local import rights
 from awsddp.local.requests import Refusal
@@ -50,11 +50,14 @@ class Bucket(msgspec.Struct, frozen=True):
 
 
 class Stored(msgspec.Struct, frozen=True):
-    """The description of an object, of a part, or of an upload. `kept`: what its owner noted."""
+    """The description of an object, of a part, or of an upload.
+
+    `tag`: its ETag; `kept`: what its owner noted.
+    """
 
     key: str
     size: int = 0
-    etag: str = ""
+    tag: str = ""
     modified: float = msgspec.field(default_factory=time.time)
     kept: dict[str, Any] = {}
 
@@ -91,8 +94,8 @@ class Call:
         path = str(self.environ["PATH_INFO"]).encode("latin-1").decode("utf-8", "replace")
         self.bucket, _, self.key = path.removeprefix("/").partition("/")
         self.query = dict(parse_qsl(self.environ.get("QUERY_STRING", ""), keep_blank_values=True))
-        self.headers: Any = EnvironHeaders(self.environ)
-        sent = {*self.query, *(name.lower() for name, _ in self.headers)}
+        self.headers = Headers((name.lower(), value) for name, value in EnvironHeaders(self.environ))
+        sent = {*self.query, *(name for name, _ in self.headers)}
         form = "/{Bucket}/{Key+}" if self.key else "/{Bucket}" if self.bucket else "/"
         rivals = [one for one in operations()[self.environ["REQUEST_METHOD"], form] if one[0] <= sent]
         self.operation = max(rivals, key=lambda one: len(one[0]), default=(sent, "this"))[1]
@@ -129,8 +132,7 @@ class Call:
 
     def kept(self) -> dict[str, Any]:
         """What comes back with an object: its type, and what its owner noted."""
-        notes = {name.lower(): value for name, value in self.asked["Metadata"].items()}
-        return {"ContentType": self.asked.get("ContentType") or "binary/octet-stream", "Metadata": notes}
+        return {name: self.asked[name] for name in ("ContentType", "Metadata") if name in self.asked}
 
     def shown(self, text: str) -> str:
         """A key as a listing shows it to this caller."""
@@ -152,29 +154,27 @@ class Call:
         """Raise Refusal where what is under the key is not what the caller expects there."""
         wanted = self.asked.get("IfMatch", "").strip('"')
         if wanted and now is None:
-            raise no_key()
-        if now and ("IfNoneMatch" in self.asked or wanted not in ("", "*", now.etag)):
+            raise Refusal("NoSuchKey", "The specified key does not exist.")
+        if now and ("IfNoneMatch" in self.asked or wanted not in ("", "*", now.tag.strip('"'))):
             raise Refusal(
                 "PreconditionFailed", "At least one of the pre-conditions you specified did not hold"
             )
 
     def receive(self, file: IO[bytes]) -> tuple[int, str]:
-        """Write the body into a file; its size and its MD5.
+        """Write the body into a file; its size and its ETag.
 
-        :raises Refusal: a checksum is wrong, or there is no length.
+        :raises Refusal: a checksum is wrong.
         :raises ConnectionError: the client has gone, or a fault cuts the connection.
         """
         sent, source = self.headers.get("x-amz-content-sha256", ""), self.environ["wsgi.input"]
         trailer: dict[str, str] = {}
-        length = self.headers.get("x-amz-decoded-content-length") or self.headers.get("content-length", "")
-        if not length.isdigit():
-            raise Refusal("MissingContentLength", "You must provide the Content-Length HTTP header.")
+        length = int(self.headers.get("x-amz-decoded-content-length") or self.headers["content-length"])
         if sent.startswith("STREAMING-"):
             if self.environ.get("wsgi.input_terminated"):
                 source = io.BufferedReader(source, CHUNK)
             chunks = unchunked(source, trailer)
         else:
-            chunks = exactly(source, int(length))
+            chunks = exactly(source, length)
         md5, sha256, crc32, size = hashlib.md5(), hashlib.sha256(), 0, 0
         hashed = len(sent) == 2 * sha256.digest_size
         for data in chunks:
@@ -183,9 +183,9 @@ class Call:
             if hashed:
                 sha256.update(data)
             crc32, size = zlib.crc32(data, crc32), size + len(data)
-            if self.cut and 2 * size >= int(length):
+            if self.cut and 2 * size >= length:
                 raise ConnectionResetError("a fault: the connection is cut")
-        if size != int(length):
+        if size != length:
             raise ConnectionResetError("the body is not as long as it was said to be")
         crc = base64.b64encode(crc32.to_bytes(4)).decode()
         sums = [
@@ -196,16 +196,11 @@ class Call:
         ]
         if any(one and one != real for one, real in sums):
             raise Refusal("BadDigest", "The checksum you specified did not match the calculated checksum.")
-        return size, md5.hexdigest()
+        return size, f'"{md5.hexdigest()}"'
 
 
 def _lacking(what: str) -> Refusal:
     return Refusal("NotImplemented", f"The local cloud does not carry out {what}.", status="501")
-
-
-def no_key() -> Refusal:
-    """What S3 answers where nothing has the key."""
-    return Refusal("NoSuchKey", "The specified key does not exist.")
 
 
 def exactly(source: Any, size: int) -> Iterator[bytes]:
