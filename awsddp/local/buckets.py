@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import io
-import os
 import shutil
 import socket
 import threading
@@ -18,33 +16,30 @@ import traceback
 import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from datetime import UTC, datetime
-from itertools import chain
+from itertools import islice
 from pathlib import Path
 from typing import IO, Any
-from urllib.parse import quote
-from xml.etree import ElementTree
-from xml.sax.saxutils import escape
 
 import msgspec
 from botocore import xform_name
 from moto.core.exceptions import ServiceException
 from moto.core.models import DEFAULT_ACCOUNT_ID
+from moto.core.serialize import S3Serializer
+from moto.core.utils import get_service_model
 from moto.iam.access_control import S3IAMRequest
-from werkzeug.http import http_date, parse_range_header
+from werkzeug.http import parse_range_header
 from werkzeug.wrappers import Response
 
-from awsddp.local import faults, requests, rights
+from awsddp.local import faults, requests
 from awsddp.local.emulator import USER, Emulator
 from awsddp.local.faults import Faults
 from awsddp.local.machine import write_json
-from awsddp.local.requests import Refusal
-from awsddp.local.s3 import ERRORS, NAME, XMLNS, Bucket, Call, Stored, description, exactly, read, refused
+from awsddp.local.requests import Refusal, internal_error
+from awsddp.local.s3 import BODIES, NAME, Bucket, Call, Stored, description, exactly, read
 
 PAGE = 1000
 PART_AT_LEAST = 5 << 20
 PUBLIC = ("HeadBucket", "ListObjectsV2", "GetObject", "HeadObject")
-BODIES = ("GetObject", "PutObject", "UploadPart")
 
 
 class Buckets:
@@ -67,10 +62,10 @@ class Buckets:
             _hang_up(environ)
             raise
         except ServiceException as error:
-            reply = _refusal(call, error)
+            reply = _reply("HeadBucket", error)
         except Exception:
             traceback.print_exc()
-            reply = _refusal(call, refused("InternalError"))
+            reply = _reply("HeadBucket", internal_error("We encountered an internal error."))
         reply.headers["x-amz-request-id"] = uuid.uuid4().hex[:16].upper()
         if call.found is not None:
             reply.headers["x-amz-bucket-region"] = call.found.region
@@ -78,7 +73,7 @@ class Buckets:
 
     def _answer(self, call: Call) -> Response:
         with self._emulator.lock:
-            if call.header("authorization"):
+            if "authorization" in call.headers:
                 _identify(call)
             fault = self._faults.strike(call.operation, (call.bucket, call.key, call.region))
         effect = fault.effect if fault is not None else ""
@@ -87,12 +82,14 @@ class Buckets:
             raise faults.refusal(fault, instance_type="such", zone="any zone")
         if fault is not None and effect == "delay":
             time.sleep(fault.seconds)
-        call.check()
         self._authorise(call)
         call.cut = effect == "cut"
         if call.cut and call.operation not in BODIES:
             raise ConnectionResetError("a fault: the connection is cut")
-        reply: Response = getattr(self, f"_{xform_name(call.operation)}")(call)
+        result = getattr(self, f"_{xform_name(call.operation)}")(call) or {}
+        reply = _reply(call.operation, result, result.pop("Body", None))
+        if "ContentRange" in result:
+            reply.status_code = 206
         if fault is not None and effect == "late":
             time.sleep(fault.seconds)
         if effect == "lost":
@@ -101,193 +98,156 @@ class Buckets:
 
     def _authorise(self, call: Call) -> None:
         """Find the bucket, and see whether the caller may do this to it. Raises Refusal where not."""
-        named = "/".join(filter(None, (call.bucket, call.key))) or "*"
+        asked, ours = call.asked, True
         if call.operation not in ("ListBuckets", "CreateBucket"):
             found = call.found = self._bucket(call.bucket)
             if call.region not in ("", found.region):
-                raise refused("PermanentRedirect")
-            if call.header("x-amz-expected-bucket-owner", found.owner) != found.owner:
-                raise refused("AccessDenied")
+                why = "The bucket you are attempting to access is in another region."
+                raise Refusal("PermanentRedirect", why, status="301")
             public, ours = found.public and call.operation in PUBLIC, found.owner == DEFAULT_ACCOUNT_ID
-            payer = bool(call.caller) and call.header("x-amz-request-payer") == "requester"
-            open_ = public and (payer or not found.requester_pays)
-            if not (ours and call.caller) and not open_:
-                raise refused("AccessDenied")
-            if public and (ours or not call.caller):
-                return
-        elif not call.caller:
-            raise refused("AccessDenied")
+            payer = bool(call.caller) and "RequestPayer" in asked
+            if public and (payer or not found.requester_pays):
+                if ours or not call.caller:
+                    return
+                ours = True
+        if not (ours and call.caller):
+            raise Refusal("AccessDenied", "Access Denied")
         if call.operation != "DeleteObjects":  # which asks for each
-            call.may(rights.ACTIONS[call.operation], named)
+            call.may(call.operation, "/".join(filter(None, (call.bucket, call.key))) or "*")
 
     def _bucket(self, name: str) -> Bucket:
         with suppress(FileNotFoundError):
             if NAME.fullmatch(name):
                 return msgspec.json.decode((self._folder / name / "bucket.json").read_bytes(), type=Bucket)
-        raise refused("NoSuchBucket")
+        raise Refusal("NoSuchBucket", "The specified bucket does not exist")
 
-    def _change(self, call: Call, **fields: Any) -> Response:
+    def _change(self, call: Call, **fields: Any) -> None:
         with self._lock:
             changed = msgspec.structs.replace(self._bucket(call.bucket), **fields)
             write_json(self._folder / call.bucket / "bucket.json", msgspec.to_builtins(changed))
-        return Response()
 
-    def _list_buckets(self, call: Call) -> Response:
+    def _list_buckets(self, call: Call) -> dict[str, Any]:
         with self._lock:
-            names = sorted(path.name for path in self._folder.glob("*") if NAME.fullmatch(path.name))
-            found = {name: self._bucket(name) for name in names}
-        ours = [(name, one) for name, one in found.items() if one.owner == DEFAULT_ACCOUNT_ID]
+            paths = sorted(self._folder.glob("*/bucket.json"))
+            found = {path.parent.name: self._bucket(path.parent.name) for path in paths}
         listed = [
-            {"Name": name, "CreationDate": _time(one.created), "BucketRegion": one.region}
-            for name, one in ours
+            {"Name": name, "CreationDate": one.created, "BucketRegion": one.region}
+            for name, one in found.items()
+            if one.owner == DEFAULT_ACCOUNT_ID
         ]
-        owner = {"ID": DEFAULT_ACCOUNT_ID}
-        return _xml("ListAllMyBucketsResult", {"Owner": owner, "Buckets": {"Bucket": listed}})
+        return {"Owner": {"ID": DEFAULT_ACCOUNT_ID}, "Buckets": listed}
 
-    def _create_bucket(self, call: Call) -> Response:
+    def _create_bucket(self, call: Call) -> dict[str, Any]:
         if not NAME.fullmatch(call.bucket):
-            raise refused("InvalidBucketName")
-        region = call.region
-        if call.header("content-length", "0") != "0":
-            region = call.document().findtext("{*}LocationConstraint") or region
+            raise Refusal("InvalidBucketName", "The specified bucket is not valid.")
+        region = call.asked.get("CreateBucketConfiguration", {}).get("LocationConstraint", call.region)
         at = self._folder / call.bucket
         with self._lock:
             if at.exists():
-                ours = self._bucket(call.bucket).owner == DEFAULT_ACCOUNT_ID
-                raise refused("BucketAlreadyOwnedByYou" if ours else "BucketAlreadyExists")
-            self._folder.mkdir(mode=0o700, exist_ok=True)
-            at.mkdir()
+                if self._bucket(call.bucket).owner == DEFAULT_ACCOUNT_ID:
+                    raise Refusal("BucketAlreadyOwnedByYou", "The bucket that you tried to create is yours.")
+                raise Refusal("BucketAlreadyExists", "The requested bucket name is not available.")
             for name in ("objects", "uploads"):
-                (at / name).mkdir()
-            made = Bucket(region, DEFAULT_ACCOUNT_ID, time.time(), public=call.public)
+                (at / name).mkdir(parents=True)
+            made = Bucket(
+                region, DEFAULT_ACCOUNT_ID, time.time(), public=call.asked.get("ACL") == "public-read"
+            )
             write_json(at / "bucket.json", msgspec.to_builtins(made))
-        return Response(headers={"Location": f"/{call.bucket}"})
+        return {"Location": f"/{call.bucket}"}
 
-    def _delete_bucket(self, call: Call) -> Response:
+    def _delete_bucket(self, call: Call) -> None:
         with self._lock:
             if any((self._folder / call.bucket / "objects").iterdir()):
-                raise refused("BucketNotEmpty")
+                raise Refusal("BucketNotEmpty", "The bucket you tried to delete is not empty")
             shutil.rmtree(self._folder / call.bucket)
-        return Response(status=204)
 
-    def _head_bucket(self, call: Call) -> Response:
-        return Response()
+    def _head_bucket(self, call: Call) -> None:
+        pass
 
-    def _get_bucket_location(self, call: Call) -> Response:
-        region = self._bucket(call.bucket).region
-        return _xml("LocationConstraint", "" if region == "us-east-1" else region)
+    def _get_bucket_lifecycle_configuration(self, call: Call) -> dict[str, Any]:
+        if found := self._bucket(call.bucket).lifecycle:
+            return found
+        raise Refusal("NoSuchLifecycleConfiguration", "The lifecycle configuration does not exist")
 
-    def _get_bucket_lifecycle_configuration(self, call: Call) -> Response:
-        text = self._bucket(call.bucket).lifecycle
-        if not text:
-            raise refused("NoSuchLifecycleConfiguration")
-        return Response(text, content_type="application/xml")
+    def _put_bucket_lifecycle_configuration(self, call: Call) -> None:
+        self._change(call, lifecycle=call.asked["LifecycleConfiguration"])
 
-    def _put_bucket_lifecycle_configuration(self, call: Call) -> Response:
-        return self._change(call, lifecycle=ElementTree.tostring(call.document(), encoding="unicode"))
+    def _put_bucket_acl(self, call: Call) -> None:
+        self._change(call, public=call.asked.get("ACL") == "public-read")
 
-    def _get_bucket_request_payment(self, call: Call) -> Response:
-        pays = self._bucket(call.bucket).requester_pays
-        return _xml("RequestPaymentConfiguration", {"Payer": "Requester" if pays else "BucketOwner"})
-
-    def _put_bucket_request_payment(self, call: Call) -> Response:
-        return self._change(call, requester_pays=call.document().findtext("{*}Payer") == "Requester")
-
-    def _put_bucket_acl(self, call: Call) -> Response:
-        return self._change(call, public=call.public)
-
-    def _list_objects_v2(self, call: Call) -> Response:
-        asked, coded = call.query, call.query.get("encoding-type") == "url"
-        prefix, delimiter = asked.get("prefix", ""), asked.get("delimiter", "")
-        room = min(int(asked.get("max-keys") or PAGE), PAGE)
-        token = base64.urlsafe_b64decode(asked.get("continuation-token", ""))
-        start = b"" if token else asked.get("start-after", "").encode()
+    def _list_objects_v2(self, call: Call) -> dict[str, Any]:
+        prefix, delimiter = call.asked.get("Prefix", ""), call.asked.get("Delimiter", "")
+        room = min(call.asked.get("MaxKeys", PAGE), PAGE)
+        token = base64.urlsafe_b64decode(call.asked.get("ContinuationToken", ""))
         entries: dict[bytes, Stored | None] = {}  # None: of a common prefix
         with self._lock:
-            paths = list((self._folder / call.bucket / "objects").iterdir())
-            every = sorted((read(path) for path in paths), key=lambda one: one.key.encode())
+            every = [read(path) for path in (self._folder / call.bucket / "objects").iterdir()]
         for one in every:
-            if one.key.startswith(prefix) and one.key.encode() > start:
+            if one.key.startswith(prefix):
                 head, found, _ = one.key[len(prefix) :].partition(delimiter) if delimiter else ("", "", "")
                 name = f"{prefix}{head}{delimiter}".encode() if found else one.key.encode()
                 if name > token:
                     entries[name] = None if found else one
-        page, more = list(entries.items())[:room], len(entries) > room
-
-        def shown(text: str) -> str:
-            return quote(text, safe="/*-._") if coded else text
-
-        content: dict[str, Any] = {
-            "Name": call.bucket,
-            "Prefix": shown(prefix),
-            "MaxKeys": str(room),
-            **({"Delimiter": shown(delimiter)} if delimiter else {}),
-            **({"EncodingType": "url"} if coded else {}),
-            "KeyCount": str(len(page)),
-            "IsTruncated": str(more).lower(),
-            "Contents": [
-                {**_entry(one), "Key": shown(one.key), "StorageClass": "STANDARD"} for _, one in page if one
-            ],
-            "CommonPrefixes": [{"Prefix": shown(name.decode())} for name, one in page if one is None],
+        page, more = list(islice(sorted(entries.items()), room)), len(entries) > room
+        following = base64.urlsafe_b64encode(page[-1][0]).decode() if more and page else None
+        contents = [
+            {"Key": call.shown(one.key), "Size": one.size, "ETag": one.tag, "LastModified": one.modified}
+            for _, one in page
+            if one
+        ]
+        return {
+            "EncodingType": call.asked.get("EncodingType"),
+            "KeyCount": len(page),
+            "IsTruncated": more,
+            "NextContinuationToken": following,
+            "Contents": contents,
+            "CommonPrefixes": [{"Prefix": call.shown(name.decode())} for name, one in page if one is None],
         }
-        if more and page:
-            content["NextContinuationToken"] = base64.urlsafe_b64encode(page[-1][0]).decode()
-        return _xml("ListBucketResult", content)
 
     def _object(self, call: Call, key: str | None = None) -> Path:
         """The file of an object, which may not be there."""
         name = hashlib.sha256((call.key if key is None else key).encode()).hexdigest()
         return self._folder / call.bucket / "objects" / name
 
-    def _put_object(self, call: Call) -> Response:
+    def _put_object(self, call: Call) -> dict[str, Any]:
         return self._receive(call, self._object(call))
 
-    def _get_object(self, call: Call) -> Response:
+    def _get_object(self, call: Call) -> dict[str, Any]:
         try:
             file = self._object(call).open("rb")
         except FileNotFoundError:
             if call.found is not None and not call.found.public:
-                call.may(rights.ACTIONS["ListObjectsV2"], call.bucket)
-            raise refused("NoSuchKey") from None
+                call.may("ListObjectsV2", call.bucket)
+            raise Refusal("NoSuchKey", "The specified key does not exist.") from None
         one = description(file)
         call.check_condition(one)
-        headers = {**one.headers, "ETag": f'"{one.etag}"', "Last-Modified": http_date(one.modified)}
-        first, last, status = 0, one.size, 200
-        if wanted := parse_range_header(call.header("range")):
+        found = {**one.kept, "ETag": one.tag, "LastModified": one.modified}
+        first, last = 0, one.size
+        if wanted := parse_range_header(call.asked.get("Range")):
             if (part := wanted.range_for_length(one.size)) is None:
-                raise refused("InvalidRange")
-            (first, last), status = part, 206
-            headers["Content-Range"] = f"bytes {first}-{last - 1}/{one.size}"
-        headers |= {"Accept-Ranges": "bytes", "Content-Length": str(last - first)}
+                raise Refusal("InvalidRange", "The requested range is not satisfiable")
+            first, last = part
+            found["ContentRange"] = f"bytes {first}-{last - 1}/{one.size}"
         file.seek(first)
-        body = exactly(file, last - first)
-        if call.cut:
-            body = chain(exactly(file, (last - first) // 2), _cut(call.environ))
-        reply = Response(body, status, headers)
-        reply.call_on_close(file.close)
-        return reply
+        return {**found, "ContentLength": last - first, "Body": _pieces(call, file, last - first)}
 
     _head_object = _get_object
 
-    def _delete_object(self, call: Call) -> Response:
+    def _delete_object(self, call: Call, key: str | None = None) -> None:
         with self._lock:
-            self._object(call).unlink(missing_ok=True)
-        return Response(status=204)
+            self._object(call, key).unlink(missing_ok=True)
 
-    def _delete_objects(self, call: Call) -> Response:
-        tree, content = call.document(), {"Deleted": list[Any](), "Error": list[Any]()}
-        for key in [one.text or "" for one in tree.findall("{*}Object/{*}Key")]:
+    def _delete_objects(self, call: Call) -> dict[str, Any]:
+        deleted, errors = [], []
+        for key in [one["Key"] for one in call.asked["Delete"]["Objects"]]:
             try:
-                call.may(rights.ACTIONS["DeleteObject"], f"{call.bucket}/{key}")
+                call.may("DeleteObject", f"{call.bucket}/{key}")
             except Refusal as error:
-                content["Error"].append({"Key": key, "Code": error.code, "Message": error.message})
-                continue
-            with self._lock:
-                self._object(call, key).unlink(missing_ok=True)
-            content["Deleted"].append({"Key": key})
-        if tree.findtext("{*}Quiet") == "true":
-            content["Deleted"] = []
-        return _xml("DeleteResult", content)
+                errors.append({"Key": key, "Code": error.code, "Message": error.message})
+            else:
+                self._delete_object(call, key)
+                deleted.append({"Key": key})
+        return {"Deleted": [] if call.asked["Delete"].get("Quiet") else deleted, "Errors": errors}
 
     def _upload(self, call: Call) -> Path:
         """The folder of an upload. Raises Refusal where there is none of its key."""
@@ -296,74 +256,62 @@ class Buckets:
         with suppress(FileNotFoundError):
             if name.isalnum() and read(at / "upload").key == call.key:
                 return at
-        raise refused("NoSuchUpload")
+        raise Refusal("NoSuchUpload", "The specified multipart upload does not exist.")
 
-    def _create_multipart_upload(self, call: Call) -> Response:
+    def _create_multipart_upload(self, call: Call) -> dict[str, Any]:
         at = self._folder / call.bucket / "uploads" / uuid.uuid4().hex
         at.mkdir()
         with self._temporary() as file:
-            self._keep(call, file, Stored(call.key, headers=call.kept()), at / "upload")
-        names = {"Bucket": call.bucket, "Key": call.key, "UploadId": at.name}
-        return _xml("InitiateMultipartUploadResult", names)
+            self._keep(call, file, Stored(call.key, kept=call.kept()), at / "upload")
+        return {"Bucket": call.bucket, "Key": call.key, "UploadId": at.name}
 
-    def _list_multipart_uploads(self, call: Call) -> Response:
-        prefix = call.query.get("prefix", "")
+    def _list_multipart_uploads(self, call: Call) -> dict[str, Any]:
+        prefix = call.asked.get("Prefix", "")
         with self._lock:
             paths = list((self._folder / call.bucket / "uploads").glob("*/upload"))
             every = [(read(path), path.parent.name) for path in paths]
         found = sorted((one.key.encode(), name, one) for one, name in every if one.key.startswith(prefix))
-        coded = call.query.get("encoding-type") == "url"
         listed = [
-            {
-                "Key": quote(one.key, safe="/*-._") if coded else one.key,
-                "UploadId": name,
-                "Initiated": _time(one.modified),
-            }
+            {"Key": call.shown(one.key), "UploadId": name, "Initiated": one.modified}
             for _, name, one in found
         ]
-        content = {"Bucket": call.bucket, "IsTruncated": "false", "Upload": listed}
-        return _xml("ListMultipartUploadsResult", content | ({"EncodingType": "url"} if coded else {}))
+        coded = call.asked.get("EncodingType")
+        return {"Bucket": call.bucket, "IsTruncated": False, "Uploads": listed, "EncodingType": coded}
 
-    def _upload_part(self, call: Call) -> Response:
-        return self._receive(call, self._upload(call) / str(int(call.query["partNumber"])))
+    def _upload_part(self, call: Call) -> dict[str, Any]:
+        return self._receive(call, self._upload(call) / str(call.asked["PartNumber"]))
 
-    def _complete_multipart_upload(self, call: Call) -> Response:
+    def _complete_multipart_upload(self, call: Call) -> dict[str, Any]:
         at, md5, size = self._upload(call), hashlib.md5(), 0
         named = [
-            ((one.findtext("{*}PartNumber") or ""), (one.findtext("{*}ETag") or "").strip('"'))
-            for one in call.document().findall("{*}Part")
+            (one["PartNumber"], one["ETag"].strip('"')) for one in call.asked["MultipartUpload"]["Parts"]
         ]
         with self._temporary() as file:
-            for number, etag in named:
-                with suppress(FileNotFoundError), (at / str(int(number))).open("rb") as part:
-                    if (one := description(part)).etag == etag:
+            for number, tag in named:
+                with suppress(FileNotFoundError), (at / str(number)).open("rb") as part:
+                    if (one := description(part)).tag.strip('"') == tag:
                         if number != named[-1][0] and one.size < PART_AT_LEAST:
-                            raise refused("EntityTooSmall")
-                        sent = 0
-                        while sent < one.size:
-                            sent += os.sendfile(file.fileno(), part.fileno(), sent, one.size - sent)
-                        md5.update(bytes.fromhex(etag))
-                        size += sent
+                            raise Refusal("EntityTooSmall", "A part but the last is smaller than 5 MiB")
+                        for data in exactly(part, one.size):
+                            file.write(data)
+                        md5.update(bytes.fromhex(tag))
+                        size += one.size
                         continue
-                raise refused("InvalidPart")
-            file.seek(0, io.SEEK_END)
-            whole = Stored(
-                call.key, size, f"{md5.hexdigest()}-{len(named)}", headers=read(at / "upload").headers
-            )
+                raise Refusal("InvalidPart", "One or more of the specified parts could not be found.")
+            tag = f'"{md5.hexdigest()}-{len(named)}"'
+            whole = Stored(call.key, size, tag, kept=read(at / "upload").kept)
             self._keep(call, file, whole, self._object(call))
         shutil.rmtree(at, ignore_errors=True)
-        names = {"Bucket": call.bucket, "Key": call.key, "ETag": f'"{whole.etag}"'}
-        return _xml("CompleteMultipartUploadResult", names)
+        return {"Bucket": call.bucket, "Key": call.key, "ETag": tag}
 
-    def _abort_multipart_upload(self, call: Call) -> Response:
+    def _abort_multipart_upload(self, call: Call) -> None:
         shutil.rmtree(self._upload(call), ignore_errors=True)
-        return Response(status=204)
 
-    def _receive(self, call: Call, at: Path) -> Response:
+    def _receive(self, call: Call, at: Path) -> dict[str, Any]:
         with self._temporary() as file:
-            size, md5 = call.receive(file)
-            self._keep(call, file, Stored(call.key, size, md5, headers=call.kept()), at)
-        return Response(headers={"ETag": f'"{md5}"'})
+            size, tag = call.receive(file)
+            self._keep(call, file, Stored(call.key, size, tag, kept=call.kept()), at)
+        return {"ETag": tag}
 
     @contextmanager
     def _temporary(self) -> Iterator[IO[bytes]]:
@@ -387,16 +335,19 @@ class Buckets:
             try:
                 Path(file.name).rename(at)
             except FileNotFoundError:
-                raise refused("NoSuchUpload" if "uploadId" in call.query else "NoSuchBucket") from None
+                self._bucket(call.bucket)
+                self._upload(call)
+                raise
 
 
 def _identify(call: Call) -> None:
     """Find who signed a request, and which policies hold for them. Raises ServiceException for nobody."""
-    match = requests.SCOPE.fullmatch(call.header("authorization"))
+    match = requests.SCOPE.fullmatch(call.headers["authorization"])
     if match is None or match[3] != "s3":
-        raise refused("AuthorizationHeaderMalformed")
+        raise Refusal("AuthorizationHeaderMalformed", "The authorization header is malformed.")
     if abs(requests.seconds_late(call.environ)) > requests.SIGNED_FOR_S:
-        raise refused("RequestTimeTooSkewed")
+        why = "The difference between the request time and the server's is too large."
+        raise Refusal("RequestTimeTooSkewed", why, status="403")
     key = requests.find_signer(call.environ, S3IAMRequest, url=f"http://local{call.environ['RAW_URI']}")
     call.caller, call.region = key.arn, match[2]
     if not key.arn.endswith(f":user/{USER}"):
@@ -410,40 +361,20 @@ def _hang_up(environ: dict[str, Any]) -> None:
         environ["werkzeug.socket"].shutdown(socket.SHUT_RDWR)
 
 
-def _cut(environ: dict[str, Any]) -> Iterator[bytes]:
-    """A body that ends here, though more was promised."""
-    _hang_up(environ)
-    yield b""
-    raise ConnectionResetError("a fault: the connection is cut")
+def _pieces(call: Call, file: IO[bytes], size: int) -> Iterator[bytes]:
+    """The next bytes of a file; half of them, though more was promised, where a fault cuts the connection."""
+    with file:
+        yield from exactly(file, size // 2 if call.cut else size)
+    if call.cut:
+        _hang_up(call.environ)
+        raise ConnectionResetError("a fault: the connection is cut")
 
 
-def _entry(one: Stored) -> dict[str, str]:
-    return {"LastModified": _time(one.modified), "ETag": f'"{one.etag}"', "Size": str(one.size)}
-
-
-def _time(moment: float) -> str:
-    return f"{datetime.fromtimestamp(moment, UTC):%Y-%m-%dT%H:%M:%S.000Z}"
-
-
-def _refusal(call: Call, error: ServiceException) -> Response:
-    status = ERRORS.get(error.code, (400, ""))[0]
-    resource = str(call.environ["PATH_INFO"]).encode("latin-1").decode("utf-8", "replace")
-    content = {"Code": error.code, "Message": error.message, "Resource": resource}
-    return _xml("Error", content, status=status)
-
-
-def _xml(root: str, content: Any, *, status: int = 200) -> Response:
-    text = _element(root, content)
-    if root != "Error":
-        text = text.replace(">", f' xmlns="{XMLNS}">', 1)
-    return Response(f'<?xml version="1.0" encoding="UTF-8"?>\n{text}', status, content_type="application/xml")
-
-
-def _element(name: str, content: Any) -> str:
-    if isinstance(content, list):
-        return "".join(_element(name, one) for one in content)
-    if isinstance(content, dict):
-        inner = "".join(_element(child, one) for child, one in content.items())
-    else:
-        inner = escape(content, {"\r": "&#13;"})
-    return f"<{name}>{inner}</{name}>"
+def _reply(operation: str, result: object, body: Iterator[bytes] | None = None) -> Response:
+    """An answer, or a refusal, in the form of an operation."""
+    model: Any = get_service_model("s3").operation_model(operation)
+    made = S3Serializer(model).serialize(result)
+    status = made["status_code"]
+    if status == 400:  # or it is a code of which the model does not know
+        status = getattr(result, "status", status)
+    return Response(body or made["body"], status, made["headers"])

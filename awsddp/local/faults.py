@@ -25,7 +25,7 @@ CODE = re.compile(r"[A-Z][A-Za-z0-9]+(\.[A-Za-z0-9]+)*")
 _ERROR, _BUSY = "500 Internal Server Error", "503 Service Unavailable"
 STATUS = {
     **dict.fromkeys(("InsufficientInstanceCapacity", "InternalError", "InternalFailure"), _ERROR),
-    **dict.fromkeys(("RequestLimitExceeded", "ServiceUnavailable", "Unavailable"), _BUSY),
+    **dict.fromkeys(("RequestLimitExceeded", "ServiceUnavailable", "SlowDown", "Unavailable"), _BUSY),
     "UnauthorizedOperation": "403 Forbidden",
 }
 NO_CAPACITY = (

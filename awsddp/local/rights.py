@@ -16,21 +16,17 @@ from moto.iam.models import iam_backends
 if TYPE_CHECKING:
     from awsddp.local.offers import Call
 
-_PUT, _GET, _LIST = "s3:PutObject", "s3:GetObject", "s3:ListBucket"
+_PUTS = ("PutObject", "CreateMultipartUpload", "UploadPart", "CompleteMultipartUpload")
+_OWN = ("CreateBucket", "DeleteBucket", "PutBucketAcl", "AbortMultipartUpload")
 ACTIONS = {
     "ListBuckets": "s3:ListAllMyBuckets",
-    "HeadBucket": _LIST,
-    "ListObjectsV2": _LIST,
     "ListMultipartUploads": "s3:ListBucketMultipartUploads",
-    "GetBucketLifecycleConfiguration": "s3:GetLifecycleConfiguration",
-    "PutBucketLifecycleConfiguration": "s3:PutLifecycleConfiguration",
-    **{f"{verb}Bucket": f"s3:{verb}Bucket" for verb in ("Create", "Delete")},
-    **{name: f"s3:{name}" for name in ("GetBucketLocation", "PutBucketAcl")},
-    **{f"{verb}BucketRequestPayment": f"s3:{verb}BucketRequestPayment" for verb in ("Get", "Put")},
-    **dict.fromkeys(("GetObject", "HeadObject"), _GET),
-    **dict.fromkeys(("PutObject", "CreateMultipartUpload", "UploadPart", "CompleteMultipartUpload"), _PUT),
-    "AbortMultipartUpload": "s3:AbortMultipartUpload",
+    **{f"{verb}BucketLifecycleConfiguration": f"s3:{verb}LifecycleConfiguration" for verb in ("Get", "Put")},
+    **dict.fromkeys(("HeadBucket", "ListObjectsV2"), "s3:ListBucket"),
+    **dict.fromkeys(("GetObject", "HeadObject"), "s3:GetObject"),
+    **dict.fromkeys(_PUTS, "s3:PutObject"),
     **dict.fromkeys(("DeleteObject", "DeleteObjects"), "s3:DeleteObject"),
+    **{name: f"s3:{name}" for name in _OWN},
 }
 """The operations of S3 that are carried out, and the right that each needs."""
 
@@ -49,8 +45,7 @@ def decide(policies: Iterable[str], action: str, resource: str, context: Mapping
     """
     effects = set()
     for text in policies:
-        statements = json.loads(text)["Statement"]
-        for one in statements if isinstance(statements, list) else [statements]:
+        for one in _listed(json.loads(text)["Statement"]):
             if _names(one, "Action", action) and _names(one, "Resource", resource) and _holds(one, context):
                 effects.add(one["Effect"])
     if "Deny" in effects:
@@ -80,28 +75,27 @@ def simulate(call: Call) -> dict[str, Any]:
 
 
 def _names(statement: dict[str, Any], element: str, value: str) -> bool:
-    if f"Not{element}" in statement:
-        return not _like(value, statement[f"Not{element}"], element)
-    return _like(value, statement[element], element)
+    if element in statement:
+        return _like(value, statement[element], element)
+    return not _like(value, statement[f"Not{element}"], element)
 
 
 def _like(value: str, patterns: str | list[str], element: str = "") -> bool:
     """Whether one of the patterns fits; `*` and `?` stand for anything, actions are of any case."""
-    known = [patterns] if isinstance(patterns, str) else patterns
-    forms = [re.escape(one).replace(r"\*", ".*").replace(r"\?", ".") for one in known]
+    forms = [re.escape(one).replace(r"\*", ".*").replace(r"\?", ".") for one in _listed(patterns)]
     flags = re.DOTALL | (re.IGNORECASE if element == "Action" else 0)
     return any(re.fullmatch(form, value, flags) for form in forms)
 
 
 def _holds(statement: dict[str, Any], context: Mapping[str, str]) -> bool:
     """Whether the conditions of a statement are met, all of them."""
-    for operator, wanted in statement.get("Condition", {}).items():
-        for name, values in wanted.items():
-            listed = [values] if isinstance(values, str) else values
-            if operator == "StringEquals":
-                met = context.get(name) in listed
-            else:
-                met = operator == "StringLike" and name in context and _like(context[name], listed)
-            if not met:
-                return False
-    return True
+    known = {"StringEquals": lambda value, wanted: value in _listed(wanted), "StringLike": _like}
+    return all(
+        operator in known and name in context and known[operator](context[name], wanted)
+        for operator, names in statement.get("Condition", {}).items()
+        for name, wanted in names.items()
+    )
+
+
+def _listed(one: Any) -> list[Any]:
+    return one if isinstance(one, list) else [one]

@@ -8,86 +8,34 @@ import io
 import re
 import time
 import zlib
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cache, cached_property
 from pathlib import Path
 from typing import IO, Any
-from urllib.parse import parse_qsl
-from xml.etree import ElementTree
+from urllib.parse import parse_qsl, quote
 
 import msgspec
+from moto.core.parse import RequestParserError, RestXMLParser
+from moto.core.utils import get_service_model
+from werkzeug.datastructures import EnvironHeaders, Headers
 
 from awsddp.local import rights
 from awsddp.local.requests import Refusal
 
 CHUNK = 1 << 20
 TEXT_LIMIT = 4 << 20
-EMPTY_SHA256 = hashlib.sha256().hexdigest()
 NAME = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
-XMLNS = "http://s3.amazonaws.com/doc/2006-03-01/"
-ERRORS = {
-    "AccessDenied": (403, "Access Denied"),
-    "AuthorizationHeaderMalformed": (400, "The authorization header is malformed."),
-    "BadDigest": (400, "The checksum you specified did not match the calculated checksum."),
-    "BucketAlreadyExists": (409, "The requested bucket name is not available."),
-    "BucketAlreadyOwnedByYou": (409, "Your previous request to create the named bucket succeeded."),
-    "BucketNotEmpty": (409, "The bucket you tried to delete is not empty"),
-    "EntityTooLarge": (400, "Your proposed upload exceeds the maximum allowed size"),
-    "EntityTooSmall": (400, "Your proposed upload is smaller than the minimum allowed size"),
-    "InternalError": (500, "We encountered an internal error. Please try again."),
-    "InvalidAccessKeyId": (403, ""),
-    "InvalidArgument": (400, "Invalid Argument"),
-    "InvalidBucketName": (400, "The specified bucket is not valid."),
-    "InvalidPart": (400, "One or more of the specified parts could not be found."),
-    "InvalidRange": (416, "The requested range is not satisfiable"),
-    "KeyTooLongError": (400, "Your key is too long"),
-    "MalformedXML": (400, "The XML you provided was not well-formed."),
-    "MissingContentLength": (411, "You must provide the Content-Length HTTP header."),
-    "NoSuchBucket": (404, "The specified bucket does not exist"),
-    "NoSuchKey": (404, "The specified key does not exist."),
-    "NoSuchLifecycleConfiguration": (404, "The lifecycle configuration does not exist"),
-    "NoSuchUpload": (404, "The specified multipart upload does not exist."),
-    "NotImplemented": (501, ""),
-    "PermanentRedirect": (301, "The bucket you are attempting to access is in another region."),
-    "PreconditionFailed": (412, "At least one of the pre-conditions you specified did not hold"),
-    "RequestTimeTooSkewed": (403, "The difference between the request time and the server's is too large."),
-    "ServiceUnavailable": (503, ""),
-    "SignatureDoesNotMatch": (403, ""),
-    "SlowDown": (503, ""),
-    "XAmzContentSHA256Mismatch": (400, "The provided 'x-amz-content-sha256' does not match the body."),
+BODIES = ("GetObject", "PutObject", "UploadPart")
+TAKEN = {
+    *("Bucket", "Key", "ContentLength", "ContentType", "ContentEncoding", "ContentMD5", "Metadata", "Range"),
+    *("IfMatch", "IfNoneMatch", "RequestPayer", "Prefix", "Delimiter", "MaxKeys", "ContinuationToken"),
+    *("EncodingType", "PartNumber", "UploadId", "MultipartUpload", "Delete", "CreateBucketConfiguration"),
+    *("LifecycleConfiguration", "MaxBuckets"),
 }
-FORMS = {
-    "GET service": "ListBuckets",
-    "PUT bucket": "CreateBucket",
-    "DELETE bucket": "DeleteBucket",
-    "HEAD bucket": "HeadBucket",
-    "GET bucket location": "GetBucketLocation",
-    "GET bucket list-type": "ListObjectsV2",
-    "GET bucket uploads": "ListMultipartUploads",
-    "GET bucket lifecycle": "GetBucketLifecycleConfiguration",
-    "PUT bucket lifecycle": "PutBucketLifecycleConfiguration",
-    "GET bucket requestPayment": "GetBucketRequestPayment",
-    "PUT bucket requestPayment": "PutBucketRequestPayment",
-    "PUT bucket acl": "PutBucketAcl",
-    "POST bucket delete": "DeleteObjects",
-    "GET key": "GetObject",
-    "HEAD key": "HeadObject",
-    "PUT key": "PutObject",
-    "DELETE key": "DeleteObject",
-    "POST key uploads": "CreateMultipartUpload",
-    "PUT key partNumber uploadId": "UploadPart",
-    "POST key uploadId": "CompleteMultipartUpload",
-    "DELETE key uploadId": "AbortMultipartUpload",
-}
-"""What a request is: its method, what it names, and the parameters that make it another operation."""
-PLAIN = {
-    *("prefix", "delimiter", "max-keys", "continuation-token", "start-after", "encoding-type", "x-id"),
-    *("fetch-owner", "max-buckets", "max-uploads"),
-}
-HEADERS = re.compile(
-    "HTTP_X_AMZ_(DATE|CONTENT_SHA256|SECURITY_TOKEN|DECODED_CONTENT_LENGTH|TRAILER|CHECKSUM_.*|USER_AGENT"
-    "|SDK_CHECKSUM_ALGORITHM|META_.*|ACL|REQUEST_PAYER|EXPECTED_BUCKET_OWNER)"
-)
+"""The parameters that are carried out, beside checksums, and the ACL of a bucket."""
+VALUES = {"ACL": ("private", "public-read"), "IfNoneMatch": ("*",)}
 
 
 class Bucket(msgspec.Struct, frozen=True):
@@ -98,17 +46,37 @@ class Bucket(msgspec.Struct, frozen=True):
     created: float = 0.0
     public: bool = False
     requester_pays: bool = False
-    lifecycle: str = ""
+    lifecycle: dict[str, Any] = {}
 
 
 class Stored(msgspec.Struct, frozen=True):
-    """The description of an object, of a part, or of an upload."""
+    """The description of an object, of a part, or of an upload.
+
+    `tag`: its ETag; `kept`: what its owner noted.
+    """
 
     key: str
     size: int = 0
-    etag: str = ""
+    tag: str = ""
     modified: float = msgspec.field(default_factory=time.time)
-    headers: dict[str, str] = {}
+    kept: dict[str, Any] = {}
+
+
+@cache
+def operations() -> dict[tuple[str, str], list[tuple[set[str], str]]]:
+    """S3's operations by method and path, each with the parameters and headers that tell it apart."""
+    found: dict[tuple[str, str], list[tuple[set[str], str]]] = defaultdict(list)
+    for name in get_service_model("s3").operation_names:
+        one: Any = get_service_model("s3").operation_model(name)
+        path, _, query = one.http["requestUri"].partition("?")
+        marks = {word.partition("=")[0] for word in query.split("&") if word}
+        for key in one.input_shape.required_members if one.input_shape else ():
+            place = one.input_shape.members[key].serialization
+            if place.get("location") in ("querystring", "header"):
+                marks.add(place["name"])
+        if not one.deprecated:
+            found[one.http["method"], path].append((marks, name))
+    return found
 
 
 @dataclass
@@ -126,58 +94,55 @@ class Call:
         path = str(self.environ["PATH_INFO"]).encode("latin-1").decode("utf-8", "replace")
         self.bucket, _, self.key = path.removeprefix("/").partition("/")
         self.query = dict(parse_qsl(self.environ.get("QUERY_STRING", ""), keep_blank_values=True))
-        level = "key" if self.key else "bucket" if self.bucket else "service"
-        form = [self.environ["REQUEST_METHOD"], level, *sorted(self.query.keys() - PLAIN)]
-        self.operation = FORMS.get(" ".join(form), "")
-        if self.header("x-amz-copy-source"):
-            self.operation = ""
-        self._what = " ".join(form)
+        self.headers = Headers((name.lower(), value) for name, value in EnvironHeaders(self.environ))
+        sent = {*self.query, *(name for name, _ in self.headers)}
+        form = "/{Bucket}/{Key+}" if self.key else "/{Bucket}" if self.bucket else "/"
+        rivals = [one for one in operations()[self.environ["REQUEST_METHOD"], form] if one[0] <= sent]
+        self.operation = max(rivals, key=lambda one: len(one[0]), default=(sent, "this"))[1]
 
-    def header(self, name: str, otherwise: str = "") -> str:
-        """A header's value; "" where it was not sent."""
-        known = name.upper().replace("-", "_")
-        return str(self.environ.get(known if known.startswith("CONTENT_") else f"HTTP_{known}", otherwise))
+    @cached_property
+    def asked(self) -> dict[str, Any]:
+        """Its parameters as boto3 names them, but for a body that is streamed.
 
-    def check(self) -> None:
-        """Raise Refusal where something would have no effect."""
-        lacking = [] if self.operation else [self._what]
-        lacking += [
-            name[5:].lower().replace("_", "-")
-            for name in self.environ
-            if name.startswith("HTTP_X_AMZ_") and not HEADERS.fullmatch(name)
-        ]
-        lacking += [name for name in ("If-Modified-Since", "If-Unmodified-Since") if self.header(name)]
-        if self.header("if-none-match") not in ("", "*") or self.header("x-amz-content-sha256").endswith(
-            "P256"
-        ):
-            lacking.append("this If-None-Match or signature")
-        acls = ("private", "public-read") if self.operation in ("CreateBucket", "PutBucketAcl") else ()
-        if self.header("x-amz-acl") not in ("", *acls):
-            lacking.append("this ACL")
-        if lacking:
-            raise Refusal("NotImplemented", f"The local cloud does not carry out {', '.join(lacking)}.")
-        if not all(self.query.get(name, "0").isdigit() for name in ("max-keys", "partNumber")):
-            raise refused("InvalidArgument")
-        if len(self.key.encode()) > 1024:
-            raise refused("KeyTooLongError")
-
-    @property
-    def public(self) -> bool:
-        """Whether the ACL that it names opens a bucket to everybody."""
-        return self.header("x-amz-acl") == "public-read"
-
-    def kept(self) -> dict[str, str]:
-        """The headers that come back with an object: its type, and what its owner noted."""
-        notes = {name for name in self.environ if name.startswith("HTTP_X_AMZ_META_")}
-        return {
-            "Content-Type": self.header("content-type") or "binary/octet-stream",
-            **{name[5:].lower().replace("_", "-"): self.environ[name] for name in notes},
+        :raises Refusal: ones that cannot be read, or that would have no effect.
+        """
+        if self.operation not in rights.ACTIONS:
+            raise _lacking(self.operation)
+        text = io.BytesIO()
+        if self.operation not in BODIES and (length := self.headers.get("content-length")):
+            if int(length) > TEXT_LIMIT:
+                raise Refusal("EntityTooLarge", "Your proposed upload exceeds the maximum allowed size")
+            self.receive(text)
+        model: Any = get_service_model("s3").operation_model(self.operation)
+        given: Any = {
+            "body": text.getvalue(),
+            "headers": self.headers,
+            "values": self.query,
+            "url_params": {"Bucket": self.bucket, "Key": self.key},
         }
+        try:
+            asked: dict[str, Any] = RestXMLParser(model).parse(given)
+        except (ValueError, RequestParserError) as error:
+            raise Refusal("InvalidArgument", str(error)) from None
+        for name, value in asked.items():
+            known = name in TAKEN or name.startswith("Checksum") or (name == "ACL" and not self.key)
+            if not known or value not in VALUES.get(name, (value,)):
+                raise _lacking(f"{name} in {self.operation}")
+        return asked
 
-    def may(self, action: str, resource: str) -> None:
+    def kept(self) -> dict[str, Any]:
+        """What comes back with an object: its type, and what its owner noted."""
+        return {name: self.asked[name] for name in ("ContentType", "Metadata") if name in self.asked}
+
+    def shown(self, text: str) -> str:
+        """A key as a listing shows it to this caller."""
+        return quote(text, safe="/*-._") if "EncodingType" in self.asked else text
+
+    def may(self, operation: str, resource: str) -> None:
         """Raise Refusal where the policies of the caller do not allow it."""
         if self.policies is None:
             return
+        action = rights.ACTIONS[operation]
         context = {"s3:prefix": self.query.get("prefix", "")}
         decision = rights.decide(self.policies, action, f"arn:aws:s3:::{resource}", context)
         if decision != "allowed":
@@ -187,66 +152,55 @@ class Call:
 
     def check_condition(self, now: Stored | None) -> None:
         """Raise Refusal where what is under the key is not what the caller expects there."""
-        wanted = self.header("if-match").strip('"')
+        wanted = self.asked.get("IfMatch", "").strip('"')
         if wanted and now is None:
-            raise refused("NoSuchKey")
-        if now and (self.header("if-none-match") or wanted not in ("", "*", now.etag)):
-            raise refused("PreconditionFailed")
+            raise Refusal("NoSuchKey", "The specified key does not exist.")
+        if now and ("IfNoneMatch" in self.asked or wanted not in ("", "*", now.tag.strip('"'))):
+            raise Refusal(
+                "PreconditionFailed", "At least one of the pre-conditions you specified did not hold"
+            )
 
     def receive(self, file: IO[bytes]) -> tuple[int, str]:
-        """Write the body into a file; its size and its MD5.
+        """Write the body into a file; its size and its ETag.
 
-        :raises Refusal: a checksum is wrong, or there is no length.
+        :raises Refusal: a checksum is wrong.
         :raises ConnectionError: the client has gone, or a fault cuts the connection.
         """
-        sent, source = self.header("x-amz-content-sha256"), self.environ["wsgi.input"]
+        sent, source = self.headers.get("x-amz-content-sha256", ""), self.environ["wsgi.input"]
         trailer: dict[str, str] = {}
-        length = self.header("x-amz-decoded-content-length") or self.header("content-length")
-        if not length.isdigit():
-            raise refused("MissingContentLength")
+        length = int(self.headers.get("x-amz-decoded-content-length") or self.headers["content-length"])
         if sent.startswith("STREAMING-"):
             if self.environ.get("wsgi.input_terminated"):
                 source = io.BufferedReader(source, CHUNK)
             chunks = unchunked(source, trailer)
         else:
-            chunks = exactly(source, int(length))
+            chunks = exactly(source, length)
         md5, sha256, crc32, size = hashlib.md5(), hashlib.sha256(), 0, 0
-        hashed = len(sent) == len(EMPTY_SHA256)
+        hashed = len(sent) == 2 * sha256.digest_size
         for data in chunks:
             file.write(data)
             md5.update(data)
             if hashed:
                 sha256.update(data)
             crc32, size = zlib.crc32(data, crc32), size + len(data)
-            if self.cut and 2 * size >= int(length):
+            if self.cut and 2 * size >= length:
                 raise ConnectionResetError("a fault: the connection is cut")
-        if size != int(length):
+        if size != length:
             raise ConnectionResetError("the body is not as long as it was said to be")
-        if hashed and sha256.hexdigest() != sent:
-            raise refused("XAmzContentSHA256Mismatch")
-        sums = {
-            self.header("content-md5"): md5.digest(),
-            self.header("x-amz-checksum-crc32"): crc32.to_bytes(4),
-            trailer.get("x-amz-checksum-crc32", ""): crc32.to_bytes(4),
-        }
-        if any(one and one != base64.b64encode(real).decode() for one, real in sums.items()):
-            raise refused("BadDigest")
-        return size, md5.hexdigest()
-
-    def document(self) -> ElementTree.Element:
-        """The body as XML. Raises Refusal where it is none."""
-        if int(self.header("content-length") or 0) > TEXT_LIMIT:
-            raise refused("EntityTooLarge")
-        self.receive(text := io.BytesIO())
-        try:
-            return ElementTree.fromstring(text.getvalue())
-        except ElementTree.ParseError:
-            raise refused("MalformedXML") from None
+        crc = base64.b64encode(crc32.to_bytes(4)).decode()
+        sums = [
+            (sent if hashed else "", sha256.hexdigest()),
+            (self.headers.get("content-md5"), base64.b64encode(md5.digest()).decode()),
+            (self.headers.get("x-amz-checksum-crc32"), crc),
+            (trailer.get("x-amz-checksum-crc32"), crc),
+        ]
+        if any(one and one != real for one, real in sums):
+            raise Refusal("BadDigest", "The checksum you specified did not match the calculated checksum.")
+        return size, f'"{md5.hexdigest()}"'
 
 
-def refused(code: str) -> Refusal:
-    """The refusal with a code of S3, in its words."""
-    return Refusal(code, ERRORS[code][1])
+def _lacking(what: str) -> Refusal:
+    return Refusal("NotImplemented", f"The local cloud does not carry out {what}.", status="501")
 
 
 def exactly(source: Any, size: int) -> Iterator[bytes]:
