@@ -128,14 +128,15 @@ class Store:
         """
         from botocore.exceptions import ClientError
 
+        asked = {"Bucket": where.bucket, "Key": where.key(name), **self._payer}
         try:
-            reply = self.client.get_object(Bucket=where.bucket, Key=where.key(name), **self._payer)
-            return json.loads(reply["Body"].read())
+            reply = self.client.get_object(**asked)
         except ClientError as error:
             code = error.response["Error"]["Code"]
             if code == "NoSuchKey" or (code == "AccessDenied" and not any(self.list(where, name=name))):
                 return None
-            raise
+            reply = self.client.get_object(**asked)  # it may have come meanwhile
+        return json.loads(reply["Body"].read())
 
     def write(self, where: Place, name: str, document: object, *, new: bool = False) -> bool:
         """Write a small object of JSON. With `new` only where none is, and return whether that was so.

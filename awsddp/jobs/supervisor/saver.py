@@ -126,7 +126,8 @@ class Saver:
         self._written: Any = None
         self._written_at = self._heard_at = -math.inf
         self._changed_at = time.monotonic()
-        self._shelf, self._told = Shelf(), dict[int, Any]()
+        self._shelf = Shelf()
+        self._told: dict[int, Any] = {}
         self._published: Any = None
         self._wake = threading.Event()
         self._end_by = math.inf
