@@ -1,8 +1,6 @@
 """--save-to: the results of a job are in S3 when it ends, and the nodes may go."""
 
 import json
-import os
-import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,6 @@ from awsddp.local import control, machine
 from awsddp.plan.policy import role_policy
 from awsddp.spec import ClusterSpec, JobSection, JobSpec
 from tests.cli.conftest import Lab
-from tests.cli.test_detached import becomes
 
 WITH_ROLE = ("-y", "-o", "local.gpus=off", "-o", "access.instance_profile=training", "--nodes")
 
@@ -215,104 +212,6 @@ def test_new_nodes_resume_from_s3(lab: Lab, client: Any) -> None:
     (lab.project / "runs").rename(lab.project / "elsewhere")
     resumed = lab.run("train", "saved.py", "--name", "second", "--resume", "s3://results/runs/first", *words)
     assert "rank 2 begins at 7" in resumed.stdout, resumed.stderr + resumed.stdout
-
-
-MADE = """
-import json, os, pathlib
-rank, run = int(os.environ["RANK"]), pathlib.Path(os.environ["AWSDDP_RUN_DIR"])
-print("rank", rank, "writes")
-(run / "state.bin").write_bytes(bytes(range(256)) * (1000 + rank))
-pathlib.Path(f"made by {rank}.txt").write_text(f"of {rank}")
-with (run / "metrics.jsonl").open("w") as rows:
-    for step in range(3):
-        rows.write(json.dumps({"rank": rank, "step": step, "loss": 0.53125 / (step + 1)}) + chr(10))
-if rank == 1:
-    raise SystemExit("no more")
-"""
-
-
-def made(rank: int) -> dict[str, bytes]:
-    """Return what a rank of MADE leaves behind, on a node of its own."""
-    rows = (json.dumps({"rank": rank, "step": step, "loss": 0.53125 / (step + 1)}) for step in range(3))
-    said = f"rank {rank} writes\n" + "no more\n" * rank
-    return {
-        f"logs/rank{rank}.log": said.encode(),
-        f"node{rank}/run/state.bin": bytes(range(256)) * (1000 + rank),
-        f"node{rank}/made by {rank}.txt": f"of {rank}".encode(),
-        f"node{rank}/run/metrics.jsonl": "".join(f"{row}\n" for row in rows).encode(),
-    }
-
-
-@pytest.mark.prove
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("ends", ["it comes back", "second home", "spot"])
-def test_a_laptop_that_never_comes_back_loses_nothing(lab: Lab, tmp_path: Path, ends: str) -> None:
-    with_bucket(lab)
-    lab.script("made.py", MADE)
-    words = ("run", "--local", "made.py", *WITH_ROLE, "2", *("--spot",) * (ends == "spot"))
-    more = ("--world-size", "2", "--detach", "--idle", "10s", "--save-to", "s3://results/runs")
-    gone = lab.start(*words, "--name", "left", *more)
-    assert gone.stderr is not None
-    assert any(b"job left runs" in line for line in gone.stderr)
-    os.killpg(gone.pid, signal.SIGKILL)
-    gone.communicate()
-    becomes(lab, "ending" if ends == "spot" else "stopped")
-
-    second, info = Lab(tmp_path / "second"), control.find(lab.home)  # it has a login to AWS, and nothing else
-    assert info is not None
-    second.environ |= {
-        "AWS_ENDPOINT_URL": info.endpoint,
-        "AWS_DEFAULT_REGION": info.region,
-        "AWS_ACCESS_KEY_ID": info.access_key_id,
-        "AWS_SECRET_ACCESS_KEY": info.secret_access_key,
-    }
-    job = "s3://results/runs/left"
-    for verb, shown in (("logs", "rank 1 writes"), ("why", "no more"), ("report", "report.html")):
-        said = second.run(verb, job)
-        assert (said.returncode, shown in said.stdout + said.stderr) == (0, True), said.stderr + said.stdout
-    page = second.project / "runs" / "left" / "report.html"
-    assert "0.177" in page.read_text()
-    fetched = second.run("fetch", job)
-    assert fetched.returncode == 0, fetched.stderr
-    assert files(second.project / "runs" / "left") == made(0) | made(1)
-
-    if ends != "spot":  # no node is started for what is saved, and no key is needed for what is home
-        ended = (
-            lab.run("down", "-y") if ends == "it comes back" else second.run("-c", "default", "down", "-y")
-        )
-        assert (ended.returncode, "2 instances terminated" in ended.stdout) == (0, True), ended.stderr
-    late = lab.run("--local", "fetch", "left")
-    assert late.returncode == 0, late.stderr
-    assert files(lab.project / "runs" / "left") == made(0) | made(1)
-
-
-KEEPS = """
-import os, pathlib, signal
-run = pathlib.Path(os.environ["AWSDDP_RUN_DIR"])
-signal.signal(signal.SIGTERM, lambda *_: (run / "last.pt").write_text("at the last moment"))
-print("waits", flush=True)
-signal.pause()
-"""
-
-
-@pytest.mark.prove
-@pytest.mark.timeout(600)
-def test_what_could_not_be_saved_stays_on_a_node_that_stops_and_fetch_starts_it(lab: Lab) -> None:
-    _, iam = with_bucket(lab)
-    lab.script("keeps.py", KEEPS)
-    words = ("run", "--local", "keeps.py", *WITH_ROLE, "2", "--world-size", "2", "--detach")
-    assert lab.run(*words, "--name", "left", "--save-to", "s3://results/runs").returncode == 0
-    while lab.run("logs").stdout.count("waits") < 2:
-        time.sleep(0.5)
-    iam.delete_role_policy(RoleName="training", PolicyName="s3")
-    for node in ("node0", "node1"):
-        assert lab.run("local", "fault", "add", node, "poweroff").returncode == 0
-    becomes(lab, "stopped", within_s=200)
-    fetched = lab.json("fetch", "--local", "-y")
-    assert (fetched["started"], len(fetched["down"]["terminated"])) == (True, 2)
-    for node in range(2):
-        made = lab.project / f"runs/left/node{node}/run/last.pt"
-        assert made.read_text() == "at the last moment"
 
 
 @pytest.mark.prove
