@@ -15,11 +15,11 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from posixpath import dirname
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from awsddp.jobs.supervisor.checkpoints import SUFFIXES, is_whole
@@ -129,7 +129,7 @@ class Saver:
         self._shelf = Shelf()
         self._told: dict[int, Any] = {}
         self._published: Any = None
-        self._wake = threading.Event()
+        self._wake: SimpleQueue[None] = SimpleQueue()  # unlike an Event it may be told by a signal's handler
         self._end_by = math.inf
         self._fails = 0
 
@@ -160,13 +160,13 @@ class Saver:
             pause_s = min(_END_S, self._order["look_s"]) if over else max(0.0, self._look_at - now)
             if self._fails and self._end_by == math.inf:
                 pause_s = max(pause_s, min(_SLOWEST_S, 2.0 ** min(self._fails, 9)))
-            self._wake.wait(pause_s)
-            self._wake.clear()
+            with contextlib.suppress(Empty):
+                self._wake.get(timeout=pause_s)
 
     def _on_term(self, *_: object) -> None:
         """The machine is shut down: the job ends now, and what cannot be saved soon never will be."""
         self._end_by = min(self._end_by, time.monotonic() + _HURRY_S)
-        self._wake.set()
+        self._wake.put(None)
 
     def _turn(self, *, over: bool) -> bool:
         """Look, send what is whole, say what is saved; return whether all is done."""
@@ -256,7 +256,7 @@ class Saver:
                 paths[file.key(home, version)] = _path(held)
         self._moved = 0
         self._sending = self._pool.submit(self._store.send, paths, self._at, self._move), going
-        self._sending[0].add_done_callback(lambda _: self._wake.set())
+        self._sending[0].add_done_callback(lambda _: self._wake.put(None))
 
     def _free(self, home: str, file: _File) -> int:
         """Return a version whose keys no list names, nor will: one that was left, else a new one."""
