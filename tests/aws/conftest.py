@@ -62,6 +62,8 @@ def server() -> Iterator[Server]:
         classes: dict[str, Any] = {}
 
         def create_client_class(creator: Any, name: str, model: Any) -> Any:
+            if name == "s3":  # boto3 gives that of S3 methods of its own, this program's sessions do not
+                return made(creator, name, model)
             if name not in classes:
                 classes[name] = made(creator, name, model)
             return classes[name]
