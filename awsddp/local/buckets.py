@@ -16,7 +16,6 @@ import traceback
 import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from itertools import islice
 from pathlib import Path
 from typing import IO, Any
 
@@ -27,6 +26,7 @@ from moto.core.models import DEFAULT_ACCOUNT_ID
 from moto.core.serialize import S3Serializer
 from moto.core.utils import get_service_model
 from moto.iam.access_control import S3IAMRequest
+from werkzeug.exceptions import NotFound
 from werkzeug.http import parse_range_header
 from werkzeug.wrappers import Response
 
@@ -55,11 +55,13 @@ class Buckets:
         unfinished.mkdir()
 
     def __call__(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
-        call = Call(environ)
         try:
+            call = Call(environ)
             reply = self._answer(call)
+        except NotFound as error:
+            return error(environ, start_response)
         except ConnectionError:
-            _hang_up(environ)
+            hang_up(environ)
             raise
         except ServiceException as error:
             reply = _reply("HeadBucket", error)
@@ -76,12 +78,11 @@ class Buckets:
             if "authorization" in call.headers:
                 _identify(call)
             fault = self._faults.strike(call.operation, (call.bucket, call.key, call.region))
-        effect = fault.effect if fault is not None else ""
-        if effect and effect not in faults.CALL_EFFECTS:
-            assert fault is not None
-            raise faults.refusal(fault, instance_type="such", zone="any zone")
-        if fault is not None and effect == "delay":
-            time.sleep(fault.seconds)
+        effect, seconds = (fault.effect, fault.seconds) if fault else ("", 0.0)
+        if fault and effect not in faults.CALL_EFFECTS:
+            raise faults.refusal(fault)
+        if effect == "delay":
+            time.sleep(seconds)
         self._authorise(call)
         call.cut = effect == "cut"
         if call.cut and call.operation not in BODIES:
@@ -90,30 +91,28 @@ class Buckets:
         reply = _reply(call.operation, result, result.pop("Body", None))
         if "ContentRange" in result:
             reply.status_code = 206
-        if fault is not None and effect == "late":
-            time.sleep(fault.seconds)
+        if effect == "late":
+            time.sleep(seconds)
         if effect == "lost":
             raise ConnectionResetError("a fault: the reply is lost")
         return reply
 
     def _authorise(self, call: Call) -> None:
         """Find the bucket, and see whether the caller may do this to it. Raises Refusal where not."""
-        asked, ours = call.asked, True
+        ours, public = True, False
         if call.operation not in ("ListBuckets", "CreateBucket"):
             found = call.found = self._bucket(call.bucket)
             if call.region not in ("", found.region):
                 why = "The bucket you are attempting to access is in another region."
                 raise Refusal("PermanentRedirect", why, status="301")
-            public, ours = found.public and call.operation in PUBLIC, found.owner == DEFAULT_ACCOUNT_ID
-            payer = bool(call.caller) and "RequestPayer" in asked
-            if public and (payer or not found.requester_pays):
-                if ours or not call.caller:
-                    return
-                ours = True
-        if not (ours and call.caller):
+            ours = found.owner == DEFAULT_ACCOUNT_ID
+            pays = bool(call.caller) and "RequestPayer" in call.asked
+            public = found.public and call.operation in PUBLIC and (pays or not found.requester_pays)
+        if public and (ours or not call.caller):
+            return
+        if not call.caller or not (ours or public):
             raise Refusal("AccessDenied", "Access Denied")
-        if call.operation != "DeleteObjects":  # which asks for each
-            call.may(call.operation, "/".join(filter(None, (call.bucket, call.key))) or "*")
+        call.may(call.operation, "/".join(filter(None, (call.bucket, call.key))) or "*")
 
     def _bucket(self, name: str) -> Bucket:
         with suppress(FileNotFoundError):
@@ -128,12 +127,10 @@ class Buckets:
 
     def _list_buckets(self, call: Call) -> dict[str, Any]:
         with self._lock:
-            paths = sorted(self._folder.glob("*/bucket.json"))
-            found = {path.parent.name: self._bucket(path.parent.name) for path in paths}
+            names = sorted(path.parent.name for path in self._folder.glob("*/bucket.json"))
+            found = [(name, one) for name in names if (one := self._bucket(name)).owner == DEFAULT_ACCOUNT_ID]
         listed = [
-            {"Name": name, "CreationDate": one.created, "BucketRegion": one.region}
-            for name, one in found.items()
-            if one.owner == DEFAULT_ACCOUNT_ID
+            {"Name": name, "CreationDate": one.created, "BucketRegion": one.region} for name, one in found
         ]
         return {"Owner": {"ID": DEFAULT_ACCOUNT_ID}, "Buckets": listed}
 
@@ -149,9 +146,7 @@ class Buckets:
                 raise Refusal("BucketAlreadyExists", "The requested bucket name is not available.")
             for name in ("objects", "uploads"):
                 (at / name).mkdir(parents=True)
-            made = Bucket(
-                region, DEFAULT_ACCOUNT_ID, time.time(), public=call.asked.get("ACL") == "public-read"
-            )
+            made = Bucket(region, DEFAULT_ACCOUNT_ID, time.time())
             write_json(at / "bucket.json", msgspec.to_builtins(made))
         return {"Location": f"/{call.bucket}"}
 
@@ -173,40 +168,45 @@ class Buckets:
         self._change(call, lifecycle=call.asked["LifecycleConfiguration"])
 
     def _put_bucket_acl(self, call: Call) -> None:
-        self._change(call, public=call.asked.get("ACL") == "public-read")
+        self._change(call, public=call.asked["ACL"] == "public-read")
 
     def _list_objects_v2(self, call: Call) -> dict[str, Any]:
-        prefix, delimiter = call.asked.get("Prefix", ""), call.asked.get("Delimiter", "")
+        delimiter, start = call.asked.get("Delimiter", ""), len(call.asked.get("Prefix", ""))
         room = min(call.asked.get("MaxKeys", PAGE), PAGE)
         token = base64.urlsafe_b64decode(call.asked.get("ContinuationToken", ""))
-        entries: dict[bytes, Stored | None] = {}  # None: of a common prefix
-        with self._lock:
-            every = [read(path) for path in (self._folder / call.bucket / "objects").iterdir()]
-        for one in every:
-            if one.key.startswith(prefix):
-                head, found, _ = one.key[len(prefix) :].partition(delimiter) if delimiter else ("", "", "")
-                name = f"{prefix}{head}{delimiter}".encode() if found else one.key.encode()
-                if name > token:
-                    entries[name] = None if found else one
-        page, more = list(islice(sorted(entries.items()), room)), len(entries) > room
-        following = base64.urlsafe_b64encode(page[-1][0]).decode() if more and page else None
+        entries: dict[str, Stored | None] = {}  # None: of a common prefix
+        for one, _ in self._stored(call, "objects/*"):
+            end = one.key.find(delimiter, start) if delimiter else -1
+            name = one.key if end < 0 else one.key[: end + len(delimiter)]
+            if name.encode() > token:
+                entries[name] = one if end < 0 else None
+        page = list(entries)[:room]
+        more = len(entries) > len(page) > 0
         contents = [
-            {"Key": call.shown(one.key), "Size": one.size, "ETag": one.tag, "LastModified": one.modified}
-            for _, one in page
-            if one
+            {"Key": call.shown(name), "Size": it.size, "ETag": it.tag, "LastModified": it.modified}
+            for name in page
+            if (it := entries[name])
         ]
         return {
             "EncodingType": call.asked.get("EncodingType"),
             "KeyCount": len(page),
             "IsTruncated": more,
-            "NextContinuationToken": following,
+            "NextContinuationToken": base64.urlsafe_b64encode(page[-1].encode()).decode() if more else None,
             "Contents": contents,
-            "CommonPrefixes": [{"Prefix": call.shown(name.decode())} for name, one in page if one is None],
+            "CommonPrefixes": [{"Prefix": call.shown(name)} for name in page if entries[name] is None],
         }
 
-    def _object(self, call: Call, key: str | None = None) -> Path:
+    def _stored(self, call: Call, pattern: str) -> list[tuple[Stored, Path]]:
+        """The descriptions in a bucket's files whose key has the prefix that is asked for, in their order."""
+        prefix = call.asked.get("Prefix", "")
+        with self._lock:
+            every = [(read(path), path) for path in (self._folder / call.bucket).glob(pattern)]
+        found = [one for one in every if one[0].key.startswith(prefix)]
+        return sorted(found, key=lambda one: (one[0].key.encode(), one[0].modified))
+
+    def _object(self, call: Call) -> Path:
         """The file of an object, which may not be there."""
-        name = hashlib.sha256((call.key if key is None else key).encode()).hexdigest()
+        name = hashlib.sha256(call.key.encode()).hexdigest()
         return self._folder / call.bucket / "objects" / name
 
     def _put_object(self, call: Call) -> dict[str, Any]:
@@ -229,29 +229,19 @@ class Buckets:
             first, last = part
             found["ContentRange"] = f"bytes {first}-{last - 1}/{one.size}"
         file.seek(first)
-        return {**found, "ContentLength": last - first, "Body": _pieces(call, file, last - first)}
+        size = last - first
+        body = exactly(file, size // 2 if call.cut else size)
+        return {**found, "ContentLength": size, "Body": body}
 
     _head_object = _get_object
 
-    def _delete_object(self, call: Call, key: str | None = None) -> None:
+    def _delete_object(self, call: Call) -> None:
         with self._lock:
-            self._object(call, key).unlink(missing_ok=True)
-
-    def _delete_objects(self, call: Call) -> dict[str, Any]:
-        deleted, errors = [], []
-        for key in [one["Key"] for one in call.asked["Delete"]["Objects"]]:
-            try:
-                call.may("DeleteObject", f"{call.bucket}/{key}")
-            except Refusal as error:
-                errors.append({"Key": key, "Code": error.code, "Message": error.message})
-            else:
-                self._delete_object(call, key)
-                deleted.append({"Key": key})
-        return {"Deleted": [] if call.asked["Delete"].get("Quiet") else deleted, "Errors": errors}
+            self._object(call).unlink(missing_ok=True)
 
     def _upload(self, call: Call) -> Path:
         """The folder of an upload. Raises Refusal where there is none of its key."""
-        name = call.query["uploadId"]
+        name = call.asked["UploadId"]
         at: Path = self._folder / call.bucket / "uploads" / name
         with suppress(FileNotFoundError):
             if name.isalnum() and read(at / "upload").key == call.key:
@@ -266,14 +256,9 @@ class Buckets:
         return {"Bucket": call.bucket, "Key": call.key, "UploadId": at.name}
 
     def _list_multipart_uploads(self, call: Call) -> dict[str, Any]:
-        prefix = call.asked.get("Prefix", "")
-        with self._lock:
-            paths = list((self._folder / call.bucket / "uploads").glob("*/upload"))
-            every = [(read(path), path.parent.name) for path in paths]
-        found = sorted((one.key.encode(), name, one) for one, name in every if one.key.startswith(prefix))
         listed = [
-            {"Key": call.shown(one.key), "UploadId": name, "Initiated": one.modified}
-            for _, name, one in found
+            {"Key": call.shown(one.key), "UploadId": path.parent.name, "Initiated": one.modified}
+            for one, path in self._stored(call, "uploads/*/upload")
         ]
         coded = call.asked.get("EncodingType")
         return {"Bucket": call.bucket, "IsTruncated": False, "Uploads": listed, "EncodingType": coded}
@@ -301,11 +286,13 @@ class Buckets:
             tag = f'"{md5.hexdigest()}-{len(named)}"'
             whole = Stored(call.key, size, tag, kept=read(at / "upload").kept)
             self._keep(call, file, whole, self._object(call))
-        shutil.rmtree(at, ignore_errors=True)
+        with self._lock:
+            shutil.rmtree(at, ignore_errors=True)
         return {"Bucket": call.bucket, "Key": call.key, "ETag": tag}
 
     def _abort_multipart_upload(self, call: Call) -> None:
-        shutil.rmtree(self._upload(call), ignore_errors=True)
+        with self._lock:
+            shutil.rmtree(self._upload(call))
 
     def _receive(self, call: Call, at: Path) -> dict[str, Any]:
         with self._temporary() as file:
@@ -353,21 +340,13 @@ def _identify(call: Call) -> None:
     if not key.arn.endswith(f":user/{USER}"):
         call.policies = []
         with suppress(ServiceException):  # the role is gone
-            call.policies = [text for text in key.collect_policies() if isinstance(text, str)]
+            call.policies = key.collect_policies()
 
 
-def _hang_up(environ: dict[str, Any]) -> None:
+def hang_up(environ: dict[str, Any]) -> None:
+    """End the connection of a request that gets no answer."""
     with suppress(OSError):
         environ["werkzeug.socket"].shutdown(socket.SHUT_RDWR)
-
-
-def _pieces(call: Call, file: IO[bytes], size: int) -> Iterator[bytes]:
-    """The next bytes of a file; half of them, though more was promised, where a fault cuts the connection."""
-    with file:
-        yield from exactly(file, size // 2 if call.cut else size)
-    if call.cut:
-        _hang_up(call.environ)
-        raise ConnectionResetError("a fault: the connection is cut")
 
 
 def _reply(operation: str, result: object, body: Iterator[bytes] | None = None) -> Response:

@@ -95,7 +95,7 @@ class Faults:
             write_json(self._path, msgspec.to_builtins(faults))
 
 
-def refusal(fault: Fault, *, instance_type: str, zone: str) -> Refusal:
+def refusal(fault: Fault, *, instance_type: str = "such", zone: str = "any zone") -> Refusal:
     """How a call is refused by a fault that names a code."""
     text = f"Refused by a fault of the local cloud ({fault.effect})."
     if fault.effect == "InsufficientInstanceCapacity":

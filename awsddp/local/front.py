@@ -32,7 +32,7 @@ from werkzeug.wrappers import Response
 
 from awsddp.errors import AwsddpError
 from awsddp.local import faults, refusals, requests, scope
-from awsddp.local.buckets import Buckets
+from awsddp.local.buckets import Buckets, hang_up
 from awsddp.local.emulator import Emulator, Store
 from awsddp.local.faults import Faults
 from awsddp.local.lifecycle import Lifecycle
@@ -68,8 +68,7 @@ class Front:
             is_admin = environ.get("PATH_INFO", "").startswith(ADMIN)
             reply = self._admin(environ) if is_admin else self._api(environ)
         except ConnectionError:
-            with suppress(OSError):
-                environ["werkzeug.socket"].shutdown(socket.SHUT_RDWR)
+            hang_up(environ)
             raise
         return reply(environ, start_response)
 

@@ -6,8 +6,8 @@ https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_policies_evaluation-l
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable, Mapping
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 from moto.core.models import DEFAULT_ACCOUNT_ID
@@ -16,16 +16,18 @@ from moto.iam.models import iam_backends
 if TYPE_CHECKING:
     from awsddp.local.offers import Call
 
-_PUTS = ("PutObject", "CreateMultipartUpload", "UploadPart", "CompleteMultipartUpload")
-_OWN = ("CreateBucket", "DeleteBucket", "PutBucketAcl", "AbortMultipartUpload")
+_PUTS = ("CreateMultipartUpload", "UploadPart", "CompleteMultipartUpload")
+_OWN = (
+    *("CreateBucket", "DeleteBucket", "PutBucketAcl"),
+    *("GetObject", "PutObject", "DeleteObject", "AbortMultipartUpload"),
+)
 ACTIONS = {
     "ListBuckets": "s3:ListAllMyBuckets",
     "ListMultipartUploads": "s3:ListBucketMultipartUploads",
     **{f"{verb}BucketLifecycleConfiguration": f"s3:{verb}LifecycleConfiguration" for verb in ("Get", "Put")},
     **dict.fromkeys(("HeadBucket", "ListObjectsV2"), "s3:ListBucket"),
-    **dict.fromkeys(("GetObject", "HeadObject"), "s3:GetObject"),
+    "HeadObject": "s3:GetObject",
     **dict.fromkeys(_PUTS, "s3:PutObject"),
-    **dict.fromkeys(("DeleteObject", "DeleteObjects"), "s3:DeleteObject"),
     **{name: f"s3:{name}" for name in _OWN},
 }
 """The operations of S3 that are carried out, and the right that each needs."""
@@ -75,16 +77,15 @@ def simulate(call: Call) -> dict[str, Any]:
 
 
 def _names(statement: dict[str, Any], element: str, value: str) -> bool:
-    if element in statement:
-        return _like(value, statement[element], element)
-    return not _like(value, statement[f"Not{element}"], element)
+    """Whether a statement is of an action, which it may name in any case, or of a resource."""
+    fold = str.lower if element == "Action" else str
+    patterns = [fold(one) for one in _listed(statement.get(element, statement.get(f"Not{element}")))]
+    return _like(fold(value), patterns) == (element in statement)
 
 
-def _like(value: str, patterns: str | list[str], element: str = "") -> bool:
-    """Whether one of the patterns fits; `*` and `?` stand for anything, actions are of any case."""
-    forms = [re.escape(one).replace(r"\*", ".*").replace(r"\?", ".") for one in _listed(patterns)]
-    flags = re.DOTALL | (re.IGNORECASE if element == "Action" else 0)
-    return any(re.fullmatch(form, value, flags) for form in forms)
+def _like(value: str, patterns: str | list[str]) -> bool:
+    """Whether one of the patterns fits; `*` and `?` stand for anything."""
+    return any(fnmatchcase(value, one.replace("[", "[[]")) for one in _listed(patterns))
 
 
 def _holds(statement: dict[str, Any], context: Mapping[str, str]) -> bool:

@@ -8,34 +8,37 @@ import io
 import re
 import time
 import zlib
-from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
 from typing import IO, Any
-from urllib.parse import parse_qsl, quote
+from urllib.parse import quote
 
 import msgspec
 from moto.core.parse import RequestParserError, RestXMLParser
-from moto.core.utils import get_service_model
-from werkzeug.datastructures import EnvironHeaders, Headers
+from moto.core.request import Request
+from moto.core.routing import get_service_router
+from werkzeug.datastructures import Headers
 
 from awsddp.local import rights
 from awsddp.local.requests import Refusal
 
 CHUNK = 1 << 20
-TEXT_LIMIT = 4 << 20
 NAME = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 BODIES = ("GetObject", "PutObject", "UploadPart")
 TAKEN = {
     *("Bucket", "Key", "ContentLength", "ContentType", "ContentEncoding", "ContentMD5", "Metadata", "Range"),
     *("IfMatch", "IfNoneMatch", "RequestPayer", "Prefix", "Delimiter", "MaxKeys", "ContinuationToken"),
-    *("EncodingType", "PartNumber", "UploadId", "MultipartUpload", "Delete", "CreateBucketConfiguration"),
+    *("EncodingType", "PartNumber", "UploadId", "MultipartUpload", "CreateBucketConfiguration"),
     *("LifecycleConfiguration", "MaxBuckets"),
 }
 """The parameters that are carried out, beside checksums, and the ACL of a bucket."""
-VALUES = {"ACL": ("private", "public-read"), "IfNoneMatch": ("*",)}
+VALUES = {
+    "ACL": ("private", "public-read"),
+    "ContentEncoding": ("aws-chunked",),
+    "IfNoneMatch": ("*",),
+}
 
 
 class Bucket(msgspec.Struct, frozen=True):
@@ -62,26 +65,12 @@ class Stored(msgspec.Struct, frozen=True):
     kept: dict[str, Any] = {}
 
 
-@cache
-def operations() -> dict[tuple[str, str], list[tuple[set[str], str]]]:
-    """S3's operations by method and path, each with the parameters and headers that tell it apart."""
-    found: dict[tuple[str, str], list[tuple[set[str], str]]] = defaultdict(list)
-    for name in get_service_model("s3").operation_names:
-        one: Any = get_service_model("s3").operation_model(name)
-        path, _, query = one.http["requestUri"].partition("?")
-        marks = {word.partition("=")[0] for word in query.split("&") if word}
-        for key in one.input_shape.required_members if one.input_shape else ():
-            place = one.input_shape.members[key].serialization
-            if place.get("location") in ("querystring", "header"):
-                marks.add(place["name"])
-        if not one.deprecated:
-            found[one.http["method"], path].append((marks, name))
-    return found
-
-
 @dataclass
 class Call:
-    """One request. `caller` is the ARN of who signed it, "" for nobody; `policies`: None for all rights."""
+    """One request. `caller` is the ARN of who signed it, "" for nobody; `policies`: None for all rights.
+
+    :raises NotFound: it is for no operation of S3.
+    """
 
     environ: dict[str, Any] = field(repr=False)
     caller: str = ""
@@ -91,14 +80,13 @@ class Call:
     cut: bool = False
 
     def __post_init__(self) -> None:
-        path = str(self.environ["PATH_INFO"]).encode("latin-1").decode("utf-8", "replace")
-        self.bucket, _, self.key = path.removeprefix("/").partition("/")
-        self.query = dict(parse_qsl(self.environ.get("QUERY_STRING", ""), keep_blank_values=True))
-        self.headers = Headers((name.lower(), value) for name, value in EnvironHeaders(self.environ))
-        sent = {*self.query, *(name for name, _ in self.headers)}
-        form = "/{Bucket}/{Key+}" if self.key else "/{Bucket}" if self.bucket else "/"
-        rivals = [one for one in operations()[self.environ["REQUEST_METHOD"], form] if one[0] <= sent]
-        self.operation = max(rivals, key=lambda one: len(one[0]), default=(sent, "this"))[1]
+        request: Any = Request(self.environ)
+        self.headers = Headers((name.lower(), value) for name, value in request.headers)
+        self.query = request.args
+        self._model, self._labels = get_service_router("s3").match(request)
+        self.operation: str = self._model.name
+        self.bucket: str = self._labels.get("Bucket", "")
+        self.key: str = self._labels.get("Key", "")
 
     @cached_property
     def asked(self) -> dict[str, Any]:
@@ -109,23 +97,20 @@ class Call:
         if self.operation not in rights.ACTIONS:
             raise _lacking(self.operation)
         text = io.BytesIO()
-        if self.operation not in BODIES and (length := self.headers.get("content-length")):
-            if int(length) > TEXT_LIMIT:
-                raise Refusal("EntityTooLarge", "Your proposed upload exceeds the maximum allowed size")
+        if self.operation not in BODIES and "content-length" in self.headers:
             self.receive(text)
-        model: Any = get_service_model("s3").operation_model(self.operation)
-        given: Any = {
-            "body": text.getvalue(),
-            "headers": self.headers,
-            "values": self.query,
-            "url_params": {"Bucket": self.bucket, "Key": self.key},
-        }
+        sent: Any = {"headers": self.headers, "values": self.query, "url_params": self._labels}
+        sent["body"] = text.getvalue()
         try:
-            asked: dict[str, Any] = RestXMLParser(model).parse(given)
+            asked: dict[str, Any] = RestXMLParser(self._model).parse(sent)
         except (ValueError, RequestParserError) as error:
             raise Refusal("InvalidArgument", str(error)) from None
         for name, value in asked.items():
-            known = name in TAKEN or name.startswith("Checksum") or (name == "ACL" and not self.key)
+            known = (
+                name in TAKEN
+                or name.startswith("Checksum")
+                or (name == "ACL" and self.operation == "PutBucketAcl")
+            )
             if not known or value not in VALUES.get(name, (value,)):
                 raise _lacking(f"{name} in {self.operation}")
         return asked
@@ -143,7 +128,7 @@ class Call:
         if self.policies is None:
             return
         action = rights.ACTIONS[operation]
-        context = {"s3:prefix": self.query.get("prefix", "")}
+        context = {f"s3:{name}": value for name, value in self.query.items()}
         decision = rights.decide(self.policies, action, f"arn:aws:s3:::{resource}", context)
         if decision != "allowed":
             why = rights.DENIED[decision].format(action)
@@ -167,32 +152,27 @@ class Call:
         :raises ConnectionError: the client has gone, or a fault cuts the connection.
         """
         sent, source = self.headers.get("x-amz-content-sha256", ""), self.environ["wsgi.input"]
-        trailer: dict[str, str] = {}
         length = int(self.headers.get("x-amz-decoded-content-length") or self.headers["content-length"])
         if sent.startswith("STREAMING-"):
             if self.environ.get("wsgi.input_terminated"):
                 source = io.BufferedReader(source, CHUNK)
-            chunks = unchunked(source, trailer)
+            chunks = unchunked(source, self.headers)
         else:
             chunks = exactly(source, length)
         md5, sha256, crc32, size = hashlib.md5(), hashlib.sha256(), 0, 0
-        hashed = len(sent) == 2 * sha256.digest_size
         for data in chunks:
             file.write(data)
             md5.update(data)
-            if hashed:
-                sha256.update(data)
+            sha256.update(data)
             crc32, size = zlib.crc32(data, crc32), size + len(data)
             if self.cut and 2 * size >= length:
                 raise ConnectionResetError("a fault: the connection is cut")
         if size != length:
             raise ConnectionResetError("the body is not as long as it was said to be")
-        crc = base64.b64encode(crc32.to_bytes(4)).decode()
         sums = [
-            (sent if hashed else "", sha256.hexdigest()),
+            (sent if len(sent) == 2 * sha256.digest_size else "", sha256.hexdigest()),
             (self.headers.get("content-md5"), base64.b64encode(md5.digest()).decode()),
-            (self.headers.get("x-amz-checksum-crc32"), crc),
-            (trailer.get("x-amz-checksum-crc32"), crc),
+            (self.headers.get("x-amz-checksum-crc32"), base64.b64encode(crc32.to_bytes(4)).decode()),
         ]
         if any(one and one != real for one, real in sums):
             raise Refusal("BadDigest", "The checksum you specified did not match the calculated checksum.")
@@ -213,8 +193,8 @@ def exactly(source: Any, size: int) -> Iterator[bytes]:
         yield data
 
 
-def unchunked(source: Any, trailer: dict[str, str]) -> Iterator[bytes]:
-    """What is in the chunks of an aws-chunked body; what follows them is put into `trailer`.
+def unchunked(source: Any, headers: Headers) -> Iterator[bytes]:
+    """What is in the chunks of an aws-chunked body; what follows them is put into `headers`.
 
     https://docs.aws.amazon.com/AmazonS3/latest/API/sigv4-streaming.html
     """
@@ -226,7 +206,7 @@ def unchunked(source: Any, trailer: dict[str, str]) -> Iterator[bytes]:
         raise ConnectionResetError("a chunk without a length") from None
     for line in iter(lambda: source.readline(CHUNK).strip(), b""):
         name, _, value = line.decode("latin-1").partition(":")
-        trailer[name.lower()] = value.strip()
+        headers[name] = value.strip()
 
 
 def description(file: IO[bytes]) -> Stored:

@@ -237,7 +237,8 @@ def test_a_role_that_is_associated_gives_the_node_credentials_that_work(pair: Pa
     }
     arn = pair.cloud.client("sts", **keys).get_caller_identity()["Arn"]
     assert arn.endswith(f"assumed-role/training/{pair.ids[0]}")
-    pair.cloud.client("s3").create_bucket(Bucket="of-nodes", ACL="public-read")
+    pair.cloud.client("s3").create_bucket(Bucket="of-nodes")
+    pair.cloud.client("s3").put_bucket_acl(Bucket="of-nodes", ACL="public-read")
     rights = {"Effect": "Allow", "Action": "s3:PutObject", "Resource": "arn:aws:s3:::of-nodes/*"}
     document = json.dumps({"Version": "2012-10-17", "Statement": rights})
     iam.put_role_policy(RoleName="training", PolicyName="s3", PolicyDocument=document)
