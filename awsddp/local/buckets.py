@@ -35,7 +35,7 @@ from awsddp.local.emulator import USER, Emulator
 from awsddp.local.faults import Faults
 from awsddp.local.machine import write_json
 from awsddp.local.requests import Refusal, internal_error
-from awsddp.local.s3 import BODIES, NAME, Bucket, Call, Stored, description, exactly, read
+from awsddp.local.s3 import BODIES, NAME, Bucket, Call, Stored, check_condition, description, exactly, read
 
 PAGE = 1000
 PART_AT_LEAST = 5 << 20
@@ -220,7 +220,7 @@ class Buckets:
                 call.may("ListObjectsV2", call.bucket)
             raise Refusal("NoSuchKey", "The specified key does not exist.") from None
         one = description(file)
-        call.check_condition(one)
+        check_condition(call.asked.get("IfMatch", one.tag).strip('"') == one.tag.strip('"'))
         found = {**one.kept, "ETag": one.tag, "LastModified": one.modified}
         first, last = 0, one.size
         if wanted := parse_range_header(call.asked.get("Range")):
@@ -318,7 +318,7 @@ class Buckets:
         file.write(text + len(text).to_bytes(8))
         file.flush()
         with self._lock:
-            call.check_condition(read(at) if at.exists() else None)
+            check_condition("IfNoneMatch" not in call.asked or not at.exists())
             try:
                 Path(file.name).rename(at)
             except FileNotFoundError:

@@ -29,11 +29,12 @@ NAME = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 BODIES = ("GetObject", "PutObject", "UploadPart")
 TAKEN = {
     *("Bucket", "Key", "ContentLength", "ContentType", "ContentEncoding", "ContentMD5", "Metadata", "Range"),
-    *("IfMatch", "IfNoneMatch", "RequestPayer", "Prefix", "Delimiter", "MaxKeys", "ContinuationToken"),
-    *("EncodingType", "PartNumber", "UploadId", "MultipartUpload", "CreateBucketConfiguration"),
-    *("LifecycleConfiguration", "MaxBuckets"),
+    *("RequestPayer", "Prefix", "Delimiter", "MaxKeys", "ContinuationToken", "EncodingType", "UploadId"),
+    *("MultipartUpload", "CreateBucketConfiguration", "LifecycleConfiguration", "MaxBuckets"),
+    *("GetObject.IfMatch", "PutObject.IfNoneMatch", "CompleteMultipartUpload.IfNoneMatch"),
+    *("UploadPart.PartNumber", "PutBucketAcl.ACL"),
 }
-"""The parameters that are carried out, beside checksums, and the ACL of a bucket."""
+"""The parameters that are carried out, of all operations or of one, beside checksums."""
 VALUES = {
     "ACL": ("private", "public-read"),
     "ContentEncoding": ("aws-chunked",),
@@ -106,11 +107,7 @@ class Call:
         except (ValueError, RequestParserError) as error:
             raise Refusal("InvalidArgument", str(error)) from None
         for name, value in asked.items():
-            known = (
-                name in TAKEN
-                or name.startswith("Checksum")
-                or (name == "ACL" and self.operation == "PutBucketAcl")
-            )
+            known = name.startswith("Checksum") or TAKEN & {name, f"{self.operation}.{name}"}
             if not known or value not in VALUES.get(name, (value,)):
                 raise _lacking(f"{name} in {self.operation}")
         return asked
@@ -134,16 +131,6 @@ class Call:
             why = rights.DENIED[decision].format(action)
             text = f'is not authorized to perform: {action} on resource: "arn:aws:s3:::{resource}"'
             raise Refusal("AccessDenied", f"User: {self.caller} {text} {why}")
-
-    def check_condition(self, now: Stored | None) -> None:
-        """Raise Refusal where what is under the key is not what the caller expects there."""
-        wanted = self.asked.get("IfMatch", "").strip('"')
-        if wanted and now is None:
-            raise Refusal("NoSuchKey", "The specified key does not exist.")
-        if now and ("IfNoneMatch" in self.asked or wanted not in ("", "*", now.tag.strip('"'))):
-            raise Refusal(
-                "PreconditionFailed", "At least one of the pre-conditions you specified did not hold"
-            )
 
     def receive(self, file: IO[bytes]) -> tuple[int, str]:
         """Write the body into a file; its size and its ETag.
@@ -177,6 +164,12 @@ class Call:
         if any(one and one != real for one, real in sums):
             raise Refusal("BadDigest", "The checksum you specified did not match the calculated checksum.")
         return size, f'"{md5.hexdigest()}"'
+
+
+def check_condition(holds: bool) -> None:
+    """Raise Refusal where what is under a key is not what the caller expects there."""
+    if not holds:
+        raise Refusal("PreconditionFailed", "At least one of the pre-conditions you specified did not hold")
 
 
 def _lacking(what: str) -> Refusal:

@@ -311,6 +311,7 @@ def test_what_is_not_carried_out_and_who_is_not_known(records: Cloud, bucket: st
     assert refusal(s3.put_object, **named, StorageClass="GLACIER") == "NotImplemented"
     assert refusal(s3.put_object, **named, ACL="public-read") == "NotImplemented"
     assert refusal(s3.put_object, **named, ContentEncoding="gzip") == "NotImplemented"
+    assert refusal(s3.delete_object, **named, IfMatch="*") == "NotImplemented"
     assert refusal(s3.get_bucket_versioning, Bucket=bucket) == "NotImplemented"
     assert refusal(s3.create_bucket, Bucket=bucket) == "BucketAlreadyOwnedByYou"
     assert refusal(s3.list_objects_v2, Bucket="no-such-bucket") == "NoSuchBucket"
