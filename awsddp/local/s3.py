@@ -153,8 +153,8 @@ class Call:
             sha256.update(data)
             crc32, size = zlib.crc32(data, crc32), size + len(data)
             if self.cut and 2 * size >= length:
-                raise ConnectionResetError("a fault: the connection is cut")
-        if size != length:
+                break
+        if self.cut or size != length:
             raise ConnectionResetError("the body is not as long as it was said to be")
         sums = [
             (sent if len(sent) == 2 * sha256.digest_size else "", sha256.hexdigest()),

@@ -255,9 +255,10 @@ def test_the_rights_of_a_role_can_be_asked_for(records: Cloud, bucket: str) -> N
 
 def test_a_cut_leaves_nothing_and_a_lost_reply_leaves_all(records: Cloud, bucket: str) -> None:
     s3, body = records.client("s3"), os.urandom(4 * MB)
-    fault_add(records.info, "PutObject", "cut", times=1, only="one")
-    with pytest.raises((ConnectionClosedError, HTTPClientError)):
-        s3.put_object(Bucket=bucket, Key="one", Body=body)
+    fault_add(records.info, "PutObject", "cut", times=2, only="one")
+    for cut in (body, b""):
+        with pytest.raises((ConnectionClosedError, HTTPClientError)):
+            s3.put_object(Bucket=bucket, Key="one", Body=cut)
     assert keys(s3, bucket) == []
     assert not list(Place(records.home).uploads.iterdir())
     fault_add(records.info, "PutObject", "lost", times=1)
