@@ -267,24 +267,22 @@ class Buckets:
         return self._receive(call, self._upload(call) / str(call.asked["PartNumber"]))
 
     def _complete_multipart_upload(self, call: Call) -> dict[str, Any]:
-        at, md5, size = self._upload(call), hashlib.md5(), 0
-        named = [
-            (one["PartNumber"], one["ETag"].strip('"')) for one in call.asked["MultipartUpload"]["Parts"]
-        ]
+        at, md5, sizes = self._upload(call), hashlib.md5(), list[int]()
         with self._temporary() as file:
-            for number, tag in named:
-                with suppress(FileNotFoundError), (at / str(number)).open("rb") as part:
-                    if (one := description(part)).tag.strip('"') == tag:
-                        if number != named[-1][0] and one.size < PART_AT_LEAST:
-                            raise Refusal("EntityTooSmall", "A part but the last is smaller than 5 MiB")
+            for named in call.asked["MultipartUpload"]["Parts"]:
+                if sizes and sizes[-1] < PART_AT_LEAST:
+                    raise Refusal("EntityTooSmall", "A part but the last is smaller than 5 MiB")
+                with suppress(FileNotFoundError), (at / str(named["PartNumber"])).open("rb") as part:
+                    one = description(part)
+                    if (tag := one.tag.strip('"')) == named["ETag"].strip('"'):
                         for data in exactly(part, one.size):
                             file.write(data)
                         md5.update(bytes.fromhex(tag))
-                        size += one.size
+                        sizes.append(one.size)
                         continue
                 raise Refusal("InvalidPart", "One or more of the specified parts could not be found.")
-            tag = f'"{md5.hexdigest()}-{len(named)}"'
-            whole = Stored(call.key, size, tag, kept=read(at / "upload").kept)
+            tag = f'"{md5.hexdigest()}-{len(sizes)}"'
+            whole = Stored(call.key, sum(sizes), tag, kept=read(at / "upload").kept)
             self._keep(call, file, whole, self._object(call))
         with self._lock:
             shutil.rmtree(at, ignore_errors=True)
