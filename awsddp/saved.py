@@ -23,7 +23,7 @@ from awsddp.jobs.results import encode, job_document
 from awsddp.jobs.supervisor.objects import Place, Store, Thing, join
 from awsddp.jobs.supervisor.stacks import DUMP
 from awsddp.records import ACTIVE, JobRecord, NodeNumber, Target, Text
-from awsddp.results import refuse_another
+from awsddp.results import is_fetched, refuse_another
 from awsddp.returns import NodeFiles
 from awsddp.search import target_for
 from awsddp.values import s3_place
@@ -108,19 +108,21 @@ class Saved:
     def bring(self, *, whole: bool) -> dict[int, NodeFiles]:
         """Bring the results into the folder of the job, `whole` or the logs and metrics alone.
 
-        What is there as it should be does not travel. Raises ConfigError, NodeError.
+        What is there as it should be does not travel; where all was there it is all again. Raises
+        ConfigError, NodeError.
         """
         from awsddp.nodes.results import pull
 
         job = self.job
         refuse_another(self._cluster, job)
+        if whole:
+            self._store.abort(_above(self.where), over=())
+        whole = whole or is_fetched(self._cluster.results / job.job, job)
         files = name_at_home({node: self._manifest(node) for node in self._nodes})
         wanted: dict[int, list[ResultFile]] = {node: [] for node in self._nodes}
         for one in files:
             if whole or one.home.startswith(_READ_AT_ONCE) or one.home.endswith(_METRICS):
                 wanted[one.node].append(one)
-        if whole:
-            self._store.abort(_above(self.where), over=())
         missing = self.lacking if whole else tuple(self._nodes)
         listed = {(one.node, one.path): one for one in files}
         return pull(
@@ -215,11 +217,20 @@ def is_saved(text: str | None) -> TypeGuard[str]:
     return text is not None and text.startswith("s3://")
 
 
-def store_of(target: Target) -> Store:
-    """Return S3 as this machine's login sees it. Raises BotoCoreError."""
-    from awsddp.aws.session import session_of
+@contextlib.contextmanager
+def store_at(target: Target, where: Place) -> Iterator[Store]:
+    """Yield S3 as this machine's login sees it. Raises CloudError, ConfigError for what botocore raises in
+    the context, NotFoundError where the bucket does not exist.
+    """
+    from awsddp.aws.session import session_of, translated
 
-    return Store(region=target.region, endpoint=target.endpoint, session=session_of(target))
+    with (
+        translated(target, where=str(where)),
+        contextlib.closing(
+            Store(region=target.region, endpoint=target.endpoint, session=session_of(target))
+        ) as store,
+    ):
+        yield store
 
 
 @contextlib.contextmanager
@@ -228,14 +239,9 @@ def opened(cluster: "Cluster", uri: str) -> Iterator[Saved]:
 
     Raises NotFoundError, CloudError, NodeError for what no awsddp wrote.
     """
-    from awsddp.aws.session import translated
-
-    with (
-        target_for(cluster, cluster.folder.read()) as target,
-        translated(target, where=uri),
-        contextlib.closing(store_of(target)) as store,
-    ):
-        yield Saved(cluster, store, Place(*s3_place(uri)))
+    where = Place(*s3_place(uri))
+    with target_for(cluster, cluster.folder.read()) as target, store_at(target, where) as store:
+        yield Saved(cluster, store, where)
 
 
 def brought(cluster: "Cluster", uri: str, *, whole: bool = False) -> tuple[JobRecord, dict[int, NodeFiles]]:

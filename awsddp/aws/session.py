@@ -346,7 +346,8 @@ def translated(target: Target, *, where: str) -> Iterator[None]:
     except (BotoCoreError, ClientError) as error:
         if getattr(error, "response", {}).get("Error", {}).get("Code") == "NoSuchBucket":
             raise NotFoundError(f"{where}: there is no such bucket", "", "aws s3 ls   # yours") from error
-        raise translate(error, "to read S3", where=where, is_local=target.name == "local") from error
+        operation = getattr(error, "operation_name", "S3")
+        raise translate(error, operation, where=where, is_local=target.name == "local") from error
 
 
 def session_name() -> str:

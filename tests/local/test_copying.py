@@ -404,14 +404,17 @@ def test_the_size_of_sources_is_listed_for_a_plan(node: Node, tmp_path: Path) ->
     )
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder/x").write_bytes(b"333")
-    sources = (f"s3://{node.bucket}/set", "s3://none-such", str(tmp_path / "folder"), "hf://datasets/a")
+    sources = (f"s3://{node.bucket}/set", str(tmp_path / "folder"), "hf://datasets/a")
     listed = data.listed_data(JobSpec(data=DataSection(sources=sources)), here, internet=True)
     assert [(one.name, one.bytes, one.files) for one in listed] == [
         ("set", 3, 2),
-        ("none-such", None, None),
         ("folder", 3, 1),
         ("a", None, None),
     ]
     with pytest.raises(ConfigError, match="do not reach hf://datasets/a"):
         data.listed_data(JobSpec(data=DataSection(sources=sources)), here, internet=False)
-    assert (listed[0].region, "NoSuchBucket" in listed[1].why) == ("us-east-1", True)
+    assert listed[0].region == "us-east-1"
+    for wrong, said in (("s3://none-such", "NoSuchBucket"), (f"s3://{node.bucket}/none", "holds no objects")):
+        with pytest.raises(ConfigError) as caught:
+            data.listed_data(JobSpec(data=DataSection(sources=(wrong,))), here, internet=True)
+        assert said in str(caught.value) and caught.value.next

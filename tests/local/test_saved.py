@@ -3,7 +3,7 @@
 import json
 import shlex
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,8 @@ from awsddp.config import load
 from awsddp.errors import ConfigError, NodeError
 from awsddp.jobs.supervisor.objects import Place, Store
 from awsddp.records import Target
-from awsddp.saved import Saved, store_of
+from awsddp.results import is_fetched
+from awsddp.saved import Saved, store_at
 from awsddp.state import Folder
 from tests.local.conftest import Cloud
 
@@ -65,10 +66,12 @@ class Shelf:
 
 
 @pytest.fixture(scope="module")
-def store(records: Cloud) -> Store:
+def store(records: Cloud) -> Iterator[Store]:
     info = records.info
     keys = {"access_key_id": info.access_key_id, "secret_access_key": info.secret_access_key}
-    return store_of(Target(name="local", region=info.region, endpoint=info.endpoint, **keys))
+    target = Target(name="local", region=info.region, endpoint=info.endpoint, **keys)
+    with store_at(target, Place("any", "")) as store:
+        yield store
 
 
 @pytest.fixture
@@ -129,7 +132,11 @@ HOSTILE: dict[str, tuple[Change, str, str]] = {
 def test_what_nodes_wrote_is_read(shelf: Shelf) -> None:
     shelf.write(objects_of_a_job())
     shelf.read()
-    assert (shelf.cluster.results / "first/node0/run/model.pt").read_bytes() == BODY
+    folder = shelf.cluster.results / "first"
+    assert (folder / "node0/run/model.pt").read_bytes() == BODY
+    saved = Saved(shelf.cluster, shelf.store, shelf.where)
+    saved.bring(whole=False)
+    assert is_fetched(folder, saved.job), "who reads logs later says nothing else"
 
 
 @pytest.mark.parametrize("what", HOSTILE)

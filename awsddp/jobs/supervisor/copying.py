@@ -37,7 +37,7 @@ _LISTINGS = 3
 _AT_ONCE = 2000
 _DENIED = ("AccessDenied", "AllAccessDisabled", "InvalidAccessKeyId", "ExpiredToken", "NoCredentialsError")
 _CHANGED = ("PreconditionFailed", "NoSuchKey")
-_RIGHTS = "docs/data.md   # the policy that lets the role of access.instance_profile read it"
+_RIGHTS = "awsddp doctor --iam-policy nodes   # what the role of access.instance_profile needs: docs/data.md"
 
 
 class Refusal(Exception):
