@@ -8,9 +8,11 @@ import hashlib
 import os
 import posixpath
 import shlex
+import tempfile
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeGuard, TypeVar
 
@@ -20,8 +22,9 @@ from awsddp.answers import Manifest, NodeJob, ResultFile, check_job, check_manif
 from awsddp.errors import AwsddpError, ConfigError, NodeError, NotFoundError
 from awsddp.jobs.files import Checkpoint, name_at_home
 from awsddp.jobs.results import encode, job_document
-from awsddp.jobs.supervisor.objects import Place, Store, Thing, join
+from awsddp.jobs.supervisor.objects import AT_ONCE, Place, Store, Thing, join
 from awsddp.jobs.supervisor.stacks import DUMP
+from awsddp.parallel import each
 from awsddp.records import ACTIVE, JobRecord, NodeNumber, Target, Text
 from awsddp.results import is_fetched, refuse_another
 from awsddp.returns import NodeFiles
@@ -158,32 +161,39 @@ class Saved:
     def _transfer(
         self, files: Sequence[ResultFile], folder: Path, progress: "Progress", stop: threading.Event
     ) -> None:
-        """Download files of a node to their paths below a folder: their parts, cut to size and joined.
+        """Download files of a node to their paths below a folder, several at once: their parts, cut to size
+        and joined. What an earlier call has brought there is not brought again.
 
         Raises NodeError for a part that is not as it was listed, ClientError.
         """
+        from awsddp.nodes.results import is_here
+
         done = 0
-        for one in files:
+
+        def on_bytes(count: int) -> None:
+            nonlocal done
+            progress.report(done := done + count)
+
+        missing = [one for one in files if not is_here(folder / one.path[1:], one)]
+        for at in range(0, len(missing), AT_ONCE):
             if stop.is_set():
                 return
-            parts = [Thing(self.where.key(key), size, "") for key, size in self._parts(one)]
+            each(partial(self._bring, folder, on_bytes), missing[at : at + AT_ONCE])
+
+    def _bring(self, folder: Path, on_bytes: Callable[[int], None], one: ResultFile) -> None:
+        path, parts = folder / one.path[1:], self._nodes[one.node].files[one.path[1:]].parts
+        things = {str(at): Thing(self.where.key(key), size, "") for at, (key, size) in enumerate(parts)}
+        with tempfile.TemporaryDirectory(dir=folder) as made:
             try:
-                self._store.bring(
-                    self.where, {str(at): part for at, part in enumerate(parts)}, folder / "parts"
-                )
+                self._store.bring(self.where, things, Path(made), on_bytes)
             except self._store.client.exceptions.ClientError as error:
                 if error.response["ResponseMetadata"]["HTTPStatusCode"] != 404:
                     raise
                 why, again = "a job that runs replaces files", f"awsddp fetch {_typed(self.where)}   # again"
                 raise NodeError(f"{one.home} is no longer at {self.where}", why, again) from error
-            came = [(folder / "parts" / str(at), part.size) for at, part in enumerate(parts)]
             with self._checked(f"node{one.node}.json"):
-                join(came, folder / one.path[1:])
-            os.utime(folder / one.path[1:], ns=(one.modified, one.modified))
-            progress.report(done := done + one.size)
-
-    def _parts(self, one: ResultFile) -> Sequence[tuple[str, int]]:
-        return self._nodes[one.node].files[one.path[1:]].parts
+                join([(Path(made, at), thing.size) for at, thing in things.items()], path)
+        os.utime(path, ns=(one.modified, one.modified))
 
     def checkpoint(self) -> "SavedCheckpoint":
         """Return the newest checkpoint that is whole. Raises ConfigError where there is none."""

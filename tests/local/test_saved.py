@@ -139,6 +139,26 @@ def test_what_nodes_wrote_is_read(shelf: Shelf) -> None:
     assert is_fetched(folder, saved.job), "who reads logs later says nothing else"
 
 
+def test_what_a_fetch_that_was_cut_has_brought_does_not_travel_again(shelf: Shelf) -> None:
+    objects = objects_of_a_job()
+    part = ["node0/gone", len(BODY)]
+    objects["node0.json"]["files"]["node0/gone"] = {"size": len(BODY), "modified": 1, "parts": [part]}
+    shelf.write(objects)
+    with pytest.raises(NodeError, match="node0/gone is no longer at"):
+        shelf.read()
+    shelf.put("node0/gone", BODY)
+    asked: list[str] = []
+    shelf.s3.meta.events.register(
+        "before-parameter-build.s3.GetObject", lambda params, **_: asked.append(params["Key"]), "a"
+    )
+    shelf.read()
+    shelf.s3.meta.events.unregister("before-parameter-build.s3.GetObject", unique_id="a")
+    assert [key.removeprefix(f"{shelf.where.prefix}/") for key in asked if not key.endswith(".json")] == [
+        part[0]
+    ]
+    assert (shelf.cluster.results / "first/node0/gone").read_bytes() == BODY
+
+
 @pytest.mark.parametrize("what", HOSTILE)
 def test_what_no_node_writes_is_refused_with_its_name(shelf: Shelf, what: str) -> None:
     change, name, why = HOSTILE[what]
