@@ -140,16 +140,13 @@ class Saved:
     def _manifest(self, node: int) -> Manifest:
         """Return what a node saved, as it would list it itself. Raises NodeError for what it may not."""
         found = self._nodes[node]
+        samples = {home: hashlib.sha256(f"{node}/{one.parts}".encode()) for home, one in found.files.items()}
         with self._checked(f"node{node}.json"):
             lines = [
-                {
-                    **_line(home, one.size, one.parts),
-                    "modified": one.modified,
-                    "sample": hashlib.sha256(repr((node, one.parts)).encode()).hexdigest(),
-                }
+                _line(home, one.size, one.parts, modified=one.modified, sample=samples[home].hexdigest())
                 for home, one in found.files.items()
             ]
-            lines += [{**_line(home), "target": target} for home, target in found.links.items()]
+            lines += [_line(home, target=target) for home, target in found.links.items()]
             return self._listed(node, lines)
 
     def _listed(self, node: int, lines: Sequence[Mapping[str, Any]]) -> Manifest:
@@ -283,11 +280,11 @@ def in_bucket(cluster: "Cluster", job: JobRecord) -> bool:
         return False
 
 
-def _line(home: str, size: int = 0, parts: Iterable[tuple[str, int]] = ()) -> dict[str, Any]:
+def _line(home: str, size: int = 0, parts: Iterable[tuple[str, int]] = (), **more: object) -> dict[str, Any]:
     """Return how a file is listed. Raises ValueError where its parts are not as long as it is."""
     if size != (length := sum(size for _, size in parts)):
         raise ValueError(f"{home!r} has {size:,} bytes, its parts have {length:,}")
-    return {"path": f"/{home}", "home": home, "size": size}
+    return {"path": f"/{home}", "home": home, "size": size, **more}
 
 
 def _typed(where: Place) -> str:

@@ -6,6 +6,7 @@ The nodes do the rest: jobs/supervisor/saver.py.
 
 import base64
 import contextlib
+import hashlib
 import json
 import time
 from collections.abc import Iterable, Mapping
@@ -22,7 +23,7 @@ from awsddp.jobs.supervisor.requests import Launch
 from awsddp.known import choose_job
 from awsddp.parallel import split
 from awsddp.plan.policy import role_policy
-from awsddp.plan.records import Facts
+from awsddp.plan.records import Facts, Saving
 from awsddp.plan.saving import no_bucket, other_region
 from awsddp.reach import told_jobs
 from awsddp.records import JobRecord, Target
@@ -56,7 +57,14 @@ def with_s3(cluster: "Cluster", facts: Facts) -> Facts:
     data = listed_data(job, cluster.target, internet=facts.image.has_internet)
     if place or any(one.kind == "s3" for one in data_sources(job.data.sources)):
         facts = replace(facts, subnets=surroundings.with_s3(aws, facts.subnets))
-    saving = surroundings.saving(aws, place, facts.role) if place else None
+    if place is None:
+        return replace(facts, data=data)
+    saving = Saving(
+        place=place, lacks=tuple(surroundings.lacking(aws, facts.role, place) if facts.role else ())
+    )
+    where = Place(*s3_place(place))
+    with contextlib.suppress(AwsddpError), store_at(cluster.target, where) as store:
+        saving = replace(saving, region=store.region(where.bucket))
     return replace(facts, data=data, saving=saving)
 
 
@@ -72,21 +80,20 @@ def rehearsed(cluster: "Cluster") -> "Cluster":
         return cluster
     _refuse_loopback(cluster.target, place)
     name, bucket = access.instance_profile or REHEARSED, s3_place(place)[0]
-    made = []
-
-    def is_made(what: str, operation: str, asked: dict[str, Any], service: str = "iam") -> bool:
-        is_new = unless_refused(lambda: aws.call(operation, asked, service=service)) is not None
-        made.extend([what] * is_new)
-        return is_new
-
-    is_made(f"bucket {bucket}", "CreateBucket", {"Bucket": bucket}, "s3")
     role, profile = {"RoleName": name}, {"InstanceProfileName": name}
-    if is_made(f"instance profile {name}", "CreateInstanceProfile", profile):
-        aws.call("CreateRole", {**role, "AssumeRolePolicyDocument": "{}"}, service="iam")
-        aws.call("AddRoleToInstanceProfile", {**role, **profile}, service="iam")
-    if name == REHEARSED or made[-1:] == [f"instance profile {name}"]:
+
+    def make(operation: str, asked: dict[str, Any], service: str = "iam") -> bool:
+        return unless_refused(lambda: aws.call(operation, asked, service=service)) is not None
+
+    made = [f"bucket {bucket}"] * make("CreateBucket", {"Bucket": bucket}, "s3")
+    if is_new := make("CreateInstanceProfile", profile):
+        made.append(f"instance profile {name}")
+        make("CreateRole", {**role, "AssumeRolePolicyDocument": "{}"})
+        make("AddRoleToInstanceProfile", {**role, **profile})
+    if is_new or name == REHEARSED:
         policy = json.dumps(role_policy(cluster.spec, cluster.job_spec))
-        aws.call("PutRolePolicy", {**role, "PolicyName": "s3", "PolicyDocument": policy}, service="iam")
+        named = {"PolicyName": hashlib.sha256(policy.encode()).hexdigest()}  # others may be in use
+        aws.call("PutRolePolicy", {**role, **named, "PolicyDocument": policy}, service="iam")
     if made:
         told = "on AWS you make them, and awsddp doctor --iam-policy nodes prints the role's policy"
         cluster.say(f"made in the local cloud: {' and '.join(made)}; {told}")
