@@ -170,6 +170,7 @@ def test_a_rehearsal_makes_what_saving_needs_and_says_so(
     asked = job(f"s3://{name}/runs", local=True, on_event=lambda event: said.append(event.text))
     for _ in "once", "again":
         assert plan(asked).uses["instance profile"] == "awsddp-local"
+    assert [one for one in before_launch(asked).checks if one.ok is False] == []
     told = [text for text in said if text.startswith("made in the local cloud")]
     assert len(told) == 1
     assert f"bucket {name}" in told[0]
