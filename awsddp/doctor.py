@@ -55,10 +55,10 @@ STACKS_S = 8.0
 
 
 def before_launch(cluster: "Cluster") -> DoctorDocument:
-    """Return the `doctor` document of what can be checked before a launch. Changes nothing but in a rehearsal.
+    """Return the `doctor` document of what can be checked before a launch.
 
-    A check that fails hides no other. Raises ConfigError where the cluster's name is taken elsewhere, and as
-    `rehearsed`, CloudError.
+    Changes nothing, but as `rehearsed`. A check that fails hides no other. Raises ConfigError where the
+    cluster's name is taken elsewhere, and as `rehearsed`.
     """
     from awsddp.aws.preflight import OF_REGION, before_launch, failed, not_checked, uploads_check
 
