@@ -12,7 +12,7 @@ import pytest
 from awsddp.aws.session import translated
 from awsddp.cluster import Cluster
 from awsddp.config import load
-from awsddp.errors import ConfigError, NodeError
+from awsddp.errors import CloudError, ConfigError, NodeError
 from awsddp.jobs.supervisor.objects import Place, Store
 from awsddp.records import Target
 from awsddp.results import is_fetched
@@ -172,6 +172,24 @@ def test_what_no_node_writes_is_refused_with_its_name(shelf: Shelf, what: str) -
     assert error.next.startswith(f"aws s3 cp {shlex.quote(at)} -   #")
     written = {path.relative_to(shelf.home).parts[:4] for path in shelf.home.rglob("*") if path.is_file()}
     assert written <= {("project", "runs", "first", ".part")}
+
+
+@pytest.mark.parametrize("of_file", [True, False])
+def test_a_download_that_is_cut_again_and_again_is_told(shelf: Shelf, *, of_file: bool) -> None:
+    shelf.write(objects_of_a_job())
+
+    def cut(parsed: dict[str, Any], **_: object) -> None:
+        if (parsed["ContentLength"] == len(BODY)) == of_file:
+            parsed["Body"]._content_length = parsed["ContentLength"] + 1  # the connection ends early
+
+    events, key = shelf.s3.meta.events, "after-call.s3.GetObject"
+    events.register(key, cut, "cut")
+    try:
+        with pytest.raises(CloudError, match="did not answer S3 at s3://") as caught:
+            shelf.read()
+    finally:
+        events.unregister(key, unique_id="cut")
+    assert caught.value.retryable
 
 
 def test_what_is_listed_and_gone_is_told(shelf: Shelf) -> None:
