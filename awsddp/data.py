@@ -134,6 +134,9 @@ def bring(cluster: "Cluster", nodes: Collection[int], spec: JobSpec) -> None:
                     sources[number] = _by_bucket(cluster, one.name, folders.pop(one.name), above)
                 except NotFoundError as error:
                     raise no_bucket(above.bucket, cluster.aws.region) from error
+                except OSError as error:
+                    why, next = str(error), "awsddp train   # again: what is there does not travel"
+                    raise ConfigError(f"data {one.name} cannot be read", why, next) from error
     variables = with_secrets(spec).env.variables
     message = {
         "sources": [one._asdict() for one in sources],

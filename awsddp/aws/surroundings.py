@@ -204,24 +204,6 @@ def lacking(aws: Aws, role: str, place: str) -> Iterator[str]:
                 yield one["EvalActionName"]
 
 
-def ends_uploads(aws: Aws, place: str) -> bool | None:
-    """Return whether the bucket of a place removes what was begun there and not completed; None: not known.
-
-    https://docs.aws.amazon.com/AmazonS3/latest/userguide/mpu-abort-incomplete-mpu-lifecycle-config.html
-    """
-    bucket, prefix = s3_place(place)
-    try:
-        found = aws.call("GetBucketLifecycleConfiguration", {"Bucket": bucket}, service="s3")
-    except Refused as refusal:
-        return False if refusal.code == "NoSuchLifecycleConfiguration" else None
-    return any(
-        "AbortIncompleteMultipartUpload" in rule
-        and rule["Status"] == "Enabled"
-        and f"{prefix}/".startswith(rule.get("Filter", rule).get("Prefix", ""))
-        for rule in found["Rules"]
-    )
-
-
 class _Key(Shape):
     key_id: str
     key_state: str
