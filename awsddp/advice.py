@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 _NODES = (
     *("cluster.", "network.", "access.", "capacity.", "local.", "tags."),
     *("env.file", "env.kind", "env.python", "env.packages_from", "env.ca_bundle", "data."),
+    "job.save_to",
 )
 _REACH = ("network.jump",)
 _JOB = ("env.", "sync.", "data.", "job.")

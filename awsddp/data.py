@@ -15,16 +15,17 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from awsddp.config import with_secrets
-from awsddp.errors import ConfigError, NodeError
+from awsddp.errors import ConfigError, NodeError, NotFoundError
 from awsddp.jobs import protocol
 from awsddp.jobs.files import Checkpoint
 from awsddp.jobs.ranks import DATA
 from awsddp.jobs.supervisor.objects import AT_ONCE, FOLDERS, Place, Store
 from awsddp.parallel import each, split
 from awsddp.plan.records import Data
+from awsddp.plan.saving import no_bucket
 from awsddp.records import Amount, Target, Text
 from awsddp.report import Event, amount, node_name, size_text
-from awsddp.saved import SavedCheckpoint, store_of
+from awsddp.saved import SavedCheckpoint, store_at
 from awsddp.spec import JobSpec
 from awsddp.values import Source, data_sources, s3_place
 
@@ -73,7 +74,7 @@ def check_sources(spec: JobSpec, *, internet: bool = True) -> None:
 def listed_data(spec: JobSpec, target: Target, *, internet: bool) -> tuple[Data, ...]:
     """Return what the sources of a job's data hold, as far as this machine's login may list them.
 
-    Raises ConfigError for a folder that cannot be sent, and for what the nodes cannot reach.
+    Raises ConfigError for a folder that cannot be sent, for what the nodes cannot reach or S3 does not have.
     """
     check_sources(spec, internet=internet)
     return tuple(each(partial(_listed, spec, target), data_sources(spec.data.sources)))
@@ -96,7 +97,10 @@ def _listed(spec: JobSpec, target: Target, source: Source) -> Data:
     try:
         store, things = listing(Place(source.at, source.part), make, most=MOST_LISTED)
     except Refusal as refusal:
-        return replace(data, why=f"{refusal}: {refusal.document['why']}".rstrip(": "), requester_pays=payer)
+        why = refusal.document["why"]
+        if refusal.code in ("NoSuchBucket", ""):  # or nothing below the prefix
+            raise ConfigError(str(refusal), why, refusal.document["next"]) from refusal
+        return replace(data, why=f"{refusal}: {why}".rstrip(": "), requester_pays=payer)
     with contextlib.closing(store):
         return replace(
             data,
@@ -126,7 +130,13 @@ def bring(cluster: "Cluster", nodes: Collection[int], spec: JobSpec) -> None:
         for number, one in enumerate(sources):
             files = folders.get(one.name)  # objects know no links, and their keys are Unicode
             if files and files.size and all(it.kind != "l" and it.path.isprintable() for it in files.entries):
-                sources[number] = _by_bucket(cluster, one.name, folders.pop(one.name), above)
+                try:
+                    sources[number] = _by_bucket(cluster, one.name, folders.pop(one.name), above)
+                except NotFoundError as error:
+                    raise no_bucket(above.bucket, cluster.aws.region) from error
+                except OSError as error:
+                    why, next = str(error), "awsddp train   # again: what is there does not travel"
+                    raise ConfigError(f"data {one.name} cannot be read", why, next) from error
     variables = with_secrets(spec).env.variables
     message = {
         "sources": [one._asdict() for one in sources],
@@ -146,13 +156,13 @@ def _by_bucket(cluster: "Cluster", name: str, files: "Listing", above: Place) ->
     What is there already does not travel: beside the objects lies a list of their files here, with size and
     time. Raises CloudError, ConfigError.
     """
-    from awsddp.aws.session import session_name, translated
+    from awsddp.aws.session import session_name
 
     owner = hashlib.sha256(f"{session_name()}:{files.root}".encode()).hexdigest()[:16]
     beside = above.below(f"{FOLDERS}/{owner}")
-    where, target, stamp = beside.below(name), cluster.target, f"{name}.json"
+    where, stamp = beside.below(name), f"{name}.json"
     wanted = {one.path: [one.size, one.mtime_ns] for one in files.entries if one.kind == "f"}
-    with translated(target, where=str(where)), contextlib.closing(store_of(target)) as store:
+    with store_at(cluster.target, where) as store:
         there = {one.key.removeprefix(f"{where.prefix}/"): one.size for one in store.list(where)}
         told: dict[str, Any] = store.read(beside, stamp) or {}
         held = {

@@ -33,7 +33,7 @@ from awsddp.records import ACTIVE, Check, JobRecord
 from awsddp.resources import shipped_folder, template
 from awsddp.results import job_result
 from awsddp.returns import DoctorDocument, QuotaDocument, WhyDocument
-from awsddp.saving import with_s3
+from awsddp.saving import rehearsed, with_s3
 from awsddp.search import aws_of, facts_of, target_for
 from awsddp.spec import JobSection
 
@@ -55,9 +55,10 @@ STACKS_S = 8.0
 
 
 def before_launch(cluster: "Cluster") -> DoctorDocument:
-    """Return the `doctor` document of what can be checked before a launch. Changes nothing.
+    """Return the `doctor` document of what can be checked before a launch.
 
-    A check that fails hides no other. Raises ConfigError where the cluster's name is taken elsewhere.
+    Changes nothing, but as `rehearsed`. A check that fails hides no other. Raises ConfigError where the
+    cluster's name is taken elsewhere, and as `rehearsed`.
     """
     from awsddp.aws.preflight import OF_REGION, before_launch, failed, not_checked, uploads_check
 
@@ -66,12 +67,12 @@ def before_launch(cluster: "Cluster") -> DoctorDocument:
             aws = aws_of(cluster, target)
         except ConfigError as error:
             return _checks(cluster, (failed("region", error), *not_checked("region", *OF_REGION)))
-        here = cluster.but(target=target, gateway=aws)
+        here = rehearsed(cluster.but(target=target, gateway=aws))
 
         def facts() -> Facts:
-            return with_s3(here, facts_of(aws, cluster.spec, target))
+            return with_s3(here, facts_of(aws, here.spec, target))
 
-        checks = [*before_launch(aws, cluster.spec, _stand_ins(cluster), facts=facts)]
+        checks = [*before_launch(aws, here.spec, _stand_ins(cluster), facts=facts)]
         if (place := cluster.job_spec.job.save_to) is not None:
             checks += uploads_check(aws, place)
     return _checks(cluster, checks)

@@ -74,7 +74,9 @@ def fetch(
         saved = known and known.job.save_to and f"{known.job.save_to}/{known.job.job}"
         if known and saved and (isinstance(error, NotFoundError) or in_bucket(cluster, known.job)):
             cluster.say(f"{error.message}: fetching {saved}")
-            return fetch(cluster, job=saved, start=start)
+            rows = known.past.rows if known.past else ()
+            is_local = cluster.local or any(row.target == "local" for row in rows)
+            return fetch(cluster.but(local=is_local), job=saved, start=start)
         stopped = error.stopped if isinstance(error, NoNodes) else ()
         if not stopped or not {job, MORE} & {None, *stopped}:
             raise

@@ -8,9 +8,11 @@ import hashlib
 import os
 import posixpath
 import shlex
+import tempfile
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeGuard, TypeVar
 
@@ -20,10 +22,11 @@ from awsddp.answers import Manifest, NodeJob, ResultFile, check_job, check_manif
 from awsddp.errors import AwsddpError, ConfigError, NodeError, NotFoundError
 from awsddp.jobs.files import Checkpoint, name_at_home
 from awsddp.jobs.results import encode, job_document
-from awsddp.jobs.supervisor.objects import Place, Store, Thing, join
+from awsddp.jobs.supervisor.objects import AT_ONCE, Place, Store, Thing, join
 from awsddp.jobs.supervisor.stacks import DUMP
+from awsddp.parallel import each
 from awsddp.records import ACTIVE, JobRecord, NodeNumber, Target, Text
-from awsddp.results import refuse_another
+from awsddp.results import is_fetched, refuse_another
 from awsddp.returns import NodeFiles
 from awsddp.search import target_for
 from awsddp.values import s3_place
@@ -108,19 +111,21 @@ class Saved:
     def bring(self, *, whole: bool) -> dict[int, NodeFiles]:
         """Bring the results into the folder of the job, `whole` or the logs and metrics alone.
 
-        What is there as it should be does not travel. Raises ConfigError, NodeError.
+        What is there as it should be does not travel; where all was there it is all again. Raises
+        ConfigError, NodeError.
         """
         from awsddp.nodes.results import pull
 
         job = self.job
         refuse_another(self._cluster, job)
+        if whole:
+            self._store.abort(_above(self.where), over=())
+        whole = whole or is_fetched(self._cluster.results / job.job, job)
         files = name_at_home({node: self._manifest(node) for node in self._nodes})
         wanted: dict[int, list[ResultFile]] = {node: [] for node in self._nodes}
         for one in files:
             if whole or one.home.startswith(_READ_AT_ONCE) or one.home.endswith(_METRICS):
                 wanted[one.node].append(one)
-        if whole:
-            self._store.abort(_above(self.where), over=())
         missing = self.lacking if whole else tuple(self._nodes)
         listed = {(one.node, one.path): one for one in files}
         return pull(
@@ -135,16 +140,13 @@ class Saved:
     def _manifest(self, node: int) -> Manifest:
         """Return what a node saved, as it would list it itself. Raises NodeError for what it may not."""
         found = self._nodes[node]
+        samples = {home: hashlib.sha256(f"{node}/{one.parts}".encode()) for home, one in found.files.items()}
         with self._checked(f"node{node}.json"):
             lines = [
-                {
-                    **_line(home, one.size, one.parts),
-                    "modified": one.modified,
-                    "sample": hashlib.sha256(repr((node, one.parts)).encode()).hexdigest(),
-                }
+                _line(home, one.size, one.parts, modified=one.modified, sample=samples[home].hexdigest())
                 for home, one in found.files.items()
             ]
-            lines += [{**_line(home), "target": target} for home, target in found.links.items()]
+            lines += [_line(home, target=target) for home, target in found.links.items()]
             return self._listed(node, lines)
 
     def _listed(self, node: int, lines: Sequence[Mapping[str, Any]]) -> Manifest:
@@ -156,32 +158,39 @@ class Saved:
     def _transfer(
         self, files: Sequence[ResultFile], folder: Path, progress: "Progress", stop: threading.Event
     ) -> None:
-        """Download files of a node to their paths below a folder: their parts, cut to size and joined.
+        """Download files of a node to their paths below a folder, several at once: their parts, cut to size
+        and joined. What an earlier call has brought there is not brought again.
 
         Raises NodeError for a part that is not as it was listed, ClientError.
         """
+        from awsddp.nodes.results import is_here
+
         done = 0
-        for one in files:
+
+        def on_bytes(count: int) -> None:
+            nonlocal done
+            progress.report(done := done + count)
+
+        missing = [one for one in files if not is_here(folder / one.path[1:], one)]
+        for at in range(0, len(missing), AT_ONCE):
             if stop.is_set():
                 return
-            parts = [Thing(self.where.key(key), size, "") for key, size in self._parts(one)]
+            each(partial(self._bring, folder, on_bytes), missing[at : at + AT_ONCE])
+
+    def _bring(self, folder: Path, on_bytes: Callable[[int], None], one: ResultFile) -> None:
+        path, parts = folder / one.path[1:], self._nodes[one.node].files[one.path[1:]].parts
+        things = {str(at): Thing(self.where.key(key), size, "") for at, (key, size) in enumerate(parts)}
+        with tempfile.TemporaryDirectory(dir=folder) as made:
             try:
-                self._store.bring(
-                    self.where, {str(at): part for at, part in enumerate(parts)}, folder / "parts"
-                )
+                self._store.bring(self.where, things, Path(made), on_bytes)
             except self._store.client.exceptions.ClientError as error:
                 if error.response["ResponseMetadata"]["HTTPStatusCode"] != 404:
                     raise
                 why, again = "a job that runs replaces files", f"awsddp fetch {_typed(self.where)}   # again"
                 raise NodeError(f"{one.home} is no longer at {self.where}", why, again) from error
-            came = [(folder / "parts" / str(at), part.size) for at, part in enumerate(parts)]
             with self._checked(f"node{one.node}.json"):
-                join(came, folder / one.path[1:])
-            os.utime(folder / one.path[1:], ns=(one.modified, one.modified))
-            progress.report(done := done + one.size)
-
-    def _parts(self, one: ResultFile) -> Sequence[tuple[str, int]]:
-        return self._nodes[one.node].files[one.path[1:]].parts
+                join([(Path(made, at), thing.size) for at, thing in things.items()], path)
+        os.utime(path, ns=(one.modified, one.modified))
 
     def checkpoint(self) -> "SavedCheckpoint":
         """Return the newest checkpoint that is whole. Raises ConfigError where there is none."""
@@ -215,11 +224,20 @@ def is_saved(text: str | None) -> TypeGuard[str]:
     return text is not None and text.startswith("s3://")
 
 
-def store_of(target: Target) -> Store:
-    """Return S3 as this machine's login sees it. Raises BotoCoreError."""
-    from awsddp.aws.session import session_of
+@contextlib.contextmanager
+def store_at(target: Target, where: Place) -> Iterator[Store]:
+    """Yield S3 as this machine's login sees it. Raises CloudError, ConfigError for what botocore raises in
+    the context, NotFoundError where the bucket does not exist.
+    """
+    from awsddp.aws.session import session_of, translated
 
-    return Store(region=target.region, endpoint=target.endpoint, session=session_of(target))
+    with (
+        translated(target, where=str(where)),
+        contextlib.closing(
+            Store(region=target.region, endpoint=target.endpoint, session=session_of(target))
+        ) as store,
+    ):
+        yield store
 
 
 @contextlib.contextmanager
@@ -228,14 +246,9 @@ def opened(cluster: "Cluster", uri: str) -> Iterator[Saved]:
 
     Raises NotFoundError, CloudError, NodeError for what no awsddp wrote.
     """
-    from awsddp.aws.session import translated
-
-    with (
-        target_for(cluster, cluster.folder.read()) as target,
-        translated(target, where=uri),
-        contextlib.closing(store_of(target)) as store,
-    ):
-        yield Saved(cluster, store, Place(*s3_place(uri)))
+    where = Place(*s3_place(uri))
+    with target_for(cluster, cluster.folder.read()) as target, store_at(target, where) as store:
+        yield Saved(cluster, store, where)
 
 
 def brought(cluster: "Cluster", uri: str, *, whole: bool = False) -> tuple[JobRecord, dict[int, NodeFiles]]:
@@ -267,11 +280,11 @@ def in_bucket(cluster: "Cluster", job: JobRecord) -> bool:
         return False
 
 
-def _line(home: str, size: int = 0, parts: Iterable[tuple[str, int]] = ()) -> dict[str, Any]:
+def _line(home: str, size: int = 0, parts: Iterable[tuple[str, int]] = (), **more: object) -> dict[str, Any]:
     """Return how a file is listed. Raises ValueError where its parts are not as long as it is."""
     if size != (length := sum(size for _, size in parts)):
         raise ValueError(f"{home!r} has {size:,} bytes, its parts have {length:,}")
-    return {"path": f"/{home}", "home": home, "size": size}
+    return {"path": f"/{home}", "home": home, "size": size, **more}
 
 
 def _typed(where: Place) -> str:

@@ -6,28 +6,29 @@ The nodes do the rest: jobs/supervisor/saver.py.
 
 import base64
 import contextlib
+import hashlib
 import json
-import shlex
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from awsddp.answers import Tried, read_answer
+from awsddp.answers import Tried
 from awsddp.data import listed_data, send_packages
-from awsddp.errors import AwsddpError, ConfigError, NodeError
+from awsddp.errors import AwsddpError, ConfigError
 from awsddp.jobs.files import exclude_patterns
 from awsddp.jobs.protocol import SAVER, NameTaken, node_program
 from awsddp.jobs.supervisor.objects import Place
 from awsddp.jobs.supervisor.requests import Launch
 from awsddp.known import choose_job
+from awsddp.parallel import split
 from awsddp.plan.policy import role_policy
-from awsddp.plan.records import Facts
+from awsddp.plan.records import Facts, Saving
 from awsddp.plan.saving import no_bucket, other_region
 from awsddp.reach import told_jobs
 from awsddp.records import JobRecord, Target
 from awsddp.report import Event, amount, node_name
-from awsddp.saved import store_of
+from awsddp.saved import store_at
 from awsddp.values import data_sources, s3_place
 
 if TYPE_CHECKING:
@@ -56,7 +57,14 @@ def with_s3(cluster: "Cluster", facts: Facts) -> Facts:
     data = listed_data(job, cluster.target, internet=facts.image.has_internet)
     if place or any(one.kind == "s3" for one in data_sources(job.data.sources)):
         facts = replace(facts, subnets=surroundings.with_s3(aws, facts.subnets))
-    saving = surroundings.saving(aws, place, facts.role) if place else None
+    if place is None:
+        return replace(facts, data=data)
+    saving = Saving(
+        place=place, lacks=tuple(surroundings.lacking(aws, facts.role, place) if facts.role else ())
+    )
+    where = Place(*s3_place(place))
+    with contextlib.suppress(AwsddpError), store_at(cluster.target, where) as store:
+        saving = replace(saving, region=store.region(where.bucket))
     return replace(facts, data=data, saving=saving)
 
 
@@ -72,21 +80,20 @@ def rehearsed(cluster: "Cluster") -> "Cluster":
         return cluster
     _refuse_loopback(cluster.target, place)
     name, bucket = access.instance_profile or REHEARSED, s3_place(place)[0]
-    made = []
-
-    def is_made(what: str, operation: str, asked: dict[str, Any], service: str = "iam") -> bool:
-        is_new = unless_refused(lambda: aws.call(operation, asked, service=service)) is not None
-        made.extend([what] * is_new)
-        return is_new
-
-    is_made(f"bucket {bucket}", "CreateBucket", {"Bucket": bucket}, "s3")
     role, profile = {"RoleName": name}, {"InstanceProfileName": name}
-    if is_made(f"instance profile {name}", "CreateInstanceProfile", profile):
-        aws.call("CreateRole", {**role, "AssumeRolePolicyDocument": "{}"}, service="iam")
-        aws.call("AddRoleToInstanceProfile", {**role, **profile}, service="iam")
-    if name == REHEARSED or made[-1:] == [f"instance profile {name}"]:
+
+    def make(operation: str, asked: dict[str, Any], service: str = "iam") -> bool:
+        return unless_refused(lambda: aws.call(operation, asked, service=service)) is not None
+
+    made = [f"bucket {bucket}"] * make("CreateBucket", {"Bucket": bucket}, "s3")
+    if is_new := make("CreateInstanceProfile", profile):
+        made.append(f"instance profile {name}")
+        make("CreateRole", {**role, "AssumeRolePolicyDocument": "{}"})
+        make("AddRoleToInstanceProfile", {**role, **profile})
+    if is_new or name == REHEARSED:
         policy = json.dumps(role_policy(cluster.spec, cluster.job_spec))
-        aws.call("PutRolePolicy", {**role, "PolicyName": "s3", "PolicyDocument": policy}, service="iam")
+        named = {"PolicyName": hashlib.sha256(policy.encode()).hexdigest()}  # others may be in use
+        aws.call("PutRolePolicy", {**role, **named, "PolicyDocument": policy}, service="iam")
     if made:
         told = "on AWS you make them, and awsddp doctor --iam-policy nodes prints the role's policy"
         cluster.say(f"made in the local cloud: {' and '.join(made)}; {told}")
@@ -139,16 +146,12 @@ def claim(cluster: "Cluster", launches: Mapping[int, Launch], refused: list[str]
 
 
 def _tried(cluster: "Cluster", node: int, python: str, order: Mapping[str, Any]) -> Tried:
-    """Have a node claim the name with every right that saving needs. Raises NodeError."""
+    """Have a node claim the name with every right that saving needs. Raises NodesFailed."""
+    from awsddp.nodes.environments import answers
+
     program = node_program(python, SAVER, {**order, "do": "claim"})
-    end = cluster.fleet.run_each({node: program}, timeout_s=_CLAIM_S)[node]
-    if isinstance(end, NodeError):
-        raise end
-    if end.exit_code != 0:
-        raise NodeError(
-            f"{node_name(node)} could not try {cluster.job_spec.job.save_to}", end.tail(), "awsddp doctor"
-        )
-    return read_answer(end.stdout, Tried, node=node)
+    failed = f"{cluster.job_spec.job.save_to} could not be tried"
+    return split(answers(cluster.fleet, {node: program}, Tried, failed=failed, silent_s=_CLAIM_S))[node]
 
 
 def _refusal(found: Tried, cluster: "Cluster", node: int) -> AwsddpError:
@@ -159,18 +162,17 @@ def _refusal(found: Tried, cluster: "Cluster", node: int) -> AwsddpError:
         return no_bucket(bucket, region, said)
     if found.code == "region":
         return other_region(bucket, found.what, region)
-    needed = shlex.quote(f"job.save_to={where}")
-    way = needed if cluster.target.name == "local" else "access.instance_profile=NAME"  # --local makes one
+    way = "" if cluster.target.name == "local" else " -o access.instance_profile=NAME"  # --local makes one
     failed, why, remedy = {
         "role": (
             f"{who} has no role, so that it cannot save to {where}",
             said,
-            f"awsddp down && awsddp up -o {way}   # nodes with the rights of a role",
+            f"awsddp down && awsddp up{way}   # nodes with the rights of a role",
         ),
         "right": (
             f"the role of {who} has no right {found.what} in {where}",
             said,
-            f"awsddp doctor --iam-policy nodes -o {needed}   # what its role needs",
+            "awsddp doctor --iam-policy nodes   # what its role needs",
         ),
         "unreachable": (
             f"{who} does not reach {where}",
@@ -219,14 +221,7 @@ def abort(cluster: "Cluster", jobs: Iterable[JobRecord]) -> None:
     for one in jobs:
         if one.save_to is not None:
             over.setdefault(one.save_to, []).append(one.job)
-    if not over:
-        return
-    from awsddp.aws.session import translated
-
-    with (
-        contextlib.suppress(AwsddpError),
-        translated(cluster.target, where="S3"),
-        contextlib.closing(store_of(cluster.target)) as store,
-    ):
-        for save_to, names in over.items():
-            store.abort(Place(*s3_place(save_to)), over=names)
+    for save_to, names in over.items():
+        where = Place(*s3_place(save_to))
+        with contextlib.suppress(AwsddpError), store_at(cluster.target, where) as store:
+            store.abort(where, over=names)

@@ -13,7 +13,6 @@ from typing import Any
 
 from awsddp.aws.refusals import MOST_SKEW_S, Refused, skew_s
 from awsddp.aws.session import Aws, Identity
-from awsddp.aws.surroundings import ends_uploads
 from awsddp.errors import AwsddpError, CapacityError
 from awsddp.parallel import each
 from awsddp.plan import make_plan
@@ -81,10 +80,22 @@ _RULE = {
 
 
 def uploads_check(aws: Aws, place: str) -> list[Check]:
-    """Return a warning where uploads that were cut would stay in the bucket of a place and cost money."""
-    bucket, ends = s3_place(place)[0], ends_uploads(aws, place)
-    if ends is not False:
-        return []
+    """Return a warning where uploads that were cut would stay in the bucket of a place and cost money.
+
+    https://docs.aws.amazon.com/AmazonS3/latest/userguide/mpu-abort-incomplete-mpu-lifecycle-config.html
+    """
+    bucket, prefix = s3_place(place)
+    try:
+        rules = aws.call("GetBucketLifecycleConfiguration", {"Bucket": bucket}, service="s3")["Rules"]
+    except Refused as refusal:
+        if refusal.code != "NoSuchLifecycleConfiguration":
+            return []  # it is not known
+        rules = []
+    for rule in rules:
+        below = rule.get("Filter", rule).get("Prefix", "")
+        ends = "AbortIncompleteMultipartUpload" in rule and rule["Status"] == "Enabled"
+        if ends and f"{prefix}/".startswith(below):
+            return []
     told = shlex.quote(json.dumps({"Rules": [_RULE]}))
     hint = (
         f"aws s3api put-bucket-lifecycle-configuration --bucket {bucket} --lifecycle-configuration {told}"

@@ -108,7 +108,7 @@ _ROWS = {
         "could not reach {who} for {operation} at {where}",
         "check the network and the proxy settings, and try again",
     ),
-    ("HTTPClientError", "ResponseParserError"): _Row(
+    ("HTTPClientError", "ResponseParserError", "IncompleteReadError", "RetriesExceededError"): _Row(
         "unavailable", "{who} did not answer {operation} at {where}", "try again in a minute"
     ),
     ("Exception",): _Row(message="invalid request: {operation}"),

@@ -340,13 +340,18 @@ def session_of(target: Target) -> botocore.session.Session:
 
 @contextlib.contextmanager
 def translated(target: Target, *, where: str) -> Iterator[None]:
-    """Raise CloudError, ConfigError or NotFoundError for what botocore raises in the context at `where`."""
+    """Raise CloudError, ConfigError or NotFoundError for what botocore and s3transfer raise in the context at
+    `where`.
+    """
+    from s3transfer.exceptions import RetriesExceededError
+
     try:
         yield
-    except (BotoCoreError, ClientError) as error:
+    except (BotoCoreError, ClientError, RetriesExceededError) as error:
         if getattr(error, "response", {}).get("Error", {}).get("Code") == "NoSuchBucket":
             raise NotFoundError(f"{where}: there is no such bucket", "", "aws s3 ls   # yours") from error
-        raise translate(error, "to read S3", where=where, is_local=target.name == "local") from error
+        operation = getattr(error, "operation_name", "S3")
+        raise translate(error, operation, where=where, is_local=target.name == "local") from error
 
 
 def session_name() -> str:

@@ -12,7 +12,7 @@ from awsddp.aws.session import Aws, Reply, S, Shape
 from awsddp.errors import ConfigError
 from awsddp.plan.network import within
 from awsddp.plan.policy import SAVE
-from awsddp.plan.records import Group, Reservation, Saving, Subnet, WayOut
+from awsddp.plan.records import Group, Reservation, Subnet, WayOut
 from awsddp.values import s3_place
 
 
@@ -184,36 +184,14 @@ def role_of(aws: Aws, asked: str) -> str | None:
     return str(profile.roles[0]["Arn"]) if profile.roles else ""
 
 
-def saving(aws: Aws, place: str, role: str | None) -> Saving:
-    """Return what is known of a place where results are to be saved, as far as that may be asked."""
-    bucket, prefix = s3_place(place)
-    return Saving(
-        place=place,
-        region=_region_of(aws, bucket),
-        lacks=tuple(_lacking(aws, role, bucket, f"{prefix}/job/".lstrip("/"))) if role else (),
-    )
-
-
-def _region_of(aws: Aws, bucket: str) -> str | None:
-    """Return the region of a bucket, "" where there is none.
-
-    S3 tells it with a refusal, too: https://docs.aws.amazon.com/AmazonS3/latest/API/API_HeadBucket.html
-    """
-    try:
-        reply = aws.call("HeadBucket", {"Bucket": bucket}, service="s3")
-    except Refused as refusal:
-        if refusal.code in ("404", "NoSuchBucket"):
-            return ""
-        reply = getattr(refusal.__cause__, "response", {})
-    headers: dict[str, str] = reply.get("ResponseMetadata", {}).get("HTTPHeaders", {})
-    return headers.get("x-amz-bucket-region")
-
-
-def _lacking(aws: Aws, role: str, bucket: str, prefix: str) -> Iterator[str]:
-    """Yield the actions that the role's policies do not allow there; a policy of the bucket may.
+def lacking(aws: Aws, role: str, place: str) -> Iterator[str]:
+    """Yield the actions that saving results at a place needs and the role's policies do not allow, as far as
+    IAM may be asked; a policy of the bucket may allow them.
 
     https://docs.aws.amazon.com/IAM/latest/APIReference/API_SimulatePrincipalPolicy.html
     """
+    bucket, above = s3_place(place)
+    prefix = f"{above}/job/".lstrip("/")
     context = {"ContextKeyName": "s3:prefix", "ContextKeyType": "string", "ContextKeyValues": [prefix]}
     arn = f"arn:aws:s3:::{bucket}"
     for asked in (
@@ -224,24 +202,6 @@ def _lacking(aws: Aws, role: str, bucket: str, prefix: str) -> Iterator[str]:
         for one in (unless_refused(call) or {}).get("EvaluationResults", ()):
             if one["EvalDecision"] != "allowed":
                 yield one["EvalActionName"]
-
-
-def ends_uploads(aws: Aws, place: str) -> bool | None:
-    """Return whether the bucket of a place removes what was begun there and not completed; None: not known.
-
-    https://docs.aws.amazon.com/AmazonS3/latest/userguide/mpu-abort-incomplete-mpu-lifecycle-config.html
-    """
-    bucket, prefix = s3_place(place)
-    try:
-        found = aws.call("GetBucketLifecycleConfiguration", {"Bucket": bucket}, service="s3")
-    except Refused as refusal:
-        return False if refusal.code == "NoSuchLifecycleConfiguration" else None
-    return any(
-        "AbortIncompleteMultipartUpload" in rule
-        and rule["Status"] == "Enabled"
-        and f"{prefix}/".startswith(rule.get("Filter", rule).get("Prefix", ""))
-        for rule in found["Rules"]
-    )
 
 
 class _Key(Shape):

@@ -198,9 +198,9 @@ class _Results:
 
         rsync gives it its time only once it has found it whole.
         """
-        size = _size(path)
-        if size == now.size and _has_time(path, now.modified):
+        if is_here(path, now):
             return True
+        size = _size(path)
         longer = size is not None and one.size <= size <= now.size and not now.writing
         return longer and self._grown is not None and self._grown(path, one)
 
@@ -242,7 +242,7 @@ class _Results:
             return False
         if one.home.endswith(".log") and not one.home.startswith("node"):  # who watched has written it
             return size == one.size or (self._grown is not None and size > one.size)
-        return size == one.size and _has_time(path, one.modified)
+        return is_here(path, one)
 
     def _folder(self, path: Path) -> Path:
         """Return the folder `path`, made where it is not there; a link in its place is removed."""
@@ -260,6 +260,11 @@ def _remove_empty(part: Path) -> None:
     for folder in [*(Path(folder) for folder, _, _ in os.walk(part, topdown=False)), part.parent]:
         with contextlib.suppress(OSError):
             folder.rmdir()
+
+
+def is_here(path: Path, one: ResultFile) -> bool:
+    """Tell whether a path holds a file of the size and the time that a node described."""
+    return _size(path) == one.size and _has_time(path, one.modified)
 
 
 def _size(path: Path) -> int | None:

@@ -93,7 +93,7 @@ ALL = {
     "Version": "2012-10-17",
     "Statement": [{"Effect": "Allow", "Action": "s3:*", "Resource": "*"}],
 }
-RIGHT, NEEDS = "the role of node0 has no right {} in {}", "awsddp doctor --iam-policy nodes -o job.save_to={}"
+RIGHT, NEEDS = "the role of node0 has no right {} in {}", "awsddp doctor -o job.save_to={} --iam-policy nodes"
 
 
 def without(policy: Any, right: str) -> Any:

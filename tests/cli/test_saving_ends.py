@@ -79,7 +79,7 @@ def test_a_laptop_that_never_comes_back_loses_nothing(lab: Lab, tmp_path: Path, 
             lab.run("down", "-y") if ends == "it comes back" else second.run("-c", "default", "down", "-y")
         )
         assert (ended.returncode, "2 instances terminated" in ended.stdout) == (0, True), ended.stderr
-    late = lab.run("--local", "fetch", "left")
+    late = lab.run("fetch", "left")
     assert late.returncode == 0, late.stderr
     assert files(lab.project / "runs" / "left") == made(0) | made(1)
 

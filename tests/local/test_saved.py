@@ -3,7 +3,7 @@
 import json
 import shlex
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +12,11 @@ import pytest
 from awsddp.aws.session import translated
 from awsddp.cluster import Cluster
 from awsddp.config import load
-from awsddp.errors import ConfigError, NodeError
+from awsddp.errors import CloudError, ConfigError, NodeError
 from awsddp.jobs.supervisor.objects import Place, Store
 from awsddp.records import Target
-from awsddp.saved import Saved, store_of
+from awsddp.results import is_fetched
+from awsddp.saved import Saved, store_at
 from awsddp.state import Folder
 from tests.local.conftest import Cloud
 
@@ -65,10 +66,12 @@ class Shelf:
 
 
 @pytest.fixture(scope="module")
-def store(records: Cloud) -> Store:
+def store(records: Cloud) -> Iterator[Store]:
     info = records.info
     keys = {"access_key_id": info.access_key_id, "secret_access_key": info.secret_access_key}
-    return store_of(Target(name="local", region=info.region, endpoint=info.endpoint, **keys))
+    target = Target(name="local", region=info.region, endpoint=info.endpoint, **keys)
+    with store_at(target, Place("any", "")) as store:
+        yield store
 
 
 @pytest.fixture
@@ -129,7 +132,31 @@ HOSTILE: dict[str, tuple[Change, str, str]] = {
 def test_what_nodes_wrote_is_read(shelf: Shelf) -> None:
     shelf.write(objects_of_a_job())
     shelf.read()
-    assert (shelf.cluster.results / "first/node0/run/model.pt").read_bytes() == BODY
+    folder = shelf.cluster.results / "first"
+    assert (folder / "node0/run/model.pt").read_bytes() == BODY
+    saved = Saved(shelf.cluster, shelf.store, shelf.where)
+    saved.bring(whole=False)
+    assert is_fetched(folder, saved.job), "who reads logs later says nothing else"
+
+
+def test_what_a_fetch_that_was_cut_has_brought_does_not_travel_again(shelf: Shelf) -> None:
+    objects = objects_of_a_job()
+    part = ["node0/gone", len(BODY)]
+    objects["node0.json"]["files"]["node0/gone"] = {"size": len(BODY), "modified": 1, "parts": [part]}
+    shelf.write(objects)
+    with pytest.raises(NodeError, match="node0/gone is no longer at"):
+        shelf.read()
+    shelf.put("node0/gone", BODY)
+    asked: list[str] = []
+    shelf.s3.meta.events.register(
+        "before-parameter-build.s3.GetObject", lambda params, **_: asked.append(params["Key"]), "a"
+    )
+    shelf.read()
+    shelf.s3.meta.events.unregister("before-parameter-build.s3.GetObject", unique_id="a")
+    assert [key.removeprefix(f"{shelf.where.prefix}/") for key in asked if not key.endswith(".json")] == [
+        part[0]
+    ]
+    assert (shelf.cluster.results / "first/node0/gone").read_bytes() == BODY
 
 
 @pytest.mark.parametrize("what", HOSTILE)
@@ -145,6 +172,24 @@ def test_what_no_node_writes_is_refused_with_its_name(shelf: Shelf, what: str) -
     assert error.next.startswith(f"aws s3 cp {shlex.quote(at)} -   #")
     written = {path.relative_to(shelf.home).parts[:4] for path in shelf.home.rglob("*") if path.is_file()}
     assert written <= {("project", "runs", "first", ".part")}
+
+
+@pytest.mark.parametrize("of_file", [True, False])
+def test_a_download_that_is_cut_again_and_again_is_told(shelf: Shelf, *, of_file: bool) -> None:
+    shelf.write(objects_of_a_job())
+
+    def cut(parsed: dict[str, Any], **_: object) -> None:
+        if (parsed["ContentLength"] == len(BODY)) == of_file:
+            parsed["Body"]._content_length = parsed["ContentLength"] + 1  # the connection ends early
+
+    events, key = shelf.s3.meta.events, "after-call.s3.GetObject"
+    events.register(key, cut, "cut")
+    try:
+        with pytest.raises(CloudError, match="did not answer S3 at s3://") as caught:
+            shelf.read()
+    finally:
+        events.unregister(key, unique_id="cut")
+    assert caught.value.retryable
 
 
 def test_what_is_listed_and_gone_is_told(shelf: Shelf) -> None:

@@ -170,9 +170,16 @@ def test_a_rehearsal_makes_what_saving_needs_and_says_so(
     asked = job(f"s3://{name}/runs", local=True, on_event=lambda event: said.append(event.text))
     for _ in "once", "again":
         assert plan(asked).uses["instance profile"] == "awsddp-local"
+    assert [one for one in before_launch(asked).checks if one.ok is False] == []
     told = [text for text in said if text.startswith("made in the local cloud")]
     assert len(told) == 1
     assert f"bucket {name}" in told[0]
+    plan(job(f"s3://{name}/other", local=True))
+    iam, role = records.client("iam"), {"RoleName": "awsddp-local"}
+    names = iam.list_role_policies(**role)["PolicyNames"]
+    rights = json.dumps([iam.get_role_policy(**role, PolicyName=one)["PolicyDocument"] for one in names])
+    assert f"{name}/runs/*" in rights, "a job of the first place may be running"
+    assert f"{name}/other/*" in rights
 
 
 def test_nodes_in_loopback_mode_have_no_role_to_save_with(job: Callable[..., Cluster]) -> None:

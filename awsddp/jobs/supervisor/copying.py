@@ -37,7 +37,7 @@ _LISTINGS = 3
 _AT_ONCE = 2000
 _DENIED = ("AccessDenied", "AllAccessDisabled", "InvalidAccessKeyId", "ExpiredToken", "NoCredentialsError")
 _CHANGED = ("PreconditionFailed", "NoSuchKey")
-_RIGHTS = "docs/data.md   # the policy that lets the role of access.instance_profile read it"
+_RIGHTS = "awsddp doctor --iam-policy nodes   # what the role of access.instance_profile needs: docs/data.md"
 
 
 class Refusal(Exception):
@@ -136,7 +136,7 @@ def _reading(where: Place) -> Iterator[None]:
         if code in _DENIED:
             failed, next = "may not be read", _RIGHTS
         elif code == "NoSuchBucket":
-            next = "correct the name of the bucket"
+            next = "aws s3 ls   # your buckets"
         raise Refusal(f"{where} {failed}", str(error), next, code) from error
 
 
@@ -203,7 +203,8 @@ def listing(
             if unsigned or refusal.code not in _DENIED:
                 raise first from refusal
     if not things:
-        raise Refusal(f"{where} holds no objects", "", "a source is a prefix: what comes before a /")
+        next = f"aws s3 ls s3://{where.bucket}/   # what is there; a source is what comes before a /"
+        raise Refusal(f"{where} holds no objects", "", next)
     return store, things
 
 

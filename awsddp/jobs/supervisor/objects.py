@@ -110,15 +110,19 @@ class Store:
                 yield Thing(one["Key"], one["Size"], one["ETag"].strip('"'))
 
     def region(self, bucket: str) -> str | None:
-        """Return the region of a bucket, which S3 tells with a refusal, too; None where it does not."""
+        """Return the region of a bucket, "" where there is none; None where S3 does not tell.
+
+        It does with a refusal, too: https://docs.aws.amazon.com/AmazonS3/latest/API/API_HeadBucket.html
+        """
         from botocore.exceptions import ClientError
 
         try:
             reply = self.client.head_bucket(Bucket=bucket)
         except ClientError as error:
             reply = error.response
-        found: str | None = reply["ResponseMetadata"]["HTTPHeaders"].get("x-amz-bucket-region")
-        return found
+        told = reply["ResponseMetadata"]
+        found: str | None = told["HTTPHeaders"].get("x-amz-bucket-region")
+        return "" if told["HTTPStatusCode"] == 404 else found
 
     def read(self, where: Place, name: str) -> Any:
         """Return the JSON of a small object, None where there is none. Raises ClientError, ValueError.

@@ -61,7 +61,7 @@ class _Trial:
     def run(self) -> dict[str, Any]:
         """Use every right; the name is claimed as the last."""
         region = self._store.region(self._top.bucket)
-        if region not in (None, self._order["region"]):
+        if region and region != self._order["region"]:
             return {"code": "region", "what": region}
         next(self._store.list(self._at), None)
         self._write_and_read()
