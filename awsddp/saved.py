@@ -77,8 +77,12 @@ class Saved:
         index = self._read("job.json", _Job)
         if index is None or index.document is None:
             what = "no job" if index is None else "its ranks have not started: no results of the job"
+            above, names = self._around()
+            look = f"awsddp jobs {_typed(above.below(names[-1]))}" if names else ""
             raise NotFoundError(
-                f"{what} at {where}", "", f"aws s3 ls {_typed(_above(where))}/   # what is there"
+                f"{what} at {where}",
+                f"{above}/ has {', '.join(names[-10:])}" if names else "",
+                look or f"aws s3 ls {_typed(above)}/   # what is there",
             )
         self._index, told = index, index.document
         with self._checked("job.json"):
@@ -92,6 +96,17 @@ class Saved:
     def lacking(self) -> tuple[int, ...]:
         """The nodes whose results are not all there."""
         return tuple(node for node, one in self._nodes.items() if not one.ended or one.error)
+
+    def _around(self) -> tuple[Place, list[str]]:
+        """Return the place itself, or else that above it, and the folders that this machine may see there."""
+        for above in (self.where, _above(self.where)):
+            with contextlib.suppress(self._store.client.exceptions.ClientError):
+                asked = {"Bucket": above.bucket, "Prefix": above.key(""), "Delimiter": "/"}
+                found = self._store.client.list_objects_v2(**asked).get("CommonPrefixes", ())
+                names = [posixpath.basename(one["Prefix"].rstrip("/")) for one in found]
+                if names := [one for one in names if one.isprintable() and not one.startswith(".")]:
+                    break
+        return above, names
 
     def _read(self, name: str, kind: type[_Of]) -> _Of | None:
         with self._checked(name):

@@ -12,7 +12,7 @@ import pytest
 from awsddp.aws.session import translated
 from awsddp.cluster import Cluster
 from awsddp.config import load
-from awsddp.errors import CloudError, ConfigError, NodeError
+from awsddp.errors import CloudError, ConfigError, NodeError, NotFoundError
 from awsddp.jobs.supervisor.objects import Place, Store
 from awsddp.records import Target
 from awsddp.results import is_fetched
@@ -190,6 +190,21 @@ def test_a_download_that_is_cut_again_and_again_is_told(shelf: Shelf, *, of_file
     finally:
         events.unregister(key, unique_id="cut")
     assert caught.value.retryable
+
+
+def test_a_place_without_a_job_names_the_jobs_there(shelf: Shelf) -> None:
+    shelf.put("job.json", b"{}")
+    above = Place(shelf.where.bucket, "runs of mine")
+    for name in ("", "none"):
+        with pytest.raises(NotFoundError, match="no job at") as caught:
+            Saved(shelf.cluster, shelf.store, above.below(name) if name else above)
+        assert (caught.value.why, caught.value.next) == (
+            f"{above}/ has first",
+            f"awsddp jobs '{above}/first'",
+        )
+    with pytest.raises(NotFoundError) as caught:
+        Saved(shelf.cluster, shelf.store, Place(above.bucket, "a/b/c"))
+    assert caught.value.next == f"aws s3 ls s3://{above.bucket}/a/b/   # what is there"
 
 
 def test_what_is_listed_and_gone_is_told(shelf: Shelf) -> None:
