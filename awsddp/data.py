@@ -164,7 +164,9 @@ def _by_bucket(cluster: "Cluster", name: str, files: "Listing", above: Place) ->
     wanted = {one.path: [one.size, one.mtime_ns] for one in files.entries if one.kind == "f"}
     with store_at(cluster.target, where) as store:
         there = {one.key.removeprefix(f"{where.prefix}/"): one.size for one in store.list(where)}
-        told: dict[str, Any] = store.read(beside, stamp) or {}
+        told: dict[str, list[int]] = {}
+        with contextlib.suppress(ValueError, msgspec.ValidationError):  # what no awsddp wrote tells nothing
+            told = msgspec.convert(store.read(beside, stamp) or {}, dict[str, list[int]])
         held = {
             path: one for path, one in told.items() if wanted.get(path) == one and there.get(path) == one[0]
         }
