@@ -114,10 +114,6 @@ class _Telling:
 
 def _store(asked: Mapping[str, Any], *, unsigned: bool = False) -> Store:
     """Return S3 as it is asked for. Raises ImportError where this Python lacks what that needs."""
-    from s3transfer.futures import TransferMeta
-
-    if not hasattr(TransferMeta, "provide_object_etag"):
-        raise ImportError("its s3transfer is older than 0.11")
     payer = asked.get("payer", False)
     return Store(region=asked["region"], endpoint=asked["endpoint"], payer=payer, unsigned=unsigned)
 
