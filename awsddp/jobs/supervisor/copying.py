@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 _LISTINGS = 3
 """How often a bucket may change while it is copied."""
 _AT_ONCE = 2000
+_SENT = "folder"
+"""The source of what a client sends."""
 _DENIED = ("AccessDenied", "AllAccessDisabled", "InvalidAccessKeyId", "ExpiredToken", "NoCredentialsError")
 _CHANGED = ("PreconditionFailed", "NoSuchKey")
 _RIGHTS = "docs/data.md   # the policy that lets the role of access.instance_profile read it"
@@ -174,8 +176,12 @@ def _copied(asked: dict[str, Any], telling: _Telling) -> dict[str, Any]:
                 _bring(Place(one["at"], one["part"]), listed[one["name"]], top, telling, make)
             elif one["kind"] == "hf":
                 _download(one["at"], one["part"], top, asked, telling)
-            elif (stamp := Stamp(top)).source:  # a folder of the client's, which sends it, takes the place
-                stamp.begin_anew("")
+            else:  # a folder of the client's, which sends it
+                stamp = Stamp(top)
+                if stamp.source not in ("", _SENT):
+                    stamp.begin_anew(_SENT)
+                stamp.source = _SENT
+                stamp.write()
     return {"copied": telling.files, "bytes": telling.at}
 
 
@@ -341,7 +347,7 @@ def _bring(
 
 def _fill(top: Path, where: Place, store: Store, wanted: Mapping[str, Thing], telling: _Telling) -> None:
     stamp = Stamp(top)
-    if stamp.source.startswith("hf:"):
+    if stamp.source == _SENT or stamp.source.startswith("hf:"):
         stamp.begin_anew("")
     missing = {
         path: one
