@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import itertools
 import json
 import math
 import os
@@ -33,7 +32,7 @@ from awsddp.jobs.supervisor.shelf import Shelf, keys
 from awsddp.jobs.supervisor.trial import attempt, store_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
     from concurrent.futures import Future
 
     from awsddp.jobs.supervisor.manifest import Line
@@ -162,7 +161,7 @@ class Saver:
                 self._good_at = now
             gives_up = is_stuck and now > min(self._good_at + _LATE_S, self._end_by)
             if gives_up:
-                self._error = self._error or f"still open for writing: {', '.join(self._pending)}"
+                self._error = self._error or f"still being written: {', '.join(self._pending)}"
             self._tell(ended=is_over or gives_up)
             if is_over or gives_up:
                 self._store.close()
@@ -230,32 +229,34 @@ class Saver:
             if not is_readable:
                 continue
             if _grows(home):
-                growing.append(line)
+                if over or time.monotonic() - file.sent_at >= self._order["parts_s"]:
+                    growing.append(line)
             elif home not in self._sending and not line.writing and (is_known or _is_in_place(line)):
                 ready.append(line)
-        self._begin(sorted(ready, key=lambda line: self._files[line.home].fails))
-        for line in growing:
-            if over or time.monotonic() - self._files[line.home].sent_at >= self._order["parts_s"]:
-                try:
+        ready.sort(key=lambda line: self._files[line.home].fails)
+        for line in [*ready[: _HELD - len(self._sending)], *growing]:
+            try:
+                if _grows(line.home):
                     self._append(line, self._files[line.home], over=over)
-                except Exception as error:
-                    failed = error
+                else:
+                    self._begin(line, self._files[line.home])
+            except FileNotFoundError:  # the next look sees that
+                continue
+            except Exception as error:
+                failed = error
         return failed
 
-    def _begin(self, ready: Iterable[Line]) -> None:
-        """Send files in other threads: one that is listed as saved gets another key, so that it stays.
+    def _begin(self, line: Line, file: _File) -> None:
+        """Send a file in another thread: one that is listed as saved gets another key, so that it stays.
 
-        They are held open, so that those arrive, too, that the job removes or replaces meanwhile.
+        It is held open, so that it arrives, too, where the job removes or replaces it meanwhile.
         """
-        for line in itertools.islice(ready, _HELD - len(self._sending)):
-            file = self._files[line.home]
-            version = self._free(line.home, file) if file.parts else file.version
-            with contextlib.suppress(FileNotFoundError):
-                held = os.open(line.path, os.O_RDONLY)
-                paths = {file.key(line.home, version): _path(held)}
-                future = self._pool.submit(self._store.send, paths, self._at, file.move)
-                self._sending[line.home] = future, version, line, held
-                future.add_done_callback(self._on_sent)
+        version = self._free(line.home, file) if file.parts else file.version
+        held = os.open(line.path, os.O_RDONLY)
+        paths = {file.key(line.home, version): _path(held)}
+        future = self._pool.submit(self._store.send, paths, self._at, file.move)
+        self._sending[line.home] = future, version, line, held
+        future.add_done_callback(self._on_sent)
 
     def _on_sent(self, _: Future[None]) -> None:
         if all(future.done() for future, *_ in list(self._sending.values())):

@@ -55,7 +55,7 @@ def attempt(order: Mapping[str, Any]) -> dict[str, Any]:
 def _tried(store: Store, top: Place, order: Mapping[str, Any]) -> dict[str, Any]:
     """Use every right; the name is claimed as the last."""
     region = store.region(top.bucket)
-    if region not in (None, order["region"]):
+    if region and region != order["region"]:
         return {"code": "region", "what": region}
     at = top.below(order["job"])
     next(store.list(at), None)
