@@ -126,7 +126,7 @@ def claim(cluster: "Cluster", launches: Mapping[int, Launch], refused: list[str]
         "region": cluster.aws.region,
         "endpoint": cluster.target.node_s3,
         "job": launch.job,
-        "launch": launch.launch,
+        "by": launch.first.instance_id,
         "exclude": exclude_patterns(asked.exclude),
     }
     found = _tried(cluster, first, pythons[first], order)

@@ -3,12 +3,14 @@
 import itertools
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
 import uuid
+import venv
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -19,9 +21,10 @@ import botocore.session
 import pytest
 from botocore.exceptions import ClientError
 
+from awsddp import data
 from awsddp.answers import Tried, read_answer
 from awsddp.jobs import protocol
-from awsddp.jobs.supervisor import objects
+from awsddp.jobs.supervisor import objects, saver
 from awsddp.jobs.supervisor.folder import JobFolder, initial, write_json
 from awsddp.jobs.supervisor.objects import Place, Store
 from awsddp.local import control
@@ -102,16 +105,22 @@ class Bucket:
             "do": do,
             "place": (self.name, "runs"),
             "job": "job-1",
-            "node": 0,
-            "launch": "l",
+            "by": "i-0",
             "exclude": [],
         }
         pace = {"look_s": 0.05, "parts_s": 0.1, "beat_s": 0.2}
         where = {"region": "us-east-1", "endpoint": self.cloud.info.endpoint}
         return {**usual, **pace, **where, **changes}
 
-    def start(self, do: str, home: Path, metadata: Metadata | None = None, **changes: Any) -> Any:
-        argv, stdin = protocol.node_program(sys.executable, protocol.SAVER, self.order(do, **changes))
+    def start(
+        self,
+        do: str,
+        home: Path,
+        metadata: Metadata | None = None,
+        python: str = sys.executable,
+        **changes: Any,
+    ) -> Any:
+        argv, stdin = protocol.node_program(python, protocol.SAVER, self.order(do, **changes))
         environ = {
             "HOME": str(home),
             "PATH": os.environ["PATH"],
@@ -383,10 +392,42 @@ def test_a_checkpoint_that_the_job_removes_while_it_is_sent_is_saved(bucket: Buc
 
 
 def test_of_two_claims_at_once_one_wins_and_the_other_learns_the_names(bucket: Bucket) -> None:
-    rivals = [bucket.start("claim", bucket.top, launch=one) for one in ("one", "other")]
+    rivals = [bucket.start("claim", bucket.top, by=one) for one in ("one", "other")]
     told = [read_answer(one.communicate(timeout=60)[0], Tried, node=0) for one in rivals]
     assert sorted(one.code for one in told) == ["", "taken"]
     assert [one.names for one in told if one.code] == [("job-1",)]
+
+
+def test_a_node_claims_again_what_it_has_not_launched(bucket: Bucket) -> None:
+    assert [bucket.claim().code for _ in range(2)] == ["", ""]
+    assert bucket.claim(by="i-1").code == "taken"
+    document = json.dumps({**bucket.json("job.json"), "state": "running"})  # as its saver writes it
+    bucket.s3.put_object(Bucket=bucket.name, Key="runs/job-1/job.json", Body=document)
+    assert bucket.claim().code == "taken"
+
+
+@pytest.mark.parametrize("body", [b"<html>", b"[]", b"[" * 100_000])
+def test_a_name_under_which_others_wrote_is_taken(bucket: Bucket, body: bytes) -> None:
+    bucket.s3.put_object(Bucket=bucket.name, Key="runs/job-1/job.json", Body=body)
+    bucket.s3.create_multipart_upload(Bucket=bucket.name, Key="runs/job-1/node0/large")
+    told = bucket.claim()
+    assert (told.code, told.names) == ("taken", ("job-1",))
+    assert bucket.uploads() == ["runs/job-1/node0/large"]
+
+
+@pytest.mark.prove
+def test_a_python_with_an_old_boto3_saves_with_that_of_the_client(bucket: Bucket) -> None:
+    venv.create(bucket.top / "old", with_pip=False, symlinks=True)
+    [packages] = (bucket.top / "old/lib").glob("python*/site-packages")
+    with data._packages() as folder:
+        shutil.copytree(folder, packages, dirs_exist_ok=True)
+        futures = packages / "s3transfer/futures.py"
+        futures.write_text(futures.read_text().replace("def provide_object_etag", "def not_yet"))
+        python = str(bucket.top / "old/bin/python")
+        told = bucket.claim(python=python)
+        assert (told.code, told.said) == ("boto3", "its s3transfer is older than 0.11")
+        shutil.copytree(folder, bucket.top / "awsddp/boto3")
+        assert bucket.claim(python=python).code == ""
 
 
 @pytest.mark.prove
@@ -414,3 +455,75 @@ def test_what_else_keeps_a_node_from_saving_is_told(bucket: Bucket) -> None:
     bucket.s3.create_bucket(Bucket=far, CreateBucketConfiguration={"LocationConstraint": "eu-west-1"})
     told = bucket.claim(Metadata(bucket.cloud, far), place=(far, "runs"))
     assert (told.code, told.what) == ("region", "eu-west-1")
+
+
+def in_place(bucket: Bucket, to: Path, **files: bytes) -> None:
+    """Have a folder appear at once, with files that are whole."""
+    made = bucket.top / "made"
+    made.mkdir()
+    for name, body in files.items():
+        (made / name).write_bytes(body)
+    made.rename(to)
+
+
+@pytest.mark.prove
+def test_a_file_that_cannot_be_sent_holds_up_no_other(bucket: Bucket) -> None:
+    [node] = bucket.run()
+    until(lambda: bucket.json("job.json"))
+    key = f"runs/job-1/parts/node0/run/late.jsonl/{0:015}"
+    fault_add(bucket.cloud.info, "PutObject", "AccessDenied", only=key)
+    (node.run / "late.jsonl").write_bytes(b"late")
+    until(lambda: "AccessDenied" in json.loads(node.folder.saving.read_text())["error"])
+    (node.run / "other").write_bytes(b"other")
+    (node.run / "other.jsonl").write_bytes(b"row")
+    until(lambda: bucket.saved("node0/run/other") == b"other")
+    until(lambda: bucket.saved("node0/run/other.jsonl") == b"row")
+    assert bucket.json("node0.json")["pending"] == ["node0/run/late.jsonl"]
+    fault_clear(bucket.cloud.info)
+    node.end()
+    assert bucket.saved("node0/run/late.jsonl") == b"late"
+
+
+@pytest.mark.prove
+def test_a_request_that_is_late_does_not_replace_what_was_sent_after_it(bucket: Bucket) -> None:
+    [node] = bucket.run()
+    until(lambda: bucket.json("job.json"))
+    where = "runs/job-1/node0/run/set"
+    fault_add(bucket.cloud.info, "PutObject", "AccessDenied", only=f"{where}/a", times=1)
+    fault_add(bucket.cloud.info, "PutObject", "delay", only=f"{where}/b", seconds=5, times=1)
+    in_place(bucket, node.run / "set", a=b"1", b=b"old")
+    until(lambda: "AccessDenied" in json.loads(node.folder.saving.read_text())["error"])
+    (node.run / "set/b").write_bytes(b"new")
+    time.sleep(5)  # until the request that is late has been carried out
+    node.end()
+    assert bucket.saved("node0/run/set/b") == b"new"
+
+
+@pytest.mark.prove
+def test_names_that_look_like_versions_are_kept_apart(bucket: Bucket) -> None:
+    [node] = bucket.run()
+    (node.run / "model.pt~2").write_bytes(b"a backup")
+    (node.run / "model.pt").write_bytes(b"first")
+    until(lambda: bucket.saved("node0/run/model.pt") == b"first")
+    (node.run / "model.pt").write_bytes(b"second")
+    until(lambda: bucket.saved("node0/run/model.pt") == b"second")
+    assert bucket.saved("node0/run/model.pt~2") == b"a backup"
+    node.end()
+
+
+@pytest.mark.prove
+def test_a_file_that_stays_open_for_writing_is_waited_for_no_longer_than_what_fails(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [node] = bucket.run()
+    monkeypatch.setattr(saver, "_LATE_S", 2.0)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    node.saver.kill()
+    with (node.run / "open").open("wb"):
+        node.state("succeeded")
+        os.close(node.lock)
+        code = saver.Saver(bucket.order("save"), node.folder, bucket.store()).run()
+    told = json.loads(node.folder.saving.read_text())
+    assert (code, told["ended"], told["pending_files"]) == (1, True, 1)
+    assert told["error"] == "still being written: node0/run/open"
+    assert not bucket.json("node0.json")["ended"]

@@ -117,8 +117,15 @@ def test_another_source_of_the_same_name_takes_its_place(node: Node) -> None:
     node.s3.put_object(Bucket=node.bucket, Key="other/a", Body=b"1")
     assert node.copy(f"set=s3://{node.bucket}/other") == {"copied": 0, "bytes": 0}
     assert node.files == {"a": b"1"}
+    for _ in range(2):
+        node.copy("set=./set")
+        assert not list(node.top.rglob("*"))
+    node.top.mkdir()
+    (node.top / "sent").write_bytes(b"by the client")
     node.copy("set=./set")
-    assert not node.top.exists()
+    assert node.files == {"sent": b"by the client"}
+    node.copy()
+    assert node.files == {"a": b"1", "b": b"2"}
 
 
 HOSTILE = [

@@ -13,6 +13,7 @@ from awsddp.aws.session import translated
 from awsddp.cluster import Cluster
 from awsddp.config import load
 from awsddp.errors import CloudError, ConfigError, NodeError, NotFoundError
+from awsddp.jobs.supervisor import objects
 from awsddp.jobs.supervisor.objects import Place, Store
 from awsddp.records import Target
 from awsddp.results import is_fetched
@@ -205,6 +206,25 @@ def test_a_place_without_a_job_names_the_jobs_there(shelf: Shelf) -> None:
     with pytest.raises(NotFoundError) as caught:
         Saved(shelf.cluster, shelf.store, Place(above.bucket, "a/b/c"))
     assert caught.value.next == f"aws s3 ls s3://{above.bucket}/a/b/   # what is there"
+
+
+def test_a_list_that_is_longer_than_awsddp_writes_is_not_read(
+    shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(objects, "MOST_BYTES", 1000)
+    shelf.write({"job.json": b" " * 1001})
+    with pytest.raises(NodeError, match=r"job\.json is not as a node writes it") as caught:
+        shelf.read()
+    assert caught.value.why == "1,001 bytes are more than awsddp writes"
+
+
+def test_a_key_that_leads_out_of_the_job_is_not_read(shelf: Shelf) -> None:
+    shelf.s3.put_object(Bucket=shelf.where.bucket, Key="/secret", Body=BODY)
+    made = objects_of_a_job()
+    put(*FILES, "node0/run/model.pt", "parts", to=[["/secret", len(BODY)]])(made)
+    shelf.write(made)
+    with pytest.raises(NodeError, match="is no longer at"):
+        shelf.read()
 
 
 def test_what_is_listed_and_gone_is_told(shelf: Shelf) -> None:

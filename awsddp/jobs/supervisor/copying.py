@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 _LISTINGS = 3
 """How often a bucket may change while it is copied."""
 _AT_ONCE = 2000
+_SENT = "folder"
+"""The source of what a client sends."""
 _DENIED = ("AccessDenied", "AllAccessDisabled", "InvalidAccessKeyId", "ExpiredToken", "NoCredentialsError")
 _CHANGED = ("PreconditionFailed", "NoSuchKey")
 _RIGHTS = "awsddp doctor --iam-policy nodes   # what the role of access.instance_profile needs: docs/data.md"
@@ -114,10 +116,6 @@ class _Telling:
 
 def _store(asked: Mapping[str, Any], *, unsigned: bool = False) -> Store:
     """Return S3 as it is asked for. Raises ImportError where this Python lacks what that needs."""
-    from s3transfer.futures import TransferMeta
-
-    if not hasattr(TransferMeta, "provide_object_etag"):
-        raise ImportError("its s3transfer is older than 0.11")
     payer = asked.get("payer", False)
     return Store(region=asked["region"], endpoint=asked["endpoint"], payer=payer, unsigned=unsigned)
 
@@ -178,8 +176,12 @@ def _copied(asked: dict[str, Any], telling: _Telling) -> dict[str, Any]:
                 _bring(Place(one["at"], one["part"]), listed[one["name"]], top, telling, make)
             elif one["kind"] == "hf":
                 _download(one["at"], one["part"], top, asked, telling)
-            elif (stamp := Stamp(top)).source:  # a folder of the client's, which sends it, takes the place
-                stamp.begin_anew("")
+            else:  # a folder of the client's, which sends it
+                stamp = Stamp(top)
+                if stamp.source not in ("", _SENT):
+                    stamp.begin_anew(_SENT)
+                stamp.source = _SENT
+                stamp.write()
     return {"copied": telling.files, "bytes": telling.at}
 
 
@@ -346,7 +348,7 @@ def _bring(
 
 def _fill(top: Path, where: Place, store: Store, wanted: Mapping[str, Thing], telling: _Telling) -> None:
     stamp = Stamp(top)
-    if stamp.source.startswith("hf:"):
+    if stamp.source == _SENT or stamp.source.startswith("hf:"):
         stamp.begin_anew("")
     missing = {
         path: one

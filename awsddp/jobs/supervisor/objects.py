@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import posixpath
 import shutil
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -21,6 +20,8 @@ AT_ONCE = 16
 FOLDERS = ".data"
 """Beside the jobs: folders of data on their way to nodes."""
 _LIVES, _DAY = ("claimed", "waiting", "running"), timedelta(days=1)
+MOST_BYTES = 256 << 20
+"""How long an object of JSON may be that is read: none of awsddp's is longer."""
 PARTS = ".awsddp-parts"
 """The folder, in that of the downloads, of those that are not whole."""
 
@@ -33,14 +34,14 @@ class Place(NamedTuple):
 
     def key(self, name: str) -> str:
         """Return the key of what is called `name` below the prefix."""
-        return posixpath.join(self.prefix, name)
+        return f"{self.prefix}/{name}" if self.prefix else name
 
     def below(self, name: str) -> Place:
         """Return the place of what is called `name` below the prefix."""
         return self._replace(prefix=self.key(name))
 
     def __str__(self) -> str:
-        return f"s3://{posixpath.join(*filter(None, self))}"
+        return f"s3://{'/'.join(filter(None, self))}"
 
 
 class Thing(NamedTuple):
@@ -68,7 +69,8 @@ class Store:
     """S3 as one caller sees it. Thread-safe.
 
     `session` is botocore's or None: that of the node's role, from its metadata. `endpoint` is None for AWS's.
-    With `payer` the caller pays for what it reads in the buckets of others.
+    With `payer` the caller pays for what it reads in the buckets of others. Raises ImportError where this
+    Python has no boto3, or one without what is used here.
     """
 
     def __init__(
@@ -82,8 +84,11 @@ class Store:
     ) -> None:
         from botocore import UNSIGNED
         from botocore.config import Config
+        from s3transfer.futures import TransferMeta
         from s3transfer.manager import TransferConfig, TransferManager
 
+        if not hasattr(TransferMeta, "provide_object_etag"):
+            raise ImportError("its s3transfer is older than 0.11")
         config = Config(
             connect_timeout=5,
             read_timeout=60,
@@ -125,7 +130,7 @@ class Store:
         return "" if told["HTTPStatusCode"] == 404 else found
 
     def read(self, where: Place, name: str) -> Any:
-        """Return the JSON of a small object, None where there is none. Raises ClientError, ValueError.
+        """Return the JSON of an object, None where there is none. Raises ClientError, ValueError.
 
         Who may list some prefixes only is refused what is not there.
         https://docs.aws.amazon.com/AmazonS3/latest/API/API_GetObject.html
@@ -140,7 +145,13 @@ class Store:
             if code == "NoSuchKey" or (code == "AccessDenied" and not any(self.list(where, name=name))):
                 return None
             reply = self.client.get_object(**asked)  # it may have come meanwhile
-        return json.loads(reply["Body"].read())
+        with reply["Body"] as body:
+            if reply["ContentLength"] > MOST_BYTES:
+                raise ValueError(f"{reply['ContentLength']:,} bytes are more than awsddp writes")
+            try:
+                return json.loads(body.read())
+            except RecursionError as error:
+                raise ValueError(str(error)) from error
 
     def write(self, where: Place, name: str, document: object, *, new: bool = False) -> bool:
         """Write a small object of JSON. With `new` only where none is, and return whether that was so.

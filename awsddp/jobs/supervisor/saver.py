@@ -12,6 +12,7 @@ import hashlib
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -25,7 +26,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from awsddp.jobs.supervisor.checkpoints import SUFFIXES, is_whole
 from awsddp.jobs.supervisor.folder import CommandError, JobFolder, write_json
 from awsddp.jobs.supervisor.manifest import EVENTS, OURS, manifest
-from awsddp.jobs.supervisor.objects import Place
+from awsddp.jobs.supervisor.objects import AT_ONCE, Place
 from awsddp.jobs.supervisor.requests import Manifest, plain
 from awsddp.jobs.supervisor.shelf import Shelf, keys
 from awsddp.jobs.supervisor.trial import attempt, store_of
@@ -38,13 +39,15 @@ if TYPE_CHECKING:
     from awsddp.jobs.supervisor.objects import Store
 
 _PART_BYTES = 8 << 20
-_BATCH = 100
+_HELD = 100
+"""How many files are held open at once, to be sent."""
 _SHARE = 0.01
 """The part of the time that looks may take, of one core."""
 _END_S = 0.5
 """Between two looks once the job has ended."""
 _LATE_S = 1800.0
-"""For how long after the job's end, or the last success since, what fails is tried again."""
+"""For how long after the job's end, or the last success since, what fails is tried again, and what is
+still open for writing waited for."""
 _HURRY_S = 90.0
 """The same when the machine is shut down: awsddp-jobs.service holds that up for 120 s."""
 _OTHERS_S = 90.0
@@ -83,7 +86,7 @@ class _File:
         self.checked: tuple[int, int] | None = None
         self.digest = hashlib.sha256()
         self.is_torn = False
-        self.fails = 0
+        self.moved = self.fails = 0
 
     @property
     def length(self) -> int:
@@ -91,9 +94,13 @@ class _File:
         return sum(size for _, size in self.parts)
 
     def key(self, home: str, version: int) -> str:
-        """Return the key of a version; a name that is no Unicode is written out."""
-        name = home.encode("utf-8", "backslashreplace").decode()
-        return f"{name}~{version + 1}" if version else name
+        """Return the key of a version, which no other file has; a name that is no Unicode is written out."""
+        name = home.replace("\\", r"\\").encode("utf-8", "backslashreplace").decode()
+        return f"{name}~{version + 1}" if version or re.search(r"~\d+$", name) else name
+
+    def move(self, count: int) -> None:
+        """Count bytes that are on their way; a negative count takes some back."""
+        self.moved += count
 
     def turn(self, version: int) -> None:
         """Leave the keys of the version that was saved for those of one that is."""
@@ -107,10 +114,10 @@ class Saver:
 
     def __init__(self, order: Mapping[str, Any], folder: JobFolder, store: Store) -> None:
         self._order, self._folder, self._store = order, folder, store
-        self._request = folder.request()
-        self._node = self._request.node
-        self._others = [one.node for one in self._request.nodes if one.node != self._node]
-        self._is_first = self._node == self._request.first.node
+        request = folder.request()
+        self._node = request.node
+        self._others = [one.node for one in request.nodes if one.node != self._node]
+        self._is_first = self._node == request.first.node
         self._at = Place(*order["place"]).below(folder.job)
         self._asked = Manifest(job=folder.job, exclude=order["exclude"], at_once=0)
         self._files: dict[str, _File] = {}
@@ -118,11 +125,9 @@ class Saver:
         self._pending: dict[str, int] = {}
         self._look = self._rested = 0
         self._look_at = -math.inf
-        self._pool = ThreadPoolExecutor(1)
-        self._sending: tuple[Future[None], dict[str, tuple[int, Line, int]]] | None = None
-        self._moved = 0
+        self._pool = ThreadPoolExecutor(AT_ONCE)
+        self._sending: dict[str, tuple[Future[None], int, Line, int]] = {}
         self._owed = self._error = ""
-        self._ended = False
         self._written: Any = None
         self._written_at = self._heard_at = -math.inf
         self._changed_at = time.monotonic()
@@ -132,27 +137,31 @@ class Saver:
         self._wake: SimpleQueue[None] = SimpleQueue()  # unlike an Event it may be told by a signal's handler
         self._end_by = math.inf
         self._fails = 0
+        self._good_at = time.monotonic()
 
     def run(self) -> int:
         """Save until the job has ended and all is saved, or nothing more can be; return 0 or 1."""
-        from botocore.exceptions import BotoCoreError, ClientError
-
         signal.signal(signal.SIGTERM, self._on_term)
-        good_at = time.monotonic()
         while True:
             is_over, over = False, self._folder.document().final
             try:
-                is_over = self._turn(over=over)
-                if self._sending is None:
+                failed = self._see(over=over)
+                is_over = self._say(over=over)
+                if failed is not None:
+                    raise failed
+                if not self._sending:
                     self._fails, self._error = 0, self._owed
-            except (OSError, ValueError, BotoCoreError, ClientError) as error:
+            except Exception as error:  # of S3, of the disk, or of what another one wrote there
                 self._fails, self._error = self._fails + 1, str(error)
                 sys.stderr.write(f"{time.strftime('%FT%TZ', time.gmtime())} {error}\n")
                 sys.stderr.flush()
             now = time.monotonic()
-            if not over or not self._fails:
-                good_at = now
-            gives_up = over and self._fails > 0 and now > min(good_at + _LATE_S, self._end_by)
+            is_stuck = over and (self._fails > 0 or (bool(self._pending) and not self._sending))
+            if not is_stuck:
+                self._good_at = now
+            gives_up = is_stuck and now > min(self._good_at + _LATE_S, self._end_by)
+            if gives_up:
+                self._error = self._error or f"still being written: {', '.join(self._pending)}"
             self._tell(ended=is_over or gives_up)
             if is_over or gives_up:
                 self._store.close()
@@ -168,22 +177,20 @@ class Saver:
         self._end_by = min(self._end_by, time.monotonic() + _HURRY_S)
         self._wake.put(None)
 
-    def _turn(self, *, over: bool) -> bool:
-        """Look, send what is whole, say what is saved; return whether all is done."""
-        self._see(over=over)
+    def _say(self, *, over: bool) -> bool:
+        """Write what is saved, on the first node also of the job; return whether all is done."""
         now = time.monotonic()
-        rests = over and not self._pending and self._sending is None
+        rests = over and not self._pending and not self._sending
         self._rested = self._rested + 1 if rests else 0
-        self._ended = self._rested > 1
         document = self._document()
         beats = self._others and not self._is_first and now - self._written_at >= self._order["beat_s"]
         if beats or {**document, "look": 0} != self._written:
             self._store.write(self._at, f"node{self._node}.json", document)
             self._written, self._written_at = {**document, "look": 0}, now
         if not self._is_first:
-            return self._ended
+            return bool(document["ended"])
         self._hear(now, hurry=over)
-        is_over = self._ended and (self._all_ended() or now - self._changed_at > _OTHERS_S)
+        is_over = bool(document["ended"]) and (self._all_ended() or now - self._changed_at > _OTHERS_S)
         self._publish({**self._told, self._node: document}, is_over=is_over)
         if is_over:
             self._store.abort(self._at)
@@ -191,11 +198,10 @@ class Saver:
 
     # ---- the files of this node
 
-    def _see(self, *, over: bool) -> None:
-        """Look at the results once, send what grows, and begin to send what is whole."""
-        if not over and time.monotonic() < self._look_at:  # something has arrived
-            self._settle()
-            return
+    def _see(self, *, over: bool) -> BaseException | None:
+        """Look at the results once, send what grows, and begin to send what is whole; return what failed."""
+        if not over and time.monotonic() < self._look_at:  # all has arrived
+            return self._settle()
         began = time.thread_time()
         listed: Any = manifest(self._asked, self._folder)
         self._look += 1
@@ -207,14 +213,13 @@ class Saver:
         for home in self._files.keys() - lines.keys():  # the job has removed it
             if self._files[home].seen or self._files[home].saved:
                 self._again(home, self._files[home])
-        self._settle()
+        failed = self._settle()
         self._pending = {}
-        ready: dict[str, Line] = {}
-        growing: list[Line] = []
+        ready, growing = [], []
         for home, line in lines.items():
             file, stamp = self._files.setdefault(home, _File()), (line.size, line.modified)
             is_known, file.seen = file.seen == stamp, stamp
-            if file.saved == stamp and not (over and _grows(home) and self._is_another(line, file)):
+            if file.saved == stamp and not (over and _grows(home) and file.checked != stamp):
                 continue
             is_readable = os.access(line.path, os.R_OK)
             if not is_readable:
@@ -224,39 +229,38 @@ class Saver:
             if not is_readable:
                 continue
             if _grows(home):
-                growing.append(line)
-            elif not line.writing and (is_known or _is_in_place(line)):
-                ready[home] = line
-        if ready and self._sending is None:
-            self._begin(self._chosen(ready))
-        for line in growing:
-            file = self._files[line.home]
-            if over or time.monotonic() - file.sent_at >= self._order["parts_s"]:
-                self._append(line, file)
-                del self._pending[line.home]
+                if over or time.monotonic() - file.sent_at >= self._order["parts_s"]:
+                    growing.append(line)
+            elif home not in self._sending and not line.writing and (is_known or _is_in_place(line)):
+                ready.append(line)
+        ready.sort(key=lambda line: self._files[line.home].fails)
+        for line in [*ready[: _HELD - len(self._sending)], *growing]:
+            try:
+                if _grows(line.home):
+                    self._append(line, self._files[line.home], over=over)
+                else:
+                    self._begin(line, self._files[line.home])
+            except FileNotFoundError:  # the next look sees that
+                continue
+            except Exception as error:
+                failed = error
+        return failed
 
-    def _chosen(self, ready: Mapping[str, Line]) -> dict[str, Line]:
-        """Return what goes next: files that have failed go alone, so that they hold up no others."""
-        ordered = sorted(ready, key=lambda home: self._files[home].fails)
-        fresh = [home for home in ordered if not self._files[home].fails][:_BATCH]
-        return {home: ready[home] for home in fresh or ordered[:1]}
+    def _begin(self, line: Line, file: _File) -> None:
+        """Send a file in another thread: one that is listed as saved gets another key, so that it stays.
 
-    def _begin(self, ready: Mapping[str, Line]) -> None:
-        """Send files in another thread: one that is listed as saved gets another key, so that it stays.
-
-        They are held open, so that those arrive, too, that the job removes or replaces meanwhile.
+        It is held open, so that it arrives, too, where the job removes or replaces it meanwhile.
         """
-        going, paths = {}, {}
-        for home, line in ready.items():
-            file = self._files[home]
-            with contextlib.suppress(FileNotFoundError):
-                held = os.open(line.path, os.O_RDONLY)
-                version = self._free(home, file) if file.parts else file.version
-                going[home] = (version, line, held)
-                paths[file.key(home, version)] = _path(held)
-        self._moved = 0
-        self._sending = self._pool.submit(self._store.send, paths, self._at, self._move), going
-        self._sending[0].add_done_callback(lambda _: self._wake.put(None))
+        version = self._free(line.home, file) if file.parts else file.version
+        held = os.open(line.path, os.O_RDONLY)
+        paths = {file.key(line.home, version): _path(held)}
+        future = self._pool.submit(self._store.send, paths, self._at, file.move)
+        self._sending[line.home] = future, version, line, held
+        future.add_done_callback(self._on_sent)
+
+    def _on_sent(self, _: Future[None]) -> None:
+        if all(future.done() for future, *_ in list(self._sending.values())):
+            self._wake.put(None)
 
     def _free(self, home: str, file: _File) -> int:
         """Return a version whose keys no list names, nor will: one that was left, else a new one."""
@@ -275,32 +279,34 @@ class Saver:
         found: Mapping[str, Any] = self._store.read(self._at, "job.json") or {}
         return found.get("checkpoint")
 
-    def _move(self, count: int) -> None:
-        self._moved += count
+    def _settle(self) -> BaseException | None:
+        """Take in what was sent: a file that is another one by now is not saved. Return what failed."""
+        failed = None
+        for home, (future, version, line, held) in list(self._sending.items()):
+            if not future.done():
+                continue
+            del self._sending[home]
+            file, error = self._files[home], future.exception()
+            file.moved = 0
+            with os.fdopen(held, "rb"):
+                info = os.fstat(held)
+                if error is not None:
+                    failed, file.fails = error, file.fails + 1
+                elif (info.st_size, info.st_mtime_ns) == (line.size, line.modified):
+                    file.is_torn = home.endswith(SUFFIXES) and not is_whole(_path(held))
+                    file.turn(version)
+                    file.parts = [[file.key(home, version), line.size]]
+                    file.saved, file.fails = (line.size, line.modified), 0
+                    self._pending.pop(home, None)
+                    self._fails, self._good_at = 0, time.monotonic()
+        return failed
 
-    def _settle(self) -> None:
-        """Take in what was sent: a file that is another one by now is not saved. Raises what failed."""
-        if self._sending is None or not self._sending[0].done():
-            return
-        (future, going), self._sending = self._sending, None
-        self._moved, failed = 0, future.exception()
-        for home, (version, line, held) in going.items():
-            file, info = self._files[home], os.fstat(held)
-            file.fails += failed is not None
-            if failed is None and (info.st_size, info.st_mtime_ns) == (line.size, line.modified):
-                file.turn(version)
-                file.parts = [[file.key(home, version), line.size]]
-                file.saved, file.fails = (line.size, line.modified), 0
-                self._pending.pop(home, None)
-                file.is_torn = home.endswith(SUFFIXES) and not is_whole(_path(held))
-            os.close(held)
-        if failed is not None:
-            raise failed
-        self._fails = 0
+    def _append(self, line: Line, file: _File, *, over: bool) -> None:
+        """Send what a file has grown by; its last part is replaced by a longer one until that is large.
 
-    def _append(self, line: Line, file: _File) -> None:
-        """Send what a file has grown by; its last part is replaced by a longer one until that is large."""
-        if line.size < file.length:
+        Once the job is over all is sent again of a file that was written anew.
+        """
+        if line.size < file.length or (over and _is_another(line, file)):
             self._again(line.home, file)
         file.sent_at = time.monotonic()
         while file.length < line.size or not file.parts:
@@ -317,20 +323,8 @@ class Saver:
             file.digest.update(data[known:])
             file.parts[len(file.parts) - (not is_new) :] = [[key, len(data)]]
         file.saved = (line.size, line.modified)
-
-    def _is_another(self, line: Line, file: _File) -> bool:
-        """Tell whether a file that was taken for one that grows was written anew; it is sent again then."""
-        if file.checked == file.saved:
-            return False
-        digest = hashlib.sha256()
-        with Path(line.path).open("rb") as stream:
-            while data := stream.read(1 << 20):
-                digest.update(data)
-        is_another = digest.digest() != file.digest.digest()
-        if is_another:
-            self._again(line.home, file)
-        file.checked = (line.size, line.modified)
-        return is_another
+        file.checked = file.saved if over else None
+        del self._pending[line.home]
 
     def _again(self, home: str, file: _File) -> None:
         """Forget what is saved of a file; what it is now gets other keys."""
@@ -353,16 +347,18 @@ class Saver:
             },
             "links": self._links,
             "pending": sorted(self._pending),
-            "ended": self._ended,
+            "ended": self._rested > 1,
             "error": self._owed,
         }
 
     def _tell(self, *, ended: bool) -> None:
         """Write down for this node's clients how far it is."""
         saved = [file.length for file in self._files.values() if file.saved is not None]
-        left = sum(max(0, size - self._files[home].length) for home, size in self._pending.items())
+        left = 0
+        for home, size in self._pending.items():
+            left += size - (self._files[home].length if _grows(home) else self._files[home].moved)
         told: dict[str, Any] = {"files": len(saved), "bytes": sum(saved), "pending_files": len(self._pending)}
-        told |= {"pending_bytes": max(0, left - self._moved), "error": self._error[:2000], "ended": ended}
+        told |= {"pending_bytes": max(0, left), "error": self._error[:2000], "ended": ended}
         with contextlib.suppress(OSError):
             write_json(self._folder.saving, told, sync=False)
 
@@ -392,7 +388,6 @@ class Saver:
             whole = {
                 "job": self._folder.job,
                 "save": 1,
-                "launch": self._request.launch,
                 "nodes": sorted([self._node, *self._others]),
                 "state": state,
                 "facts": plain(document.facts),
@@ -409,6 +404,16 @@ def _is_in_place(line: Line) -> bool:
         info = Path(line.path).stat()
         return info.st_ctime_ns > info.st_mtime_ns
     return False
+
+
+def _is_another(line: Line, file: _File) -> bool:
+    """Tell whether a file that was taken for one that grows was written anew."""
+    digest, left = hashlib.sha256(), file.length
+    with Path(line.path).open("rb") as stream:
+        while data := stream.read(min(left, 1 << 20)):
+            digest.update(data)
+            left -= len(data)
+    return digest.digest() != file.digest.digest()
 
 
 def _path(held: int) -> Path:

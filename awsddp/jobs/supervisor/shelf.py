@@ -31,7 +31,8 @@ class Shelf:
     def take(self, told: Mapping[int, Mapping[str, Any]]) -> None:
         """Look at what all nodes of the job tell now; an empty one has told nothing yet."""
         whole = list(self._whole(told))
-        named = {_LATEST, *(_path(one) for node in told for one in [_latest(told[node], node)] if one)}
+        links = (one.get("links", {}).get(f"node{node}/{_LATEST}", "") for node, one in told.items())
+        named = {_LATEST, *map(_path, links)}
         preferred = [one for one in whole if one["name"] in named]
         chosen = max(preferred or whole, key=lambda one: one["modified"], default=None)
         now = self.checkpoint
@@ -52,7 +53,8 @@ class Shelf:
                 yield _checkpoint(folder, below)
         for row in rows:
             path, is_torn = _path(row[1]), row[2].get("torn")
-            if splitext(path)[1] in SUFFIXES and not is_torn and not _is_below(path, marked):
+            is_below = any(path.startswith(f"{folder}/") for folder in marked)
+            if splitext(path)[1] in SUFFIXES and not is_torn and not is_below:
                 yield _checkpoint(path, [row])
 
     def _rests(self, folder: str, below: list[Any], told: Mapping[int, Mapping[str, Any]]) -> bool:
@@ -79,14 +81,6 @@ def keys(checkpoint: Mapping[str, Any] | None) -> set[str]:
 def _path(home: str) -> str:
     """Return a place in the results without its node."""
     return home.partition("/")[2]
-
-
-def _latest(document: Mapping[str, Any], node: int) -> str:
-    return str(document.get("links", {}).get(f"node{node}/{_LATEST}", ""))
-
-
-def _is_below(path: str, folders: set[str]) -> bool:
-    return any(path.startswith(f"{folder}/") for folder in folders)
 
 
 def _checkpoint(name: str, rows: list[Any]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,9 +22,9 @@ _TRIAL = ".awsddp"
 def store_of(order: Mapping[str, Any]) -> Store:
     """Return the store that an order names, with the rights of the node's role and no others.
 
-    boto3 may lie in ~/awsddp/boto3. Raises ImportError where there is none.
+    boto3 lies in ~/awsddp/boto3 where the image's did not do. Raises ImportError where there is none.
     """
-    sys.path.append(str(Path.home() / "awsddp" / "boto3"))
+    sys.path.insert(0, str(Path.home() / "awsddp" / "boto3"))
     session = node_session()
     chain = session.get_component("credential_provider").providers
     chain[:] = [one for one in chain if one.METHOD == "iam-role"]
@@ -38,9 +39,8 @@ def attempt(order: Mapping[str, Any]) -> dict[str, Any]:
         return {"code": "boto3", "said": str(error)}
     from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
 
-    trial = _Trial(store, order)
     try:
-        return trial.run()
+        return _tried(store, Place(*order["place"]), order)
     except NoCredentialsError as error:
         return {"code": "role", "said": str(error)}
     except BotoCoreError as error:
@@ -48,61 +48,47 @@ def attempt(order: Mapping[str, Any]) -> dict[str, Any]:
     except ClientError as error:
         code = error.response["Error"]["Code"]
         kind = "right" if code in _DENIED else "bucket" if code in ("404", "NoSuchBucket") else "other"
-        return {"code": kind, "what": trial.right, "said": str(error)}
+        right = error.operation_name.replace("ListObjectsV2", "ListBucket")
+        return {"code": kind, "what": f"s3:{right}", "said": str(error)}
 
 
-class _Trial:
-    def __init__(self, store: Store, order: Mapping[str, Any]) -> None:
-        self._store, self._order = store, order
-        self._top = Place(*order["place"])
-        self._at = self._top.below(order["job"])
-        self.right = "s3:ListBucket"
+def _tried(store: Store, top: Place, order: Mapping[str, Any]) -> dict[str, Any]:
+    """Use every right; the name is claimed as the last."""
+    region = store.region(top.bucket)
+    if region and region != order["region"]:
+        return {"code": "region", "what": region}
+    at = top.below(order["job"])
+    next(store.list(at), None)
+    store.write(top, _TRIAL, {})
+    _abort_nothing(store, top)
+    store.read(top, _TRIAL)
+    store.abort(top, over=())
+    job = {"job": order["job"], "save": 1, "by": order["by"], "state": "claimed"}
+    if store.write(at, "job.json", job, new=True):
+        return {"code": ""}
+    # It is there: of a put whose reply was lost, or of a launch by this node that failed after its claim.
+    with contextlib.suppress(ValueError):
+        if store.read(at, "job.json") == job:
+            return {"code": ""}
+    return {"code": "taken", "names": _names(store, top, order["job"].rstrip("0123456789"))}
 
-    def run(self) -> dict[str, Any]:
-        """Use every right; the name is claimed as the last."""
-        region = self._store.region(self._top.bucket)
-        if region and region != self._order["region"]:
-            return {"code": "region", "what": region}
-        next(self._store.list(self._at), None)
-        self._write_and_read()
-        if self._claimed_by() is not None:
-            return self._taken()
-        self._store.abort(self._top, over=())
-        job = {"job": self._order["job"], "save": 1, "launch": self._order["launch"], "state": "claimed"}
-        self._store.write(self._at, "job.json", {**job, "checkpoint": None}, new=True)
-        # A put whose reply was lost is refused when it is sent again: what is there tells.
-        return {"code": ""} if self._claimed_by() == self._order["launch"] else self._taken()
 
-    def _claimed_by(self) -> str | None:
-        found = self._store.read(self._at, "job.json")
-        return None if found is None else str(found.get("launch"))
+def _abort_nothing(store: Store, top: Place) -> None:
+    """Give up an upload that there is not, which needs the right all the same. Raises ClientError."""
+    from botocore.exceptions import ClientError
 
-    def _write_and_read(self) -> None:
-        self.right = "s3:PutObject"
-        self._store.write(self._top, _TRIAL, {})
-        self.right = "s3:AbortMultipartUpload"
-        self._abort_nothing()
-        self.right = "s3:GetObject"
-        self._store.read(self._top, _TRIAL)
+    try:
+        store.client.abort_multipart_upload(Bucket=top.bucket, Key=top.key(_TRIAL), UploadId="none")
+    except ClientError as error:
+        if error.response["Error"]["Code"] in _DENIED:
+            raise
 
-    def _abort_nothing(self) -> None:
-        """Give up an upload that there is not, which needs the right all the same."""
-        from botocore.exceptions import ClientError
 
-        named = {"Bucket": self._top.bucket, "Key": self._top.key(_TRIAL), "UploadId": "none"}
-        try:
-            self._store.client.abort_multipart_upload(**named)
-        except ClientError as error:
-            if error.response["Error"]["Code"] in _DENIED:
-                raise
-
-    def _taken(self) -> dict[str, Any]:
-        """Answer with the names there that begin alike, so that the next choice is free."""
-        self.right = "s3:ListBucket"
-        stem = self._order["job"].rstrip("0123456789")
-        pages = self._store.client.get_paginator("list_objects_v2").paginate(
-            Bucket=self._top.bucket, Prefix=self._top.key(stem), Delimiter="/"
-        )
-        found = [one["Prefix"][:-1] for page in pages for one in page.get("CommonPrefixes", ())]
-        names = [path.rpartition("/")[2] for path in found]
-        return {"code": "taken", "names": [one for one in names if NAME.fullmatch(one)]}
+def _names(store: Store, top: Place, stem: str) -> list[str]:
+    """Return the names there that begin alike, so that the next choice is free."""
+    pages = store.client.get_paginator("list_objects_v2").paginate(
+        Bucket=top.bucket, Prefix=top.key(stem), Delimiter="/"
+    )
+    found = [one["Prefix"][:-1] for page in pages for one in page.get("CommonPrefixes", ())]
+    names = [path.rpartition("/")[2] for path in found]
+    return [one for one in names if NAME.fullmatch(one)]
