@@ -145,7 +145,7 @@ class Store:
             if code == "NoSuchKey" or (code == "AccessDenied" and not any(self.list(where, name=name))):
                 return None
             reply = self.client.get_object(**asked)  # it may have come meanwhile
-        with reply["Body"] as body:
+        with contextlib.closing(reply["Body"]) as body:
             if reply["ContentLength"] > MOST_BYTES:
                 raise ValueError(f"{reply['ContentLength']:,} bytes are more than awsddp writes")
             try:
