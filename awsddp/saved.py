@@ -62,15 +62,18 @@ class _Checkpoint(msgspec.Struct, frozen=True):
 
 
 class _Job(msgspec.Struct, frozen=True):
-    """What job.json says; no `document` before the ranks ran."""
+    """What job.json says; no `document` before the ranks ran. `state` is "running" until all is saved."""
 
+    state: Text = "running"
     nodes: tuple[NodeNumber, ...] = ()
     document: NodeJob | None = None
     checkpoint: _Checkpoint | None = None
 
 
 class Saved:
-    """What a prefix in S3 says of a job. `job` is its record, `where` its place."""
+    """What a prefix in S3 says of a job. `job` is its record, `where` its place; when it `is_over` the first
+    node has nothing to say any more.
+    """
 
     def __init__(self, cluster: "Cluster", store: Store, where: Place) -> None:
         self._cluster, self._store, self.where = cluster, store, where
@@ -85,6 +88,7 @@ class Saved:
                 look or f"aws s3 ls {_typed(above)}/   # what is there",
             )
         self._index, told = index, index.document
+        self.is_over = index.state not in ACTIVE
         with self._checked("job.json"):
             check_job(told, told.node, posixpath.basename(where.prefix))
         self.job = replace(
@@ -286,7 +290,7 @@ def in_bucket(cluster: "Cluster", job: JobRecord) -> bool:
         return False
     try:
         with opened(cluster, f"{job.save_to}/{job.job}") as saved:
-            is_whole = saved.job.nodes == job.nodes and not saved.lacking
+            is_whole = saved.job.nodes == job.nodes and saved.is_over and not saved.lacking
             if is_whole:
                 saved.bring(whole=False)
             return is_whole

@@ -17,7 +17,7 @@ from awsddp.jobs.supervisor import objects
 from awsddp.jobs.supervisor.objects import Place, Store
 from awsddp.records import Target
 from awsddp.results import is_fetched
-from awsddp.saved import Saved, store_at
+from awsddp.saved import Saved, in_bucket, store_at
 from awsddp.state import Folder
 from tests.local.conftest import Cloud
 
@@ -34,7 +34,13 @@ def objects_of_a_job() -> dict[str, Any]:
     checkpoint = {"name": "run/model.pt", "files": [[0, part[0], len(BODY), [part]]]}
     file = {"size": len(BODY), "modified": 1, "parts": [part]}
     return {
-        "job.json": {"save": 1, "nodes": [0], "document": document, "checkpoint": checkpoint},
+        "job.json": {
+            "save": 1,
+            "state": "succeeded",
+            "nodes": [0],
+            "document": document,
+            "checkpoint": checkpoint,
+        },
         "node0.json": {"files": {part[0]: file}, "links": {}, "ended": True},
     }
 
@@ -138,6 +144,20 @@ def test_what_nodes_wrote_is_read(shelf: Shelf) -> None:
     saved = Saved(shelf.cluster, shelf.store, shelf.where)
     saved.bring(whole=False)
     assert is_fetched(folder, saved.job), "who reads logs later says nothing else"
+
+
+def test_nodes_may_go_only_when_the_first_has_said_that_all_is_saved(
+    shelf: Shelf, records: Cloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", records.info.endpoint)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", records.info.access_key_id)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", records.info.secret_access_key)
+    made = objects_of_a_job()
+    for state, may_go in (("running", False), ("succeeded", True)):
+        made["job.json"]["state"] = state
+        shelf.write(made)
+        job = Saved(shelf.cluster, shelf.store, shelf.where).job
+        assert in_bucket(shelf.cluster, job) == may_go
 
 
 def test_what_a_fetch_that_was_cut_has_brought_does_not_travel_again(shelf: Shelf) -> None:
