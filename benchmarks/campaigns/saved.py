@@ -2,8 +2,8 @@
 
     python -m benchmarks.campaigns.saved [--seed N] [--runs N] [--state FILE]
 
-Needs root: two nodes of the local cloud. The bundled program runs with --save-to and a checkpoint every 31
-steps of about 0.15 s. At a step that is drawn, node 0, node 1 or both lose their power, and the client is
+Needs root: two nodes of the local cloud. The bundled program runs with --save-to and a checkpoint every 61
+steps of 0.06 to 0.15 s. At a step that is drawn, node 0, node 1 or both lose their power, and the client is
 killed. `down --discard`, `up` and `train --resume s3://...` follow. Per run:
 
     listed    the step of the newest checkpoint in job.json, which torch.load reads from its parts in S3; each
@@ -29,7 +29,7 @@ from benchmarks.campaigns._campaign import Row, arguments, campaign, instances
 if TYPE_CHECKING:
     import subprocess
 
-EVERY, EPOCHS, PASSES = 31, 50, 46  # 92 batches, so 2 steps per epoch
+EVERY, EPOCHS, PASSES = 61, 100, 46  # 92 batches, so 2 steps per epoch
 STEPS = 2 * EPOCHS
 SAVED_S = 4.0  # two looks of 1 s, an upload, and a machine that is shared
 LOST = ((0,), (1,), (0, 1))
