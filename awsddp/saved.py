@@ -81,12 +81,11 @@ class Saved:
         if index is None or index.document is None:
             what = "no job" if index is None else "its ranks have not started: no results of the job"
             above, names = self._around()
-            look = f"awsddp jobs {_typed(above.below(names[-1]))}" if names else ""
-            raise NotFoundError(
-                f"{what} at {where}",
-                f"{above}/ has {', '.join(names[-10:])}" if names else "",
-                look or f"aws s3 ls {_typed(above)}/   # what is there",
-            )
+            why, look = "", f"aws s3 ls {_typed(above)}/   # what is there"
+            if names:
+                why = f"{above}/ has {', '.join(names[-10:])}"
+                look = f"awsddp jobs {_typed(above.below(names[-1]))}"
+            raise NotFoundError(f"{what} at {where}", why, look)
         self._index, told = index, index.document
         self.is_over = index.state not in ACTIVE
         with self._checked("job.json"):
@@ -159,12 +158,11 @@ class Saved:
     def _manifest(self, node: int) -> Manifest:
         """Return what a node saved, as it would list it itself. Raises NodeError for what it may not."""
         found = self._nodes[node]
-        samples = {home: hashlib.sha256(f"{node}/{one.parts}".encode()) for home, one in found.files.items()}
         with self._checked(f"node{node}.json"):
-            lines = [
-                _line(home, one.size, one.parts, modified=one.modified, sample=samples[home].hexdigest())
-                for home, one in found.files.items()
-            ]
+            lines = []
+            for home, one in found.files.items():
+                sample = hashlib.sha256(f"{node}/{one.parts}".encode()).hexdigest()
+                lines.append(_line(home, one.size, one.parts, modified=one.modified, sample=sample))
             lines += [_line(home, target=target) for home, target in found.links.items()]
             return self._listed(node, lines)
 
