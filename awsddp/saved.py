@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeGuard, TypeVar
 
@@ -22,6 +23,7 @@ from awsddp.answers import Manifest, NodeJob, ResultFile, check_job, check_manif
 from awsddp.errors import AwsddpError, ConfigError, NodeError, NotFoundError
 from awsddp.jobs.files import Checkpoint, name_at_home
 from awsddp.jobs.results import encode, job_document
+from awsddp.jobs.supervisor.folder import NAME
 from awsddp.jobs.supervisor.objects import AT_ONCE, Place, Store, Thing, join
 from awsddp.jobs.supervisor.stacks import DUMP
 from awsddp.parallel import each
@@ -101,13 +103,12 @@ class Saved:
         return tuple(node for node, one in self._nodes.items() if not one.ended or one.error)
 
     def _around(self) -> tuple[Place, list[str]]:
-        """Return the place itself, or else that above it, and the folders that this machine may see there."""
+        """Return the place itself, or else that above it, and what may be the jobs there."""
+        names: list[str] = []
         for above in (self.where, _above(self.where)):
             with contextlib.suppress(self._store.client.exceptions.ClientError):
-                asked = {"Bucket": above.bucket, "Prefix": above.key(""), "Delimiter": "/"}
-                found = self._store.client.list_objects_v2(**asked).get("CommonPrefixes", ())
-                names = [posixpath.basename(one["Prefix"].rstrip("/")) for one in found]
-                if names := [one for one in names if one.isprintable() and not one.startswith(".")]:
+                found = islice(self._store.folders(above), 1000)
+                if names := [one for one in found if NAME.fullmatch(one)]:
                     break
         return above, names
 

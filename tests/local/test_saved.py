@@ -215,6 +215,8 @@ def test_a_download_that_is_cut_again_and_again_is_told(shelf: Shelf, *, of_file
 
 def test_a_place_without_a_job_names_the_jobs_there(shelf: Shelf) -> None:
     shelf.put("job.json", b"{}")
+    shelf.s3.put_object(Bucket=shelf.where.bucket, Key="runs of mine//\x1b[2J/job.json", Body=b"{}")
+    shelf.s3.put_object(Bucket=shelf.where.bucket, Key="runs of mine/\x1b[2J/job.json", Body=b"{}")
     above = Place(shelf.where.bucket, "runs of mine")
     for name in ("", "none"):
         with pytest.raises(NotFoundError, match="no job at") as caught:

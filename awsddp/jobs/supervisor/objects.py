@@ -114,6 +114,16 @@ class Store:
             for one in page.get("Contents", ()):
                 yield Thing(one["Key"], one["Size"], one["ETag"].strip('"'))
 
+    def folders(self, where: Place, *, name: str = "") -> Iterator[str]:
+        """Yield the names below a place that begin with `name` and have objects below them.
+
+        Raises botocore's ClientError.
+        """
+        pages = self.client.get_paginator("list_objects_v2")
+        for page in pages.paginate(Bucket=where.bucket, Prefix=where.key(name), Delimiter="/"):
+            for one in page.get("CommonPrefixes", ()):
+                yield one["Prefix"][:-1].rpartition("/")[2]
+
     def region(self, bucket: str) -> str | None:
         """Return the region of a bucket, "" where there is none; None where S3 does not tell.
 

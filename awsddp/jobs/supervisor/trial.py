@@ -70,7 +70,8 @@ def _tried(store: Store, top: Place, order: Mapping[str, Any]) -> dict[str, Any]
     with contextlib.suppress(ValueError):
         if store.read(at, "job.json") == job:
             return {"code": ""}
-    return {"code": "taken", "names": _names(store, top, order["job"].rstrip("0123456789"))}
+    alike = store.folders(top, name=order["job"].rstrip("0123456789"))  # so that the next choice is free
+    return {"code": "taken", "names": [one for one in alike if NAME.fullmatch(one)]}
 
 
 def _abort_nothing(store: Store, top: Place) -> None:
@@ -82,13 +83,3 @@ def _abort_nothing(store: Store, top: Place) -> None:
     except ClientError as error:
         if error.response["Error"]["Code"] in _DENIED:
             raise
-
-
-def _names(store: Store, top: Place, stem: str) -> list[str]:
-    """Return the names there that begin alike, so that the next choice is free."""
-    pages = store.client.get_paginator("list_objects_v2").paginate(
-        Bucket=top.bucket, Prefix=top.key(stem), Delimiter="/"
-    )
-    found = [one["Prefix"][:-1] for page in pages for one in page.get("CommonPrefixes", ())]
-    names = [path.rpartition("/")[2] for path in found]
-    return [one for one in names if NAME.fullmatch(one)]
