@@ -425,7 +425,7 @@ class Store:
                 return
             with path.open("wb") as file:
                 for thing in things:
-                    on_bytes(file.write(self._download_small(bucket, thing)))
+                    on_bytes(file.write(self.get(bucket, thing)))
         except ClientError as error:
             if error.response["ResponseMetadata"]["HTTPStatusCode"] in (404, 412, 416):
                 raise Changed(things[0].key) from error
@@ -438,7 +438,7 @@ class Store:
         told = [_Told(on_bytes, listed=thing)]
         self._transfers.download(bucket, thing.key, str(path), self._payer, subscribers=told).result()
 
-    def _download_small(self, bucket: str, thing: Thing) -> bytes:
+    def get(self, bucket: str, thing: Thing) -> bytes:
         """Return the bytes of an object, or those that its digest is of. Raises Changed, ClientError."""
         if thing.size > (MOST_PART_BYTES if thing.digest else PART_BYTES) or not thing.etag:
             raise Changed(thing.key)
