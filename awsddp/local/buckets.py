@@ -35,7 +35,20 @@ from awsddp.local.emulator import USER, Emulator
 from awsddp.local.faults import Faults
 from awsddp.local.machine import write_json
 from awsddp.local.requests import Refusal, internal_error
-from awsddp.local.s3 import BODIES, NAME, Bucket, Call, Stored, check_condition, description, exactly, read
+from awsddp.local.s3 import (
+    BODIES,
+    NAME,
+    Bucket,
+    Call,
+    Stored,
+    check_condition,
+    description,
+    exactly,
+    named_parts,
+    no_such_key,
+    part_number,
+    read,
+)
 
 PAGE = 1000
 PART_AT_LEAST = 5 << 20
@@ -218,7 +231,7 @@ class Buckets:
         except FileNotFoundError:
             if call.found is not None and not call.found.public:
                 call.may("ListObjectsV2", call.bucket)
-            raise Refusal("NoSuchKey", "The specified key does not exist.") from None
+            raise no_such_key() from None
         one = description(file)
         check_condition(call.asked.get("IfMatch", one.tag).strip('"') == one.tag.strip('"'))
         found = {**one.kept, "ETag": one.tag, "LastModified": one.modified}
@@ -264,17 +277,36 @@ class Buckets:
         return {"Bucket": call.bucket, "IsTruncated": False, "Uploads": listed, "EncodingType": coded}
 
     def _upload_part(self, call: Call) -> dict[str, Any]:
-        return self._receive(call, self._upload(call) / str(call.asked["PartNumber"]))
+        return self._receive(call, self._upload(call) / str(part_number(call)))
+
+    def _list_parts(self, call: Call) -> dict[str, Any]:
+        at, after = self._upload(call), call.asked.get("PartNumberMarker", 0)
+        room = min(call.asked.get("MaxParts", PAGE), PAGE)
+        with self._lock:
+            numbers = sorted(int(path.name) for path in at.iterdir() if path.name.isdigit())
+            page = [number for number in numbers if number > after][:room]
+            parts = [(number, read(at / str(number))) for number in page]
+        return {
+            **{name: call.asked[name] for name in ("Bucket", "Key", "UploadId")},
+            "PartNumberMarker": after,
+            "NextPartNumberMarker": page[-1] if page else 0,
+            "MaxParts": room,
+            "IsTruncated": bool(page) and page[-1] != numbers[-1],
+            "Parts": [
+                {"PartNumber": number, "Size": one.size, "ETag": one.tag, "LastModified": one.modified}
+                for number, one in parts
+            ],
+        }
 
     def _complete_multipart_upload(self, call: Call) -> dict[str, Any]:
         at, md5, sizes = self._upload(call), hashlib.md5(), list[int]()
         with self._temporary() as file:
-            for named in call.asked["MultipartUpload"]["Parts"]:
+            for number, tag in named_parts(call):
                 if sizes and sizes[-1] < PART_AT_LEAST:
                     raise Refusal("EntityTooSmall", "A part but the last is smaller than 5 MiB")
-                with suppress(FileNotFoundError), (at / str(named["PartNumber"])).open("rb") as part:
+                with suppress(FileNotFoundError), (at / str(number)).open("rb") as part:
                     one = description(part)
-                    if (tag := one.tag.strip('"')) == named["ETag"].strip('"'):
+                    if one.tag.strip('"') == tag:
                         for data in exactly(part, one.size):
                             file.write(data)
                         md5.update(bytes.fromhex(tag))
@@ -316,13 +348,26 @@ class Buckets:
         file.write(text + len(text).to_bytes(8))
         file.flush()
         with self._lock:
-            check_condition("IfNoneMatch" not in call.asked or not at.exists())
+            self._check_conditions(call, at)
             try:
                 Path(file.name).rename(at)
             except FileNotFoundError:
                 self._bucket(call.bucket)
                 self._upload(call)
                 raise
+
+    def _check_conditions(self, call: Call, at: Path) -> None:
+        """Compare the object that is there with what the caller expects. Raises Refusal where it is not so.
+
+        https://docs.aws.amazon.com/AmazonS3/latest/userguide/conditional-writes.html
+        """
+        check_condition("IfNoneMatch" not in call.asked or not at.exists())
+        if (wanted := call.asked.get("IfMatch")) is not None:
+            call.may("GetObject", f"{call.bucket}/{call.key}")
+            try:
+                check_condition(read(at).tag.strip('"') == wanted.strip('"'))
+            except FileNotFoundError:
+                raise no_such_key() from None
 
 
 def _identify(call: Call) -> None:
