@@ -31,10 +31,12 @@ NAME = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 BODIES = ("GetObject", "PutObject", "UploadPart")
 TAKEN = {
     *("Bucket", "Key", "ContentLength", "ContentType", "ContentEncoding", "ContentMD5", "Metadata", "Range"),
-    *("RequestPayer", "Prefix", "Delimiter", "MaxKeys", "ContinuationToken", "EncodingType", "UploadId"),
+    *("RequestPayer", "Prefix", "MaxKeys", "ContinuationToken", "EncodingType", "UploadId"),
     *("MultipartUpload", "CreateBucketConfiguration", "LifecycleConfiguration", "MaxBuckets"),
     *(f"{name}.IfMatch" for name in ("GetObject", "HeadObject", "PutObject", "CompleteMultipartUpload")),
     *("PutObject.IfNoneMatch", "CompleteMultipartUpload.IfNoneMatch"),
+    *("ListObjectsV2.Delimiter", "ListMultipartUploads.KeyMarker"),
+    *("ListMultipartUploads.UploadIdMarker", "ListMultipartUploads.MaxUploads"),
     *("UploadPart.PartNumber", "PutBucketAcl.ACL", "ListParts.PartNumberMarker", "ListParts.MaxParts"),
 }
 """The parameters that are carried out, of all operations or of one, beside checksums."""

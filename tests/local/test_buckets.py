@@ -242,6 +242,43 @@ def test_keys_are_listed_in_their_order_and_in_pages(records: Cloud, bucket: str
     assert refusal(s3.head_bucket, Bucket=bucket) == "404"
 
 
+def reads(pid: int | None) -> int:
+    """How often a process has read from a file until now."""
+    lines = Path(f"/proc/{pid}/io").read_text().splitlines()
+    return int(dict(line.split(": ") for line in lines)["syscr"])
+
+
+def test_a_listing_reads_no_object_again_and_outlives_the_daemon(records: Cloud, bucket: str) -> None:
+    s3, wanted = records.client("s3"), [f"{number:03}" for number in range(200)]
+    for key in wanted:
+        s3.put_object(Bucket=bucket, Key=key, Body=b"")
+    for _ in range(2):
+        before = reads(records.info.pid)
+        assert keys(s3, bucket) == wanted
+        assert reads(records.info.pid) - before < len(wanted)
+        records.kill()
+        s3 = records.client("s3")
+        assert keys(s3, bucket) == wanted
+        s3.delete_object(Bucket=bucket, Key=wanted.pop(7))
+
+
+def test_uploads_are_listed_in_pages_and_outlive_the_daemon(records: Cloud, bucket: str) -> None:
+    s3 = records.client("s3")
+    begun = [
+        (key, s3.create_multipart_upload(Bucket=bucket, Key=key)["UploadId"])
+        for key in ("a", "in/1", "in/1", "in/1", "in/2")
+    ]
+    records.kill()
+    s3 = records.client("s3")
+    pages = s3.get_paginator("list_multipart_uploads").paginate(
+        Bucket=bucket, Prefix="in/", PaginationConfig={"PageSize": 2}
+    )
+    assert [(one["Key"], one["UploadId"]) for page in pages for one in page["Uploads"]] == begun[1:]
+    rest = s3.list_multipart_uploads(Bucket=bucket, KeyMarker="in/1")
+    assert [one["Key"] for one in rest["Uploads"]] == ["in/2"]
+    assert refusal(s3.list_multipart_uploads, Bucket=bucket, Delimiter="/") == "NotImplemented"
+
+
 def memory_kb(pid: int | None) -> int:
     [line] = [one for one in Path(f"/proc/{pid}/status").read_text().splitlines() if one.startswith("VmHWM")]
     return int(line.split()[1])
