@@ -24,6 +24,7 @@ _OWN = (
 ACTIONS = {
     "ListBuckets": "s3:ListAllMyBuckets",
     "ListMultipartUploads": "s3:ListBucketMultipartUploads",
+    "ListParts": "s3:ListMultipartUploadParts",
     **{f"{verb}BucketLifecycleConfiguration": f"s3:{verb}LifecycleConfiguration" for verb in ("Get", "Put")},
     **dict.fromkeys(("HeadBucket", "ListObjectsV2"), "s3:ListBucket"),
     "HeadObject": "s3:GetObject",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import io
+import itertools
 import re
 import time
 import zlib
@@ -25,14 +26,18 @@ from awsddp.local import rights
 from awsddp.local.requests import Refusal
 
 CHUNK = 1 << 20
+MOST_PARTS = 10_000
 NAME = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 BODIES = ("GetObject", "PutObject", "UploadPart")
 TAKEN = {
     *("Bucket", "Key", "ContentLength", "ContentType", "ContentEncoding", "ContentMD5", "Metadata", "Range"),
-    *("RequestPayer", "Prefix", "Delimiter", "MaxKeys", "ContinuationToken", "EncodingType", "UploadId"),
+    *("RequestPayer", "Prefix", "MaxKeys", "ContinuationToken", "EncodingType", "UploadId"),
     *("MultipartUpload", "CreateBucketConfiguration", "LifecycleConfiguration", "MaxBuckets"),
-    *("GetObject.IfMatch", "PutObject.IfNoneMatch", "CompleteMultipartUpload.IfNoneMatch"),
-    *("UploadPart.PartNumber", "PutBucketAcl.ACL"),
+    *(f"{name}.IfMatch" for name in ("GetObject", "HeadObject", "PutObject", "CompleteMultipartUpload")),
+    *("PutObject.IfNoneMatch", "CompleteMultipartUpload.IfNoneMatch"),
+    *("ListObjectsV2.Delimiter", "ListMultipartUploads.KeyMarker"),
+    *("ListMultipartUploads.UploadIdMarker", "ListMultipartUploads.MaxUploads"),
+    *("UploadPart.PartNumber", "PutBucketAcl.ACL", "ListParts.PartNumberMarker", "ListParts.MaxParts"),
 }
 """The parameters that are carried out, of all operations or of one, beside checksums."""
 VALUES = {
@@ -169,7 +174,41 @@ class Call:
 def check_condition(holds: bool) -> None:
     """Raise Refusal where what is under a key is not what the caller expects there."""
     if not holds:
-        raise Refusal("PreconditionFailed", "At least one of the pre-conditions you specified did not hold")
+        why = "At least one of the pre-conditions you specified did not hold"
+        raise Refusal("PreconditionFailed", why, status="412")
+
+
+def no_such_key() -> Refusal:
+    """The refusal of a key that has no object."""
+    return Refusal("NoSuchKey", "The specified key does not exist.", status="404")
+
+
+def part_number(call: Call) -> int:
+    """The number of the part that is uploaded. Raises Refusal for one that no part can have."""
+    number: int = call.asked["PartNumber"]
+    if not 1 <= number <= MOST_PARTS:
+        why = f"Part number must be an integer between 1 and {MOST_PARTS}, inclusive"
+        raise Refusal("InvalidArgument", why)
+    return number
+
+
+def named_parts(call: Call) -> list[tuple[int, str]]:
+    """Number and ETag of each part that completes an upload.
+
+    :raises Refusal: there is none, one lacks a number or an ETag, or they are not in order.
+    """
+    try:
+        listed = call.asked["MultipartUpload"]["Parts"]
+        named = [(one["PartNumber"], one["ETag"].strip('"')) for one in listed]
+    except KeyError:
+        named = []
+    if not named:
+        why = "The XML you provided was not well-formed or did not validate against our published schema"
+        raise Refusal("MalformedXML", why)
+    if any(one >= other for (one, _), (other, _) in itertools.pairwise(named)):
+        why = "The list of parts was not in ascending order. Parts must be ordered by part number."
+        raise Refusal("InvalidPartOrder", why)
+    return named
 
 
 def _lacking(what: str) -> Refusal:
