@@ -214,15 +214,15 @@ class Bucket:
                 return {**found, "files": self.pages(found["pages"])}
         raise AssertionError("job.json changes faster than it can be read")
 
-    def run(self, count: int = 1) -> list["Node"]:
-        self.nodes = [Node(self, node, count) for node in range(count)]
+    def run(self, count: int = 1, *, starts: bool = True) -> list["Node"]:
+        self.nodes = [Node(self, node, count, starts=starts) for node in range(count)]
         return self.nodes
 
 
 class Node:
     """A node on which the job runs, and its saver."""
 
-    def __init__(self, bucket: Bucket, number: int, count: int) -> None:
+    def __init__(self, bucket: Bucket, number: int, count: int, *, starts: bool = True) -> None:
         home = bucket.top / f"home{number}"
         self.work, self.jobs = home / "work", home / ".awsddp" / "jobs" / "job-1"
         for path in (self.work, self.jobs / "logs", self.jobs / "run"):
@@ -237,7 +237,8 @@ class Node:
         write_json(self.folder.snapshot, {})
         self.lock = self.folder.lock()
         self.state("running")
-        self.saver = bucket.start("save", home)
+        write_json(self.folder.saving, {"error": ""})  # the launcher does so
+        self.saver: Any = bucket.start("save", home) if starts else None
 
     def state(self, state: str) -> None:
         document = initial(self.request)
@@ -257,8 +258,9 @@ def bucket(cloud: Cloud, tmp_path: Path) -> Iterator[Bucket]:
     made = Bucket(cloud, tmp_path)
     yield made
     for node in made.nodes:
-        node.saver.kill()
-        node.saver.communicate()
+        if node.saver is not None:
+            node.saver.kill()
+            node.saver.communicate()
     made.metadata.server.shutdown()
 
 
@@ -286,6 +288,13 @@ def test_a_file_is_saved_once_it_is_whole_and_its_next_version_beside_it(bucket:
         file.write(b" and half")
     until(lambda: bucket.checkpoint["name"] == "run/model.pt")
     assert bucket.get("node0/run/model.pt") == b"half and half"
+
+    def row() -> Any:
+        return bucket.checkpoint["files"]["node0/run/model.pt"]
+
+    def keys() -> list[str]:
+        return [part[0] for part in row()["parts"]]
+
     (node.run / "model.pt").write_bytes(b"the next")
     until(lambda: keys() == ["node0/run/model.pt~2"])
     texts = (b"version %d" % number for number in itertools.count(3))
@@ -294,12 +303,6 @@ def test_a_file_is_saved_once_it_is_whole_and_its_next_version_beside_it(bucket:
         (node.run / "model.pt").write_bytes(text := next(texts))
         until(lambda: bucket.join(row()) == text)
         return keys() == ["node0/run/model.pt"]
-
-    def row() -> Any:
-        return bucket.checkpoint["files"]["node0/run/model.pt"]
-
-    def keys() -> list[str]:
-        return [part[0] for part in row()["parts"]]
 
     until(returns)
     (node.run / "model.pt").write_bytes(b"the next")
@@ -438,7 +441,7 @@ def test_a_checkpoint_that_the_job_removes_while_it_is_sent_is_saved(bucket: Buc
 
 
 def test_of_two_claims_at_once_one_wins_and_the_other_learns_the_names(bucket: Bucket) -> None:
-    rivals = [bucket.start("claim", bucket.top, by=one) for one in ("one", "other")]
+    rivals = [bucket.start("claim", bucket.top, by=one, launch=one) for one in ("one", "other")]
     told = [read_answer(one.communicate(timeout=60)[0], Tried, node=0) for one in rivals]
     assert sorted(one.code for one in told) == ["", "taken"]
     assert [one.names for one in told if one.code] == [("job-1",)]
@@ -446,7 +449,8 @@ def test_of_two_claims_at_once_one_wins_and_the_other_learns_the_names(bucket: B
 
 def test_a_node_claims_again_what_it_has_not_launched(bucket: Bucket) -> None:
     assert [bucket.claim().code for _ in range(2)] == ["", ""]
-    assert bucket.claim(by="i-1").code == "taken"
+    assert bucket.claim(launch="launch-2").code == ""
+    assert bucket.claim(by="i-1", launch="launch-3").code == "taken"
     document = json.dumps({**bucket.json("job.json"), "state": "running"})  # as its saver writes it
     bucket.s3.put_object(Bucket=bucket.name, Key="runs/job-1/job.json", Body=document)
     assert bucket.claim().code == "taken"

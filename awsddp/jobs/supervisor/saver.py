@@ -54,6 +54,8 @@ _SHORT_PARTS, _MOST_PARTS = 500, 4000
 """After how many parts of a file they get twice as long, and how many its row in the list has room for."""
 _SHARE = 0.05
 """The part of the time that looks, and lists, may take, of one core."""
+_LIST_S = 1.0
+"""How often a list is written at most."""
 _TICK_S = 0.5
 """Between two looks at what is under way, and at whether the job has ended."""
 _LATE_S = 1800.0
@@ -85,8 +87,7 @@ def main(stdin: BinaryIO) -> int:
         subprocess.run(["ionice", "-c", "3", "-p", str(os.getpid())], check=False)
     with contextlib.suppress(CommandError):  # the job's folder is gone
         folder = JobFolder(order["job"])
-        if _is_alone(folder):
-            return Saver(order, folder, store_of(order)).run()
+        return Saver(order, folder, store_of(order)).run() if _is_alone(folder) else 0
     return 1
 
 
@@ -184,7 +185,7 @@ class Saver:
         self._look_at = self._list_at = self._tell_at = -math.inf
         self._has_list = self._is_verified = self._is_over = False
         self._pool = ThreadPoolExecutor(AT_ONCE)
-        self._owed = self._error = ""
+        self._owed = self._error = self._error_told = ""
         self._generation = 0
         self._pages = Pages("")
         self._written: Any = None
@@ -230,9 +231,14 @@ class Saver:
                 self._error = self._error or f"still being written: {', '.join(self._pending)}"
             self._tell(ended=all_done or gives_up)
             if all_done or gives_up:
-                self._store.close()
+                self.close()
                 return 1 if gives_up else 0
             self._rest()
+
+    def close(self) -> None:
+        """Wait for what travels, and end the threads."""
+        self._pool.shutdown()
+        self._store.close()
 
     def _rest(self) -> None:
         """Wait for a moment, after errors for a longer one; an upload that ends cuts it short."""
@@ -535,7 +541,7 @@ class Saver:
 
     def _forget(self, gone: set[str]) -> None:
         """Take files that the job has removed from the list; their keys rest before they are used again."""
-        for home in gone:
+        for home in gone - self._changed:  # what has just been saved is listed first: it may be a checkpoint
             if self._files[home].seen or self._files[home].saved:
                 self._again(home, self._files[home])
         if len(gone) > _MOST_GONE:
@@ -564,7 +570,8 @@ class Saver:
             self._write(f"node{self._node}.json", document)
             self._pages.publish()
             self._written, self._written_at = {**document, "look": 0}, now
-        self._list_at = time.monotonic() + max(self._order["look_s"], (time.monotonic() - now) / _SHARE)
+        pause_s = max(min(_LIST_S, self._order["look_s"]), (time.monotonic() - now) / _SHARE)
+        self._list_at = time.monotonic() + pause_s
         if not self._is_first:
             return self._is_verified
         self._hear(document)
@@ -615,7 +622,7 @@ class Saver:
     def _tell(self, *, ended: bool) -> None:
         """Write down for this node's clients how far it is."""
         now = time.monotonic()
-        if now < self._tell_at and not ended:
+        if now < self._tell_at and not ended and self._error == self._error_told:
             return
         saved = [file.length for file in self._files.values() if file.saved is not None]
         left = 0
@@ -625,6 +632,7 @@ class Saver:
         told |= {"pending_bytes": max(0, left), "error": self._error[:2000], "ended": ended}
         with contextlib.suppress(OSError):
             write_json(self._folder.saving, {**told, "at": time.time()}, sync=False)
+        self._error_told = self._error
         self._tell_at = time.monotonic() + max(_TICK_S, (time.monotonic() - now) / _SHARE)
 
     # ---- on the first node: the job
