@@ -33,14 +33,7 @@ class Steps:
 
     def step(self) -> bool:
         """Go once through the saver's loop; tell whether all is done."""
-        it = self.saver
-        it._is_over = self.node.folder.document().final
-        if not it._has_list:
-            it._recover()
-        failed, done = it._save(), it._say()
-        if failed is not None:
-            raise failed
-        return done
+        return self.saver.step()
 
     def until(self, condition: Callable[[], object]) -> None:
         end = time.monotonic() + 60

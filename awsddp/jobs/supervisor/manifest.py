@@ -249,7 +249,10 @@ class _Found:
 
         Files come before links, then the order is that of their paths: model.pt, model.pt~2, model.pt~3.
         """
+        homes = [line.home for line in self._lines] + [home for _, home, _ in self._links]
         taken: set[str] = set()
+        if len(set(homes)) == len(homes):
+            return
         files, links = (Path(line.path) for line in self._lines), (path for path, *_ in self._links)
         for paths in (files, links):
             for path in sorted(paths, key=lambda path: (self._homes[path], str(path))):

@@ -486,3 +486,5 @@ class _Told:
         if self._listed is not None:
             future.meta.provide_transfer_size(self._listed.size)
             future.meta.provide_object_etag(f'"{self._listed.etag}"')
+
+

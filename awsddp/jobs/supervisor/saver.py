@@ -58,6 +58,8 @@ _LIST_S = 1.0
 """How often a list is written at most."""
 _TICK_S = 0.5
 """Between two looks at what is under way, and at whether the job has ended."""
+_BATCH_S = 0.02
+"""For how long uploads that end are collected before others begin."""
 _LATE_S = 1800.0
 """For how long after the job's end, or the last success since, what fails is tried again, and what is
 still open for writing waited for."""
@@ -87,7 +89,10 @@ def main(stdin: BinaryIO) -> int:
         subprocess.run(["ionice", "-c", "3", "-p", str(os.getpid())], check=False)
     with contextlib.suppress(CommandError):  # the job's folder is gone
         folder = JobFolder(order["job"])
-        return Saver(order, folder, store_of(order)).run() if _is_alone(folder) else 0
+        if not _is_alone(folder):
+            return 0
+        code = Saver(order, folder, store_of(order)).run()
+        os._exit(code)  # threads with requests that were given up are not waited for
     return 1
 
 
@@ -180,6 +185,7 @@ class Saver:
         self._pending: dict[str, int] = {}
         self._queue: deque[Line] = deque()
         self._sending: dict[str, _Sending] = {}
+        self._cancelled: list[_Sending] = []
         self._growing: dict[str, _Growing] = {}
         self._look = self._rested = 0
         self._look_at = self._list_at = self._tell_at = -math.inf
@@ -206,24 +212,15 @@ class Saver:
         """Save until the job has ended and all is saved, or nothing more can be; return 0 or 1."""
         signal.signal(signal.SIGTERM, self._on_term)
         while True:
-            all_done, over = False, self._folder.document().final
-            if over and not self._is_over:
-                self._is_over, self._look_at = True, -math.inf
+            all_done = False
             try:
-                if not self._has_list:
-                    self._recover()
-                failed = self._save()
-                all_done = self._say()
-                if failed is not None:
-                    raise failed
-                if self._is_idle:
-                    self._fails, self._error = 0, self._owed
+                all_done = self.step()
             except Exception as error:  # of S3, of the disk, or of what another one wrote there
                 self._fails, self._error = self._fails + 1, str(error)
                 sys.stderr.write(f"{time.strftime('%FT%TZ', time.gmtime())} {error}\n")
                 sys.stderr.flush()
             now = time.monotonic()
-            is_stuck = over and (self._fails > 0 or (bool(self._pending) and self._is_idle))
+            is_stuck = self._is_over and (self._fails > 0 or (bool(self._pending) and self._is_idle))
             if not is_stuck:
                 self._good_at = now
             gives_up = is_stuck and now > min(self._good_at + _LATE_S, self._end_by)
@@ -235,18 +232,40 @@ class Saver:
                 return 1 if gives_up else 0
             self._rest()
 
+    def step(self) -> bool:
+        """Look, send, and write the lists, as far as each is due; return whether all is done.
+
+        Raises what failed.
+        """
+        if not self._is_over and self._folder.document().final:
+            self._is_over, self._look_at = True, -math.inf
+            self._queue.clear()
+        if not self._has_list:
+            self._recover()
+        failed = self._save()
+        all_done = self._say()
+        if failed is not None:
+            raise failed
+        if self._is_idle:
+            self._fails, self._error = 0, self._owed
+        return all_done
+
     def close(self) -> None:
-        """Wait for what travels, and end the threads."""
-        self._pool.shutdown()
-        self._store.close()
+        """Wait for what travels, and end the threads, unless what was given up is still under way."""
+        if not self._cancelled:
+            self._pool.shutdown()
+            self._store.close()
 
     def _rest(self) -> None:
         """Wait for a moment, after errors for a longer one; an upload that ends cuts it short."""
         pause_s = min(_TICK_S, self._order["look_s"])
+        if self._is_over:
+            pause_s = min(pause_s, max(0.0, self._look_at - time.monotonic()))
         if self._fails and self._end_by == math.inf and not self._sending:
             pause_s = max(pause_s, min(_SLOWEST_S, 2.0 ** min(self._fails, 9)))
         with contextlib.suppress(Empty):
             self._wake.get(timeout=pause_s)
+            time.sleep(_BATCH_S)
             while True:
                 self._wake.get_nowait()
 
@@ -312,8 +331,8 @@ class Saver:
     def _save(self) -> BaseException | None:
         """Take in what was sent, look at the results where it is time to, and send; return what failed."""
         failed = self._settle()
-        is_drained = self._is_over and self._is_idle and not self._queue
-        if is_drained or time.monotonic() >= self._look_at:
+        is_drained = self._is_idle and not self._queue
+        if time.monotonic() >= self._look_at and (is_drained or not self._is_over):
             self._see()
         self._cancel_outdated()
         return self._begin() or failed
@@ -333,7 +352,10 @@ class Saver:
         self._queue = deque(sorted(due, key=lambda line: self._urgency(line.home, marked)))
         self._rested = self._rested + 1 if self._is_over and not self._pending else 0
         self._is_verified = self._is_verified and self._rested > 0
-        pause_s = max(self._order["look_s"], (time.thread_time() - began) / _SHARE)
+        took_s = time.thread_time() - began
+        pause_s = max(self._order["look_s"], took_s / _SHARE)
+        if self._is_over:  # nothing but this is left to do
+            pause_s = max(_TICK_S if self._pending or self._is_verified else _BATCH_S, took_s)
         self._look_at = time.monotonic() + pause_s
 
     def _is_due(self, line: Line) -> bool:
@@ -418,11 +440,20 @@ class Saver:
     def _cancel_outdated(self) -> None:
         """Give up the uploads of files that were written to since they began: they would be mixtures.
 
-        One that was only replaced or removed goes on: what is held open is whole.
+        One that was only replaced or removed goes on: what is held open is whole. A request whose file has
+        become shorter ends late, as S3 waits for the rest: nobody waits for that.
         """
-        for one in self._sending.values():
+        for home, one in list(self._sending.items()):
             if not one.upload.done() and not _is_same(one.info, os.fstat(one.held)):
                 one.upload.cancel()
+                self._cancelled.append(self._sending.pop(home))
+                file = self._files[home]
+                file.moved, file.left[one.version] = 0, time.monotonic()
+                if not file.parts:
+                    file.version = self._free(home, file)
+        for one in [one for one in self._cancelled if one.upload.done()]:
+            self._cancelled.remove(one)
+            os.close(one.held)
 
     def _settle(self) -> BaseException | None:
         """Take in what was sent: a file that is another one by now is not saved. Return what failed."""
