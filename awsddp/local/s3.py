@@ -20,7 +20,6 @@ import msgspec
 from moto.core.parse import RequestParserError, RestXMLParser
 from moto.core.request import Request
 from moto.core.routing import get_service_router
-from werkzeug.datastructures import Headers
 
 from awsddp.local import rights
 from awsddp.local.requests import Refusal
@@ -45,6 +44,22 @@ VALUES = {
     "ContentEncoding": ("aws-chunked",),
     "IfNoneMatch": ("*",),
 }
+
+
+class Headers(dict[str, str]):
+    """The headers of a request; the case of their names does not matter. moto looks up 50 of them."""
+
+    def __setitem__(self, name: str, value: str) -> None:
+        super().__setitem__(name.lower(), value)
+
+    def __getitem__(self, name: str) -> str:
+        return super().__getitem__(name.lower())
+
+    def __contains__(self, name: object) -> bool:
+        return super().__contains__(str(name).lower())
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return super().get(name.lower(), default)
 
 
 class Bucket(msgspec.Struct, frozen=True):
