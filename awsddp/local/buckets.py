@@ -26,13 +26,12 @@ from moto.core.exceptions import ServiceException
 from moto.core.models import DEFAULT_ACCOUNT_ID
 from moto.core.serialize import S3Serializer
 from moto.core.utils import get_service_model
-from moto.iam.access_control import S3IAMRequest
 from werkzeug.exceptions import NotFound
 from werkzeug.http import parse_range_header
 from werkzeug.wrappers import Response
 
-from awsddp.local import faults, requests
-from awsddp.local.emulator import USER, Emulator
+from awsddp.local import faults
+from awsddp.local.emulator import Emulator
 from awsddp.local.faults import Faults
 from awsddp.local.listing import Listing
 from awsddp.local.machine import write_json
@@ -46,6 +45,7 @@ from awsddp.local.s3 import (
     check_condition,
     description,
     exactly,
+    identify,
     named_parts,
     no_such_key,
     part_number,
@@ -70,7 +70,9 @@ class Buckets:
         self._begun: dict[str, Listing] = {}
         self._unfinished = unfinished
         shutil.rmtree(unfinished, ignore_errors=True)
-        unfinished.mkdir()
+        unfinished.mkdir(mode=0o700)
+        if folder.exists():
+            folder.chmod(0o700)
 
     def __call__(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         try:
@@ -94,7 +96,7 @@ class Buckets:
     def _answer(self, call: Call) -> Response:
         with self._emulator.lock:
             if "authorization" in call.headers:
-                _identify(call)
+                identify(call)
             fault = self._faults.strike(call.operation, (call.bucket, call.key, call.region))
         effect, seconds = (fault.effect, fault.seconds) if fault else ("", 0.0)
         if fault and effect not in faults.CALL_EFFECTS:
@@ -162,8 +164,9 @@ class Buckets:
                 if self._bucket(call.bucket).owner == DEFAULT_ACCOUNT_ID:
                     raise Refusal("BucketAlreadyOwnedByYou", "The bucket that you tried to create is yours.")
                 raise Refusal("BucketAlreadyExists", "The requested bucket name is not available.")
-            for name in ("objects", "uploads"):
-                (at / name).mkdir(parents=True)
+            self._folder.mkdir(mode=0o700, exist_ok=True)
+            for one in (at, at / "objects", at / "uploads"):
+                one.mkdir(mode=0o700)
             made = Bucket(region, DEFAULT_ACCOUNT_ID, time.time())
             write_json(at / "bucket.json", msgspec.to_builtins(made))
         return {"Location": f"/{call.bucket}"}
@@ -279,7 +282,7 @@ class Buckets:
     def _create_multipart_upload(self, call: Call) -> dict[str, Any]:
         name = f"{time.time_ns():016x}{uuid.uuid4().hex[:16]}"  # those of one key are listed in their order
         at = self._folder / call.bucket / "uploads" / name
-        at.mkdir()
+        at.mkdir(mode=0o700)
         one = Stored(call.key, kept=call.kept())
         with self._temporary() as file:
             self._keep(call, file, one, at / "upload")
@@ -370,7 +373,8 @@ class Buckets:
     def _temporary(self) -> Iterator[IO[bytes]]:
         path = self._unfinished / uuid.uuid4().hex
         try:
-            with path.open("xb") as file:
+            path.touch(mode=0o600, exist_ok=False)
+            with path.open("r+b") as file:
                 yield file
         finally:
             path.unlink(missing_ok=True)
@@ -413,22 +417,6 @@ class Buckets:
 def _named(key: str, upload: Path) -> str:
     """What an upload is called among those of its bucket."""
     return f"{key}\0{upload.name}"
-
-
-def _identify(call: Call) -> None:
-    """Find who signed a request, and which policies hold for them. Raises ServiceException for nobody."""
-    match = requests.SCOPE.fullmatch(call.headers["authorization"])
-    if match is None or match[3] != "s3":
-        raise Refusal("AuthorizationHeaderMalformed", "The authorization header is malformed.")
-    if abs(requests.seconds_late(call.environ)) > requests.SIGNED_FOR_S:
-        why = "The difference between the request time and the server's is too large."
-        raise Refusal("RequestTimeTooSkewed", why, status="403")
-    key = requests.find_signer(call.environ, S3IAMRequest, url=f"http://local{call.environ['RAW_URI']}")
-    call.caller, call.region = key.arn, match[2]
-    if not key.arn.endswith(f":user/{USER}"):
-        call.policies = []
-        with suppress(ServiceException):  # the role is gone
-            call.policies = key.collect_policies()
 
 
 def hang_up(environ: dict[str, Any]) -> None:

@@ -10,6 +10,7 @@ import re
 import time
 import zlib
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -17,12 +18,14 @@ from typing import IO, Any
 from urllib.parse import quote
 
 import msgspec
+from moto.core.exceptions import ServiceException
 from moto.core.parse import RequestParserError, RestXMLParser
 from moto.core.request import Request
 from moto.core.routing import get_service_router
-from werkzeug.datastructures import Headers
+from moto.iam.access_control import S3IAMRequest
 
-from awsddp.local import rights
+from awsddp.local import requests, rights
+from awsddp.local.emulator import USER
 from awsddp.local.requests import Refusal
 
 CHUNK = 1 << 20
@@ -45,6 +48,22 @@ VALUES = {
     "ContentEncoding": ("aws-chunked",),
     "IfNoneMatch": ("*",),
 }
+
+
+class Headers(dict[str, str]):
+    """The headers of a request; the case of their names does not matter. moto looks up 50 of them."""
+
+    def __setitem__(self, name: str, value: str) -> None:
+        super().__setitem__(name.lower(), value)
+
+    def __getitem__(self, name: str) -> str:
+        return super().__getitem__(name.lower())
+
+    def __contains__(self, name: object) -> bool:
+        return super().__contains__(str(name).lower())
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return super().get(name.lower(), default)
 
 
 class Bucket(msgspec.Struct, frozen=True):
@@ -169,6 +188,22 @@ class Call:
         if any(one and one != real for one, real in sums):
             raise Refusal("BadDigest", "The checksum you specified did not match the calculated checksum.")
         return size, f'"{md5.hexdigest()}"'
+
+
+def identify(call: Call) -> None:
+    """Find who signed a request, and which policies hold for them. Raises ServiceException for nobody."""
+    match = requests.SCOPE.fullmatch(call.headers["authorization"])
+    if match is None or match[3] != "s3":
+        raise Refusal("AuthorizationHeaderMalformed", "The authorization header is malformed.")
+    if abs(requests.seconds_late(call.environ)) > requests.SIGNED_FOR_S:
+        why = "The difference between the request time and the server's is too large."
+        raise Refusal("RequestTimeTooSkewed", why, status="403")
+    key = requests.find_signer(call.environ, S3IAMRequest, url=f"http://local{call.environ['RAW_URI']}")
+    call.caller, call.region = key.arn, match[2]
+    if not key.arn.endswith(f":user/{USER}"):
+        call.policies = []
+        with suppress(ServiceException):  # the role is gone
+            call.policies = key.collect_policies()
 
 
 def check_condition(holds: bool) -> None:

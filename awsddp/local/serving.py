@@ -6,7 +6,6 @@ werkzeug's own handler closes each connection after one request.
 from __future__ import annotations
 
 import io
-import selectors
 import traceback
 from collections.abc import Iterable
 from typing import Any
@@ -98,9 +97,14 @@ class Handler(WSGIRequestHandler):
 
     def _is_asked_again(self) -> bool:
         """Wait for another request, or for the end of the connection."""
-        with selectors.DefaultSelector() as selector:
-            selector.register(self.connection, selectors.EVENT_READ)
-            return bool(selector.select(IDLE_S))
+        source: Any = self.rfile
+        self.connection.settimeout(IDLE_S)
+        try:
+            return bool(source.peek(1))
+        except TimeoutError:
+            return False
+        finally:
+            self.connection.settimeout(None)
 
     def log_request(self, code: int | str = "-", size: int | str = "-") -> None:
         """No line for each request."""

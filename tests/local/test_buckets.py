@@ -492,6 +492,27 @@ def test_the_aws_cli_copies_there_and_back(records: Cloud, bucket: str, tmp_path
     assert (tmp_path / "back/one").read_bytes() == body
 
 
+def test_nobody_else_reads_the_files_of_the_local_s3(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    place = Place(tmp_path)
+    place.buckets.mkdir(mode=0o755)
+    umask = os.umask(0)
+    try:
+        cloud = Cloud(tmp_path, control.start(tmp_path, mode="records"))
+    finally:
+        os.umask(umask)
+    try:
+        s3, named = cloud.client("s3"), {"Bucket": "mine", "Key": "one"}
+        s3.create_bucket(Bucket="mine")
+        s3.put_object(**named, Body=b"1")
+        in_parts(s3, named, b"part")
+        files = [path for at in (place.buckets, place.uploads) for path in (at, *at.rglob("*"))]
+        modes = {(path.is_dir(), oct(path.stat().st_mode & 0o777)) for path in files}
+        assert (modes, len(files)) == ({(True, "0o700"), (False, "0o600")}, 10)
+    finally:
+        control.stop(tmp_path)
+
+
 def test_stopping_takes_the_buckets_away(tmp_path: Path) -> None:
     cloud = Cloud(tmp_path, control.start(tmp_path, mode="records"))
     cloud.client("s3").create_bucket(Bucket="short-lived")
