@@ -98,10 +98,10 @@ def _connected(cluster: "Cluster") -> "AbstractContextManager[Fleet]":
 
 
 def _refresh(cluster: "Cluster") -> tuple[JobRecord, ...]:
-    """Remember the progress of jobs that ran when last seen, and return them, if their nodes answer."""
+    """Remember how far jobs are that ran or saved to S3 when last seen; return them, if nodes answer."""
     record = cluster.known
     told: tuple[JobRecord, ...] = ()
-    if record is None or cluster.own is None or all(job.state not in ACTIVE for job in record.jobs):
+    if record is None or cluster.own is None or not any(_goes_on(cluster, job) for job in record.jobs):
         return ()
     with contextlib.suppress(AwsddpError), _connected(cluster):
         told = told_jobs(cluster, partial=True)
@@ -109,6 +109,11 @@ def _refresh(cluster: "Cluster") -> tuple[JobRecord, ...]:
         release_saved(cluster, told)
         cluster.known = cluster.folder.read()
     return told
+
+
+def _goes_on(cluster: "Cluster", job: JobRecord) -> bool:
+    """Tell whether a job may be other than it was when last seen: it ran, or its nodes were not released."""
+    return job.state in ACTIVE or (job.save_to is not None and job.job in cluster.unfetched)
 
 
 def cluster_document(cluster: "Cluster", told: Collection[JobRecord] = ()) -> ClusterDocument:

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from types import SimpleNamespace
@@ -10,7 +11,9 @@ from typing import Any
 import pytest
 
 from awsddp import down as ending
+from awsddp import follow as watching
 from awsddp import saving
+from awsddp import status as looking
 from awsddp import train as starting
 from awsddp.answers import Tried
 from awsddp.aws import clusters
@@ -18,6 +21,7 @@ from awsddp.cluster import Cluster
 from awsddp.down import fetch_all
 from awsddp.errors import CloudError, ConfigError, NodeError
 from awsddp.follow import Watch, merger_of
+from awsddp.jobs.protocol import answers_of
 from awsddp.jobs.ranks import layout
 from awsddp.jobs.results import encode
 from awsddp.jobs.supervisor.requests import Launch
@@ -388,3 +392,27 @@ def test_s3_that_does_not_answer_at_the_claim_is_a_reason_to_try_again(
     assert error.next.startswith("run the same command again in a minute")
     assert ("create-vpc-endpoint" in error.next) == endpoint
     assert world.tags == {"i-0": [], "i-1": []}
+
+
+def test_a_follower_says_once_that_nothing_is_saved_any_more(
+    owed: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watching, "answers_beside", lambda fleet, asked, **_: answers_of(fleet, asked))
+    events = watching.Events(owed.handle(), owed.record.jobs[-1])
+    for at, count in ((time.time(), 0), (time.time() - 300, 1), (time.time() - 300, 1), (time.time(), 1)):
+        say(owed, 0, ended=False)
+        say(owed, 1, ended=False, at=at)
+        events.tell_saving()
+        told = [text for text in owed.said if text.startswith(f"saving j to {TO}: ")]
+        assert len(told) == count
+    assert "nothing is saved any more (no sign of life for 5 min" in told[0]
+
+
+def test_status_asks_the_nodes_while_a_job_that_has_ended_still_saves(
+    owed: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(looking, "_connected", owed.connect)
+    owed.folder.remember(replace(owed.record.jobs[-1], state="succeeded"))
+    say(owed, 0, 1)
+    looking._refresh(owed.handle())
+    assert owed.tags == {"i-0": [], "i-1": []}
