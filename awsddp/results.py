@@ -18,6 +18,7 @@ from awsddp.jobs.supervisor.manifest import EVENTS
 from awsddp.records import ACTIVE, ENDED, MORE, JobRecord, RankProgress, widened
 from awsddp.report import node_name
 from awsddp.returns import JobDocument
+from awsddp.values import s3_place
 
 if TYPE_CHECKING:
     from awsddp.cluster import Cluster
@@ -194,15 +195,36 @@ def is_fetched(folder: Path, job: JobRecord) -> bool:
     return kept is not None and not kept.missing and kept.nodes == job.nodes
 
 
-def refuse_another(cluster: "Cluster", job: JobRecord) -> None:
-    """Raise ConfigError where the folder of a job's results holds those of another one, of other machines."""
+def refuse_another(cluster: "Cluster", job: JobRecord, *, strict: bool = False) -> None:
+    """Raise ConfigError where the folder of a job's results holds those of another one, of other machines.
+
+    `strict` is for a job that was read from a place in S3, where others may write: it must name its machines,
+    and they and its place must be those of the job in the folder.
+    """
     folder = cluster.results / job.job
     kept = saved_job(folder)
     machines = {one.instance_id for one in job.nodes}
-    if kept is not None and machines and machines.isdisjoint(one.instance_id for one in kept.nodes):
+    if strict and not machines:
+        why = f"what {job.save_to} says of it has no nodes, as awsddp never writes it"
+        look = f"aws s3 ls {job.save_to}/{job.job}/   # others than the nodes may write there"
+        raise ConfigError(f"job {job.job} is not brought here", why, look)
+    if kept is None or not machines:
+        return
+    known = {one.instance_id for one in kept.nodes}
+    if machines.isdisjoint(known) or (strict and machines != known):
         why = f"{folder} holds the results of an older job of that name, of another cluster"
-        again = shlex.join(["mv", str(folder), f"{folder}-older"])
-        raise ConfigError(f"job {job.job} has no folder for its results", why, f"{again}   # then again")
+    elif strict and _place(kept) != _place(job):
+        saved = f"was saved to {kept.save_to}" if kept.save_to else "was not saved to S3"
+        why = f"{folder} holds the results of a job of that name that {saved}"
+    else:
+        return
+    again = shlex.join(["mv", str(folder), f"{folder}-older"])
+    raise ConfigError(f"job {job.job} has no folder for its results", why, f"{again}   # then again")
+
+
+def _place(job: JobRecord) -> tuple[str, str] | None:
+    """Return bucket and prefix where the results of a job are saved."""
+    return None if job.save_to is None else s3_place(job.save_to)
 
 
 def is_owed(cluster: "Cluster", unfetched: Collection[str], job: JobRecord) -> bool:
