@@ -99,8 +99,8 @@ class Bucket:
         self.objects[where.key(name)] = body, f"etag{self.puts}"
         return f"etag{self.puts}"
 
-    def get(self, bucket: str, thing: Thing) -> bytes:
-        body, etag = self.objects.get(thing.key, (b"", ""))
+    def content(self, where: Place, thing: Thing) -> bytes:
+        body, etag = self.objects.get(where.key(thing.key), (b"", ""))
         if (len(body), etag) != (thing.size, thing.etag):
             raise Changed(thing.key)
         return body

@@ -8,17 +8,24 @@ https://docs.aws.amazon.com/AmazonS3/latest/userguide/conditional-reads.html
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
+import hmac
 import json
+import os
 import shutil
+import stat
 import threading
 from concurrent.futures import ThreadPoolExecutor, wait
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
+    from typing import BinaryIO
+
+_Item = TypeVar("_Item")
 
 ATTEMPTS = 10
 AT_ONCE = 16
@@ -27,7 +34,9 @@ FOLDERS = ".data"
 _LIVES = ("claimed", "waiting", "running")
 _DAY, _WEEK = timedelta(days=1), timedelta(days=7)
 MOST_BYTES = 2 << 20
-"""How long a document of JSON may be, written or read: parsed, it takes less than 64 MB of memory."""
+"""How long a document of JSON may be, written or read."""
+_MOST_ITEMS = 300_000
+"""How many objects and arrays a document may hold: parsed, it then takes less than 64 MB of memory."""
 PART_BYTES = 8 << 20
 """From what size on an object travels in parts."""
 MOST_PART_BYTES = 2 * PART_BYTES
@@ -77,10 +86,22 @@ class Document(NamedTuple):
 
     def parse(self) -> Any:
         """Return what it holds. Raises ValueError."""
-        try:
-            return json.loads(self.body)
-        except RecursionError as error:
-            raise ValueError(str(error)) from error
+        return parsed(self.body)
+
+
+def parsed(body: bytes) -> Any:
+    """Return the JSON of a document whose length was checked. Raises ValueError."""
+    if body.count(b"{") + body.count(b"[") > _MOST_ITEMS:
+        raise ValueError("it has more items than awsddp writes")
+    try:
+        return json.loads(body)
+    except RecursionError as error:
+        raise ValueError(str(error)) from error
+
+
+def signature(secret: str, launch: str, name: str, body: bytes) -> str:
+    """Return what shows that a node of a launch wrote a document: others do not know the secret."""
+    return hmac.new(secret.encode(), f"{launch}/{name}\n".encode() + body, "sha256").hexdigest()
 
 
 class Changed(Exception):
@@ -235,18 +256,22 @@ class Store:
         self, asked: Mapping[str, Any], check: Callable[[Mapping[str, Any]], int]
     ) -> tuple[Mapping[str, Any], bytes]:
         """Return a reply and its body, of as many bytes as `check` allows. What is cut is asked for again."""
+        from s3transfer.exceptions import RetriesExceededError
         from s3transfer.utils import S3_RETRYABLE_DOWNLOAD_ERRORS
 
-        for attempt in range(1, ATTEMPTS + 1):
+        last: BaseException = EOFError("the connection ended early")
+        for _ in range(ATTEMPTS):
             reply = self.client.get_object(**asked, **self._payer)
             with contextlib.closing(reply["Body"]) as body:
                 size = check(reply)
                 try:
-                    return reply, body.read(size) if size else b""
-                except S3_RETRYABLE_DOWNLOAD_ERRORS:
-                    if attempt == ATTEMPTS:
-                        raise
-        raise AssertionError
+                    data = body.read(size) if size else b""
+                except S3_RETRYABLE_DOWNLOAD_ERRORS as error:
+                    last = error
+                    continue
+            if len(data) == size:
+                return reply, data
+        raise RetriesExceededError(last) from last
 
     def write(
         self,
@@ -337,7 +362,7 @@ class Store:
             return upload
 
         def put() -> None:
-            with path.open("rb") as file:
+            with open_file(path) as file:
                 body = file.read(size)
             self.put(where, name, body)
             on_bytes(len(body))
@@ -385,26 +410,37 @@ class Store:
         parts = folder / PARTS
         shutil.rmtree(parts, ignore_errors=True)
         parts.mkdir(parents=True)
+        came = {path: parts / str(number) for number, path in enumerate(wanted)}
+
+        def download(path: str) -> None:
+            self.download(where.bucket, [wanted[path]], came[path], on_bytes)
+
+        for path in self.each(download, wanted):
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            came[path].replace(folder / path)
+            on_file(path)
+        parts.rmdir()
+
+    def each(self, work: Callable[[_Item], object], items: Iterable[_Item]) -> Iterator[_Item]:
+        """Do work for all items, several at once, and yield each, in their order, once it is done.
+
+        Raises the first error; then no more is begun, and what is under way has ended. The work must not wait
+        for other work of this kind.
+        """
         stop = threading.Event()
 
-        def download(number: int, thing: Thing) -> None:
+        def do(item: _Item) -> None:
             if not stop.is_set():
-                self.download(where.bucket, [thing], parts / str(number), on_bytes)
+                work(item)
 
-        begun = {
-            path: (self._pool.submit(download, number, thing), parts / str(number))
-            for number, (path, thing) in enumerate(wanted.items())
-        }
+        begun = [(item, self._pool.submit(do, item)) for item in items]
         try:
-            for path, (future, came) in begun.items():
+            for item, future in begun:
                 future.result()
-                (folder / path).parent.mkdir(parents=True, exist_ok=True)
-                came.replace(folder / path)
-                on_file(path)
+                yield item
         finally:
             stop.set()
-            wait([future for future, _ in begun.values()])
-        parts.rmdir()
+            wait([future for _, future in begun])
 
     def download(
         self,
@@ -417,19 +453,18 @@ class Store:
 
         Raises Changed where one is not, OSError, ClientError, BotoCoreError.
         """
-        from botocore.exceptions import ClientError
-
-        try:
+        with _as_listed(things[0].key if things else ""):
             if len(things) == 1 and things[0].size >= PART_BYTES and not things[0].digest:
                 self._download_large(bucket, things[0], path, on_bytes)
                 return
             with path.open("wb") as file:
                 for thing in things:
-                    on_bytes(file.write(self.get(bucket, thing)))
-        except ClientError as error:
-            if error.response["ResponseMetadata"]["HTTPStatusCode"] in (404, 412, 416):
-                raise Changed(things[0].key) from error
-            raise
+                    on_bytes(file.write(self._download_small(bucket, thing)))
+
+    def content(self, where: Place, thing: Thing) -> bytes:
+        """Return a small object as it is listed, by its key below a place. Raises Changed, ClientError."""
+        with _as_listed(thing.key):
+            return self._download_small(where.bucket, thing._replace(key=where.key(thing.key)))
 
     def _download_large(self, bucket: str, thing: Thing, path: Path, on_bytes: Callable[[int], None]) -> None:
         asked = {"Bucket": bucket, "Key": thing.key, "IfMatch": f'"{thing.etag}"', **self._payer}
@@ -438,7 +473,7 @@ class Store:
         told = [_Told(on_bytes, listed=thing)]
         self._transfers.download(bucket, thing.key, str(path), self._payer, subscribers=told).result()
 
-    def get(self, bucket: str, thing: Thing) -> bytes:
+    def _download_small(self, bucket: str, thing: Thing) -> bytes:
         """Return the bytes of an object, or those that its digest is of. Raises Changed, ClientError."""
         if thing.size > (MOST_PART_BYTES if thing.digest else PART_BYTES) or not thing.etag:
             raise Changed(thing.key)
@@ -457,6 +492,28 @@ class Store:
         if thing.digest and hashlib.sha256(body).hexdigest() != thing.digest:
             raise Changed(thing.key)
         return body
+
+
+@contextlib.contextmanager
+def _as_listed(key: str) -> Iterator[None]:
+    """Raise Changed where S3 says that an object is not the one that was asked for, or is gone."""
+    from botocore.exceptions import ClientError
+
+    try:
+        yield
+    except ClientError as error:
+        if error.response["ResponseMetadata"]["HTTPStatusCode"] in (404, 412, 416):
+            raise Changed(key) from error
+        raise
+
+
+def open_file(path: Path) -> BinaryIO:
+    """Open a file to read it. Raises OSError, also for what is none: a pipe would wait for a writer."""
+    file = os.fdopen(os.open(str(path), os.O_RDONLY | os.O_NONBLOCK), "rb")
+    if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        return file
+    file.close()
+    raise OSError(errno.EINVAL, "it is no longer a file", str(path))
 
 
 def _remember_key(params: Mapping[str, Any], context: dict[str, Any], **_: object) -> None:
@@ -486,5 +543,3 @@ class _Told:
         if self._listed is not None:
             future.meta.provide_transfer_size(self._listed.size)
             future.meta.provide_object_etag(f'"{self._listed.etag}"')
-
-

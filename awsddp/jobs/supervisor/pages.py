@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from awsddp.jobs.supervisor.objects import MOST_BYTES, Changed, Place, Store, Thing
+from awsddp.jobs.supervisor.objects import MOST_BYTES, Changed, Place, Store, Thing, parsed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -111,14 +111,8 @@ class PageReader:
             if (page := before.get((key, size, etag))) is None:
                 if size > MOST_BYTES:
                     raise Changed(key)
-                page = json.loads(store.get(where.bucket, Thing(where.key(key), size, etag)))
+                page = parsed(store.content(where, Thing(key, size, etag)))
             self._read[key, size, etag] = page
             for kind, rows in page.items():
                 found.setdefault(kind, {}).update(rows)
         return found
-
-
-def thing(where: Place, part: Sequence[Any]) -> Thing:
-    """Return a part of a row, [key, size, ETag, digest], as an object below a place."""
-    key, size, etag, digest = part
-    return Thing(where.key(key), size, etag, digest)

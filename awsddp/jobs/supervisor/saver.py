@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
-import hmac
 import json
 import math
 import os
@@ -31,7 +30,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 from awsddp.jobs.supervisor.checkpoints import MARKS, SUFFIXES, is_whole
 from awsddp.jobs.supervisor.folder import CommandError, JobFolder, write_json
 from awsddp.jobs.supervisor.manifest import EVENTS, OURS, manifest, sample
-from awsddp.jobs.supervisor.objects import AT_ONCE, MOST_PART_BYTES, PART_BYTES, Changed, Place
+from awsddp.jobs.supervisor.objects import AT_ONCE, MOST_PART_BYTES, PART_BYTES, Changed, Place, signature
 from awsddp.jobs.supervisor.pages import PageReader, Pages
 from awsddp.jobs.supervisor.requests import Manifest, plain
 from awsddp.jobs.supervisor.shelf import Shelf, folders_above, keys
@@ -313,8 +312,7 @@ class Saver:
         return int(end[1]) - 1 if end and name == file.key(home, int(end[1]) - 1) else 0
 
     def _signature(self, name: str, body: bytes) -> str:
-        text = f"{self._order['launch']}/{name}\n".encode() + body
-        return hmac.new(self._order["secret"].encode(), text, "sha256").hexdigest()
+        return signature(self._order["secret"], self._order["launch"], name, body)
 
     def _signed(self, name: str) -> Any:
         """Return a document that a saver of this launch wrote; None where there is no such one."""
