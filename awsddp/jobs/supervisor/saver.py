@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import hmac
 import json
 import math
 import os
@@ -317,9 +318,10 @@ class Saver:
     def _signed(self, name: str) -> Any:
         """Return a document that a saver of this launch wrote; None where there is no such one."""
         found = self._store.document(self._at, name)
-        if found is None or not hmac.compare_digest(found.signature, self._signature(name, found.body)):
+        if found is None:
             return None
-        return found.parse()
+        wanted = self._signature(name, found.body)
+        return found.parse() if hmac.compare_digest(found.signature.encode(), wanted.encode()) else None
 
     def _write(self, name: str, document: object) -> None:
         self._store.write(self._at, name, document, sign=self._signature)
