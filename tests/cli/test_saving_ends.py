@@ -11,7 +11,7 @@ import pytest
 from awsddp.local import control
 from tests.cli.conftest import Lab
 from tests.cli.test_detached import becomes
-from tests.cli.test_saving import WITH_ROLE, files, with_bucket
+from tests.cli.test_saving import WITH_ROLE, files, job_json, with_bucket
 from tests.seed import drawn
 
 pytestmark = pytest.mark.prove
@@ -110,3 +110,53 @@ def test_what_could_not_be_saved_stays_on_a_node_that_stops_and_fetch_starts_it(
     for node in range(2):
         made = lab.project / f"runs/left/node{node}/run/last.pt"
         assert made.read_text() == "at the last moment"
+
+
+@pytest.mark.timeout(400)
+def test_a_job_that_dies_at_once_is_saved_and_leaves_no_claim(lab: Lab) -> None:
+    s3, _ = with_bucket(lab)
+    lab.script("bad.py", "import missing_module_of_mine\n")
+    words = ("run", "--local", "bad.py", *WITH_ROLE, "2", "--world-size", "2")
+    ended = lab.run(*words, "--save-to", "s3://results/runs")
+    assert ended.returncode == 1, ended.stderr
+    assert "the results of bad-1 are in s3://results/runs/bad-1" in ended.stderr
+    assert "its nodes do not go on" not in ended.stderr
+    assert job_json(s3, "bad-1", "failed")["document"]["state"] == "failed"
+
+
+KILL_SAVER = "kill -9 $(ps -eo pid=,ni=,comm= | awk '$2 == 19 && $3 == \"awsddp-job\" {print $1}')"
+
+
+@pytest.mark.timeout(600)
+def test_a_saver_that_is_killed_or_goes_with_a_reboot_goes_on(lab: Lab) -> None:
+    s3, _ = with_bucket(lab)
+    lab.script("keeps.py", KEEPS)
+    words = ("run", "--local", "keeps.py", *WITH_ROLE, "2", "--world-size", "2", "--detach")
+    assert lab.run(*words, "--name", "left", "--save-to", "s3://results/runs").returncode == 0
+    while lab.run("logs").stdout.count("waits") < 2:
+        time.sleep(0.5)
+
+    def names() -> list[str]:
+        found = s3.list_objects_v2(Bucket="results", Prefix="runs/left/")
+        return [one["Key"].removeprefix("runs/left/") for one in found["Contents"]]
+
+    def saves(node: int, name: str, then: str) -> None:
+        """Write a result on a node and do something there; wait until it is in S3."""
+        made = f"~/.awsddp/jobs/left/run/{name}"
+        lab.run("exec", "--node", str(node), f"{then} && echo text > {made}.part && mv {made}.part {made}")
+        end = time.monotonic() + 120
+        while f"node{node}/run/{name}" not in names():
+            assert time.monotonic() < end, names()
+            time.sleep(1)
+
+    saves(1, "after-a-kill.pt", KILL_SAVER)
+    assert (
+        lab.run(
+            "exec", "--node", "1", f"{KILL_SAVER}; echo text > ~/.awsddp/jobs/left/run/reboot.pt; sync"
+        ).returncode
+        == 0
+    )
+    lab.run("exec", "--node", "1", "sudo systemctl reboot -ff")
+    saves(1, "after-a-reboot.pt", "true")
+    assert "node1/run/reboot.pt" in names()
+    assert lab.run("down", "-y").returncode == 0
