@@ -140,23 +140,20 @@ def test_a_saver_that_is_killed_or_goes_with_a_reboot_goes_on(lab: Lab) -> None:
         found = s3.list_objects_v2(Bucket="results", Prefix="runs/left/")
         return [one["Key"].removeprefix("runs/left/") for one in found["Contents"]]
 
-    def saves(node: int, name: str, then: str) -> None:
-        """Write a result on a node and do something there; wait until it is in S3."""
-        made = f"~/.awsddp/jobs/left/run/{name}"
-        lab.run("exec", "--node", str(node), f"{then} && echo text > {made}.part && mv {made}.part {made}")
+    def saves(name: str) -> None:
         end = time.monotonic() + 120
-        while f"node{node}/run/{name}" not in names():
+        while f"node1/run/{name}" not in names():
             assert time.monotonic() < end, names()
             time.sleep(1)
 
-    saves(1, "after-a-kill.pt", KILL_SAVER)
-    assert (
-        lab.run(
-            "exec", "--node", "1", f"{KILL_SAVER}; echo text > ~/.awsddp/jobs/left/run/reboot.pt; sync"
-        ).returncode
-        == 0
-    )
+    def kill_saver_and_make(name: str) -> None:
+        made = f"~/.awsddp/jobs/left/run/{name}"
+        line = f"{KILL_SAVER}; echo text > {made}.part && mv {made}.part {made} && sync"
+        assert lab.run("exec", "--node", "1", line).returncode == 0
+
+    kill_saver_and_make("killed.pt")
+    saves("killed.pt")
+    kill_saver_and_make("rebooted.pt")
     lab.run("exec", "--node", "1", "sudo systemctl reboot -ff")
-    saves(1, "after-a-reboot.pt", "true")
-    assert "node1/run/reboot.pt" in names()
+    saves("rebooted.pt")
     assert lab.run("down", "-y").returncode == 0
