@@ -467,8 +467,8 @@ class Store:
             return self._download_small(where.bucket, thing._replace(key=where.key(thing.key)))
 
     def _download_large(self, bucket: str, thing: Thing, path: Path, on_bytes: Callable[[int], None]) -> None:
-        asked = {"Bucket": bucket, "Key": thing.key, "IfMatch": f'"{thing.etag}"', **self._payer}
-        if self.client.head_object(**asked)["ContentLength"] != thing.size:
+        now = self.client.head_object(Bucket=bucket, Key=thing.key, **self._payer)
+        if (now["ContentLength"], now["ETag"].strip('"')) != (thing.size, thing.etag):
             raise Changed(thing.key)
         told = [_Told(on_bytes, listed=thing)]
         self._transfers.download(bucket, thing.key, str(path), self._payer, subscribers=told).result()
