@@ -5,6 +5,8 @@ import datetime
 import functools
 import http.server
 import ipaddress
+import os
+import re
 import select
 import shutil
 import socket
@@ -73,6 +75,49 @@ def serve_folder(folder: Path, *, tls: Path | None = None) -> Iterator[Served]:
 
 
 @contextmanager
+def serve_git(folder: Path, *, password: str = "") -> Iterator[Served]:
+    """Serve the repositories of a folder by git's own program; "reader" may push, too, with the password."""
+    wanted = "Basic " + base64.b64encode(f"reader:{password}".encode()).decode()
+
+    class Git(_Quiet):
+        served = Served()
+
+        def do_GET(self) -> None:
+            if password and self.headers.get("Authorization") != wanted:
+                self.send_error(401)
+                return
+            path, _, query = self.path.partition("?")
+            environ = {
+                **os.environ,
+                "GIT_PROJECT_ROOT": str(folder),
+                "GIT_HTTP_EXPORT_ALL": "1",
+                "REMOTE_USER": "reader",
+                "PATH_INFO": path,
+                "QUERY_STRING": query,
+                "REQUEST_METHOD": self.command,
+                "CONTENT_TYPE": self.headers.get("Content-Type", ""),
+                "HTTP_CONTENT_ENCODING": self.headers.get("Content-Encoding", ""),
+                "GIT_PROTOCOL": self.headers.get("Git-Protocol", ""),
+            }
+            size = int(self.headers.get("Content-Length", 0))
+            done = subprocess.run(
+                ["git", "http-backend"], input=self.rfile.read(size), env=environ, stdout=subprocess.PIPE
+            )
+            head, _, body = done.stdout.partition(b"\r\n\r\n")
+            status = re.search(rb"Status: (\d+)", head)
+            self.send_response(int(status[1]) if status else 200)
+            for line in head.decode().splitlines():
+                self.send_header(*line.split(": ", 1))
+            self.end_headers()
+            self.wfile.write(body)
+
+        do_POST = do_GET
+
+    with _running(Git, Git.served) as served:
+        yield served
+
+
+@contextmanager
 def serve_index(wheels: Path, *, files: str = "", password: str = "", hold: str = "") -> Iterator[Served]:
     """Serve wheels as a simple index below /simple/.
 
@@ -135,9 +180,10 @@ def serve_proxy(*, password: str = "") -> Iterator[Served]:
             words = "".join(f"{name}: {value}\r\n" for name, value in self.headers.items())
             path = url.path + (f"?{url.query}" if url.query else "")
             line = f"{self.command} {path} HTTP/1.0\r\n{words}\r\n"
-            self._through(str(url.hostname), url.port or 80, line.encode())
+            size = int(self.headers.get("Content-Length", 0))
+            self._through(str(url.hostname), url.port or 80, line.encode() + self.rfile.read(size))
 
-        do_HEAD = do_GET
+        do_HEAD = do_POST = do_GET
 
         def _through(self, host: str, port: int, first: bytes) -> None:
             self.served.asked.append(f"{self.command} {self.path}")

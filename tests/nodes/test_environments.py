@@ -18,7 +18,7 @@ from awsddp.parallel import soon
 from awsddp.plan.environment import EnvironmentPlan
 from awsddp.plan.indexes import Indexes
 from awsddp.report import Event
-from tests.nodes.servers import BUILT_BY, PASSWORD, make_repository, serve_folder, serve_index
+from tests.nodes.servers import BUILT_BY, PASSWORD, make_repository, serve_folder, serve_git, serve_index
 from tests.nodes.ssh_hosts import Lab
 from tests.nodes.wheels import add, image, installed_wheel, wheel
 
@@ -151,13 +151,13 @@ def test_a_package_without_a_wheel_is_built_on_the_node_also_one_of_a_url_or_of_
     wheel(index, "deep_speed", "0.3")
     sdist(tmp_path / "elsewhere", tmp_path, "pure", "")
     wheel(tmp_path / "elsewhere", "tiny", "2.0")
-    make_repository(tmp_path / "elsewhere", "gitted")
-    with serve_folder(tmp_path / "elsewhere") as server:
+    make_repository(tmp_path / "repositories", "gitted")
+    with serve_folder(tmp_path / "elsewhere") as server, serve_git(tmp_path / "repositories") as git:
         lines = (
             "Deep.Speed>=0.1",
             f"{server.url}/pure-1.0.tar.gz",
             f"tiny @ {server.url}/tiny-2.0-py3-none-any.whl ; python_version > '3'",
-            f"git+{server.url}/gitted.git",
+            f"git+{git.url}/gitted.git",
         )
         found = made(lab(2), dataclasses.replace(PLAN, lines=lines), python)
     words = (
