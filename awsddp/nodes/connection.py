@@ -63,7 +63,7 @@ class Connection:
         return channel.result()
 
     def _open_ahead(self) -> None:
-        self.channels.put(soon(self.transport.open_session))
+        self.channels.put(soon(self.transport.open_session, window_size=_WINDOW))
 
     def forward(self, serve: Callable[[paramiko.Channel], None]) -> int:
         """Listen on a port of the node's loopback interface, and return it; `serve` gets each connection.

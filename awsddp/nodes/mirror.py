@@ -68,7 +68,7 @@ _URL = re.compile(r"https?://[^\s\"'<>#;,\\]+")
 _SOURCE = re.compile(rf"(?P<git>git\+)?(?P<url>{_URL.pattern})")
 _LOGIN = re.compile(r"(https?://)([^/@\s]+)@")
 _SHOWN_FILE = re.compile(rf"http://{re.escape(_FILES)}/[0-9a-f]+/([\w-]+)/[^\s\"'<>)]*")
-_CHANNEL = re.compile(r"^([^\s:=\[]+)::|\[.*\bchannel=['\"]?([^,'\"\]]+)")
+_CHANNEL = re.compile(r"^(\S+?)::|\[.*\bchannel=['\"]?([^,'\"\]]+)")
 """The channel of a package of an environment.yml: conda-forge::numpy, numpy[channel=conda-forge]."""
 _SUFFIXES = (".whl", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".zip")
 _METADATA = ".metadata"
@@ -203,7 +203,7 @@ class Mirror:
         if "://" not in channel and self.everything and not channel.startswith(("/", ".", "~")):
             for url in _DEFAULTS if channel == "defaults" else [f"{_CONDA}/{channel}"]:
                 self.grant("tree", url)
-        return self.show(channel, "tree") if "://" in channel else channel
+        return self.show(channel, "tree") if _URL.match(channel) else channel
 
     def conda_environ(self) -> dict[str, str]:
         """Return the variables by which conda finds the channels of no URL."""
