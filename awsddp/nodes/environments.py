@@ -12,10 +12,11 @@ import msgspec
 
 from awsddp.answers import Answer, Environment, Platform, read_answer, take
 from awsddp.errors import NodeError
+from awsddp.nodes.catalog import Catalog, signing_key, urls_in
 from awsddp.nodes.failures import NodeFailure
-from awsddp.nodes.mirror import Mirror, signing_key, urls_in
+from awsddp.nodes.mirror import Mirror
 from awsddp.nodes.transport import Fleet, Request, Result
-from awsddp.parallel import each, split
+from awsddp.parallel import split
 from awsddp.plan.environment import EnvironmentPlan, explain, image_constraints, refuse_unlike
 from awsddp.plan.indexes import Indexes, indexes_here, is_folder_here
 from awsddp.records import Count
@@ -65,7 +66,7 @@ def ensure(
                     install={**lent.indexes.environ, **environs.get(node, {})},
                     stamp=plan.stamp,
                     constraints=[*lent.constraints, *_pins(plan, found[node])],
-                    miniforge=mirror.show(_MINIFORGE, "tree") + _INSTALLER,
+                    miniforge=mirror.catalog.show(_MINIFORGE, "tree") + _INSTALLER,
                 )
                 for node in missing
             }
@@ -113,53 +114,58 @@ def _lent(
     """
     everything, indexes = plan.packages_from == "client", plan.indexes.otherwise(here())
     proxy = plan.environ.get("https_proxy", "")
-    with Mirror(everything=everything, ca=indexes.ca, proxy=proxy, key=key) as mirror:
+    catalog = Catalog(everything=everything, key=key)
+    with Mirror(catalog, ca=indexes.ca, proxy=proxy) as mirror:
         if plan.packages_from == "node" or not plan.has_packages:
             own = tuple(one for one in indexes.find_links if not is_folder_here(one))
             yield replace(plan, indexes=replace(indexes, find_links=own)), {}, mirror
             return
-        lent = _shown(replace(plan, indexes=indexes), mirror)
-        if not everything and not mirror.names:
+        lent = _shown(replace(plan, indexes=indexes), catalog)
+        if not everything and not catalog.names:
             yield lent, {}, mirror
             return
-        trusted = (*indexes.trusted_hosts, *mirror.names)
+        trusted = (*indexes.trusted_hosts, *catalog.names)
         lent = replace(lent, indexes=replace(lent.indexes, trusted_hosts=trusted))
         if everything:
             fleet.on_event(Event("packages come through this machine", ""))
-        own_programs = _programs(plan, mirror) if everything else {}
+        own_programs = _programs(plan, catalog) if everything else {}
         urls = urls_in(json.dumps(asdict(lent)))
         with fleet.forwarded(nodes, mirror.serve) as ports:
-            yield lent, {node: mirror.environ(port, urls) | own_programs for node, port in ports.items()}, mirror
+            yield (
+                lent,
+                {node: mirror.environ(port, urls) | own_programs for node, port in ports.items()},
+                mirror,
+            )
 
 
-def _shown(plan: EnvironmentPlan, mirror: Mirror) -> EnvironmentPlan:
+def _shown(plan: EnvironmentPlan, catalog: Catalog) -> EnvironmentPlan:
     """Return a plan with the names by which nodes find its indexes, repositories, files and channels."""
     indexes = plan.indexes
-    if mirror.everything and not indexes.no_index:
+    if catalog.everything and not indexes.no_index:
         indexes = replace(indexes, index_url=indexes.index_url or _PYPI)
     torch = plan.torch[: 2 if indexes.no_index else None]
     return replace(
         plan,
         indexes=replace(
             indexes,
-            index_url=mirror.show_index(indexes.index_url),
-            extra_index_urls=tuple(map(mirror.show_index, indexes.extra_index_urls)),
-            find_links=tuple(map(mirror.show_links, indexes.find_links)),
+            index_url=catalog.show_index(indexes.index_url),
+            extra_index_urls=tuple(map(catalog.show_index, indexes.extra_index_urls)),
+            find_links=tuple(map(catalog.show_links, indexes.find_links)),
         ),
-        torch=tuple(mirror.show_index(one.replace("--index", "--extra-index")) for one in torch)
-        if mirror.everything
+        torch=tuple(catalog.show_index(one.replace("--index", "--extra-index")) for one in torch)
+        if catalog.everything
         else plan.torch,
-        lines=tuple(map(mirror.show_line, plan.lines)),
-        constraints=tuple(map(mirror.show_line, plan.constraints)),
-        conda=mirror.show_conda(plan.conda),
+        lines=tuple(map(catalog.show_line, plan.lines)),
+        constraints=tuple(map(catalog.show_line, plan.constraints)),
+        conda=catalog.show_conda(plan.conda) if plan.conda else "",
     )
 
 
-def _programs(plan: EnvironmentPlan, mirror: Mirror) -> dict[str, str]:
+def _programs(plan: EnvironmentPlan, catalog: Catalog) -> dict[str, str]:
     """Return the variables by which uv and conda find what they fetch besides packages."""
     if plan.kind == "conda":
-        return mirror.conda_environ()
-    return {"UV_PYTHON_INSTALL_MIRROR": mirror.show(_UV_PYTHONS, "tree")} if plan.kind == "venv" else {}
+        return catalog.conda_environ()
+    return {"UV_PYTHON_INSTALL_MIRROR": catalog.show(_UV_PYTHONS, "tree")} if plan.kind == "venv" else {}
 
 
 def _request(plan: EnvironmentPlan, do: str, image: str, **more: object) -> Request:

@@ -1,41 +1,33 @@
 """Serves packages to nodes while they install: a mirror behind a port forward of SSH.
 
-A node sees the host of each index, repository and channel under a name of our own below `awsddp.invalid`
-(RFC 6761), and each file that an index page names as a link that this machine has signed. It gets what the
-user's configuration names and what those pages link to; it names no address, and its password is for one
-installation. Programs find the mirror as their HTTP proxy: whatever else they ask for is refused by its name.
+A node gets what the user's configuration names, and the files that those pages link to (catalog.py). It names
+no address, and its password is for one installation. Programs find the mirror as their HTTP proxy, and are
+refused whatever else they ask for.
 """
 
 import base64
 import contextlib
 import gzip
-import hashlib
-import hmac
 import http.server
-import io
-import json
 import os
-import re
 import secrets
 import shutil
 import tempfile
 import urllib.request
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from concurrent import futures
 from functools import partial
-from html import escape
-from html.parser import HTMLParser
 from http.client import HTTPException
-from pathlib import Path
 from typing import IO, Any
-from urllib.parse import quote, unquote, urljoin, urlsplit
+from urllib.parse import unquote, urlsplit
 
 import paramiko
 
+from awsddp.nodes.catalog import FILES, Catalog
+from awsddp.nodes.pages import is_package, open_folder, open_package, write_links
 from awsddp.nodes.upstream import (
     Asked,
     Grant,
-    Kind,
     RefusedError,
     Upstream,
     depth_below,
@@ -52,27 +44,12 @@ _IDLE_S = 120.0
 _END_S = 5.0
 _CHUNK = 64 * 1024
 _HEAD_BYTES = 64 * 1024
-_PAGE_BYTES = 32 * 2**20
-_TAG_BYTES = 256 * 1024
 _BODY_BYTES = 16 * 2**20
 _CONNECTIONS = 64
-"""How many connections of a node are served at once; uv opens as many as it may."""
+"""How many connections of a node are served at once."""
 _NOTES = 5
 _NAMED = 200
 """How much of a URL is told."""
-_HOST = "awsddp.invalid"
-_FILES = f"files.{_HOST}"
-_CONDA = "https://conda.anaconda.org"
-_DEFAULTS = ("https://repo.anaconda.com/pkgs/main", "https://repo.anaconda.com/pkgs/r")
-_URL = re.compile(r"https?://[^\s\"'<>#;,\\]+")
-_SOURCE = re.compile(rf"(?P<git>git\+)?(?P<url>{_URL.pattern})")
-_LOGIN = re.compile(r"(https?://)([^/@\s]+)@")
-_SHOWN_FILE = re.compile(rf"http://{re.escape(_FILES)}/[0-9a-f]+/([\w-]+)/[^\s\"'<>)]*")
-_CHANNEL = re.compile(r"^(\S+?)::|\[.*\bchannel=['\"]?([^,'\"\]]+)")
-"""The channel of a package of an environment.yml: conda-forge::numpy, numpy[channel=conda-forge]."""
-_SUFFIXES = (".whl", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".zip")
-_METADATA = ".metadata"
-_KEPT = ("data-requires-python", "data-yanked", "data-core-metadata", "data-dist-info-metadata")
 _GIT = {"GET": "/info/refs?service=git-upload-pack", "POST": "/git-upload-pack"}
 _ASKED = (
     *("Accept", "Accept-Encoding", "User-Agent", "Range", "If-Range", "If-None-Match", "If-Modified-Since"),
@@ -89,20 +66,16 @@ _FAULTS = (OSError, EOFError, ValueError, HTTPException, paramiko.SSHException)
 class Mirror:
     """The mirror of one installation, as a context manager; its connections end with it.
 
-    `everything` that nodes fetch comes through it, or only folders of this machine and what has a login.
-    `ca` holds certificates besides the system's; `proxy` replaces this machine's own proxies. `key` signs
-    links: with the same one a file has the same URL next time, and a node may have it in its cache.
+    `ca` holds certificates besides the system's; `proxy` replaces this machine's own proxies.
     """
 
-    def __init__(self, *, everything: bool, ca: str, proxy: str, key: bytes) -> None:
-        self.everything = everything
+    def __init__(self, catalog: Catalog, *, ca: str, proxy: str) -> None:
+        self.catalog = catalog
         self.login = f"awsddp:{secrets.token_hex(16)}"
         self.refused: set[str] = set()
-        self.origins: dict[str, str] = {}
-        own = everything and proxy
+        own = catalog.everything and proxy
         proxies = {"http": proxy, "https": proxy} if own else urllib.request.getproxies()
-        self.upstream = Upstream(ca=ca, proxies=proxies)
-        self._key = key
+        self.upstream = Upstream(catalog.grants, ca=ca, proxies=proxies)
         self._served: dict[paramiko.Channel, futures.Future[None]] = {}
 
     def __enter__(self) -> "Mirror":
@@ -117,185 +90,39 @@ class Mirror:
     def environ(self, port: int, urls: Iterable[str]) -> dict[str, str]:
         """Return the variables by which programs of a node find the mirror at its `port`."""
         hosts = {urlsplit(url).hostname or "" for url in urls}
-        around = [] if self.everything else sorted(hosts - set(self.names))
+        around = [] if self.catalog.everything else sorted(hosts - set(self.catalog.names))
         found = {"http_proxy": f"http://{self.login}@127.0.0.1:{port}", "no_proxy": ",".join(around)}
-        if self.everything:
+        if self.catalog.everything:
             found["https_proxy"] = found["http_proxy"]
         upper = {name.upper(): value for name, value in found.items()}
         patience = dict.fromkeys(("PIP_DEFAULT_TIMEOUT", "UV_HTTP_TIMEOUT"), str(_PATIENCE_S))
         own = {"GIT_HTTP_PROXY_AUTHMETHOD": "basic", "UV_CONCURRENT_DOWNLOADS": "16"}
         return found | upper | patience | own
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The host names by which nodes know the mirror."""
-        return (_FILES, *self.origins) if self.upstream.grants else ()
-
-    def name(self, url: str) -> str:
-        """Return how a node names a URL, which is granted or not."""
-        of = origin(url)
-        host = f"{hashlib.sha256(of.encode()).hexdigest()[:12]}.{_HOST}"
-        parts = urlsplit(url)
-        self.origins[host] = f"{parts.scheme}://{parts.netloc}"
-        return f"http://{host}{parts.path}" + (f"?{parts.query}" if parts.query else "")
-
-    def grant(self, kind: Kind, url: str) -> str:
-        """Grant a URL, which may hold a login, and return how a node names it. Raises ValueError."""
-        plain, login = without_login(url), _LOGIN.match(url)
-        one = Grant(kind, plain, login[2] if login else "")
-        if one not in self.upstream.grants:
-            self.upstream.grants.append(one)
-        return self.link(plain, is_named=True) if kind == "file" else self.name(plain)
-
-    def show(self, place: str, kind: Kind) -> str:
-        """Return how a node names a URL or a folder, which is granted: by a name of our own, or as it is."""
-        if not (is_here(place) or _LOGIN.match(place) or (self.everything and _URL.fullmatch(place))):
-            return place
-        if _URL.match(place):
-            # whoever installs says what is wrong with a malformed one
-            return self.grant(kind, place) if place_of(place) else place
-        path = Path(unquote(urlsplit(place).path) if place.startswith("file:") else place).resolve()
-        return self.grant(kind, path.as_uri() + "/" * path.is_dir())
-
-    def show_index(self, place: str) -> str:
-        """Return how a node names an index."""
-        return self.show(place, "index")
-
-    def show_links(self, place: str) -> str:
-        """Return how a node names a page, or a folder, of links."""
-        return self.show(place, "page")
-
-    def show_line(self, line: str) -> str:
-        """Return a requirement as a node gets it: with the name of its URL, and its revision as it is."""
-
-        def shown(found: re.Match[str]) -> str:
-            url = found["url"]
-            if not found["git"]:
-                return self.show(url, "file")
-            head, at, revision = url.rpartition("@")
-            has_revision = bool(at) and "/" in urlsplit(head).path
-            return f"git+{self.show(head if has_revision else url, 'git')}" + f"@{revision}" * has_revision
-
-        return _SOURCE.sub(shown, line)
-
-    def show_conda(self, text: str) -> str:
-        """Return an environment.yml as a node gets it; its channels are granted."""
-        try:
-            document = json.loads(text)
-        except ValueError:
-            return text
-        channels = document.get("channels", [])
-        document["channels"] = [self.show_channel(one) for one in channels]
-        packages = []
-        for one in document["dependencies"]:
-            if isinstance(one, dict):
-                one = {"pip": [self.show_line(line) for line in one["pip"]]}
-            elif found := _CHANNEL.search(one):
-                channel = found[1] or found[2]
-                one = one.replace(channel, self.show_channel(channel), 1)
-            packages.append(one)
-        return json.dumps(
-            {key: value for key, value in document.items() if value} | {"dependencies": packages}
-        )
-
-    def show_channel(self, channel: str) -> str:
-        """Return a channel as a node gets it: conda finds one without a URL by `conda_environ`."""
-        if "://" not in channel and self.everything and not channel.startswith(("/", ".", "~")):
-            for url in _DEFAULTS if channel == "defaults" else [f"{_CONDA}/{channel}"]:
-                self.grant("tree", url)
-        return self.show(channel, "tree") if _URL.match(channel) else channel
-
-    def conda_environ(self) -> dict[str, str]:
-        """Return the variables by which conda finds the channels of no URL."""
-        for channel in ("conda-forge", "defaults"):
-            self.show_channel(channel)
-        defaults = ",".join(self.name(url) for url in _DEFAULTS)
-        return {"CONDA_CHANNEL_ALIAS": self.name(_CONDA), "CONDA_DEFAULT_CHANNELS": defaults}
-
     def translate(self, text: str) -> str:
         """Return what a node's program said, with the real names of indexes; and what was refused."""
-        return "\n".join([self.real_names(text), *sorted(self.refused)])
+        return "\n".join([self.catalog.real_names(text), *sorted(self.refused)])
 
-    def real_names(self, text: str) -> str:
-        """Return a text with the real names of indexes and files."""
-        text = _SHOWN_FILE.sub(lambda shown: _decode(shown[1])[1:], text)
-        for host, real in self.origins.items():
-            text = text.replace(f"http://{host}", real)
-        return text
+    def open_page(self, grant: Grant, url: str) -> tuple[Any, str, int]:
+        """Return a page of HTML, its URL, and the status that its host gave. Raises what `fetch` does."""
+        if grant.is_folder:
+            return open_folder(grant, url), url, 200
+        page, base = self.upstream.fetch(url, Asked("GET", _FOR_PAGES), is_named=True)
+        if page.status == 200 and "html" not in page.headers.get("Content-Type", ""):
+            page.close()
+            raise RefusedError(url, "its page is not HTML")
+        is_zipped = page.headers.get("Content-Encoding") == "gzip"
+        return gzip.GzipFile(fileobj=page) if is_zipped else page, base, page.status
 
-    def link(self, url: str, *, is_named: bool) -> str:
-        """Return a link that this machine signs; `is_named`: its host may have a private address."""
-        told = ("+" if is_named else "-") + url
-        text = base64.urlsafe_b64encode(told.encode()).decode().rstrip("=")
-        return f"http://{_FILES}/{self._sign(text)}/{text}/{urlsplit(url).path.rpartition('/')[2]}"
-
-    def read_link(self, path: str) -> tuple[str, bool]:
-        """Return the URL of a link that was signed, and whether its host is named. Raises RefusedError."""
-        _, signature, text, name, *_ = [*path.split("/"), "", "", "", ""]
-        if not hmac.compare_digest(signature.encode(), self._sign(text).encode()):
-            raise RefusedError(_FILES, "no page has this link")
-        told = _decode(text)
-        return told[1:] + _METADATA * name.endswith(_METADATA), told.startswith("+")
-
-    def write_page(self, out: IO[bytes], grant: Grant, url: str) -> int:
-        """Write the links of a page, compressed, and return the status that its host gave.
-
-        Raises RefusedError for what is no page of HTML, and what `fetch` does.
-        """
-        with contextlib.ExitStack() as stack:
-            base, page, status = url, self._open_folder(grant, url) if grant.is_folder else None, 200
-            if page is None:
-                page, base = self.upstream.fetch(url, Asked("GET", _FOR_PAGES), is_named=True)
-                status = page.status
-            page = stack.enter_context(page)
-            if status == 200:
-                if not grant.is_folder and "html" not in page.headers.get("Content-Type", ""):
-                    raise RefusedError(url, "its page is not HTML")
-                is_zipped = not grant.is_folder and page.headers.get("Content-Encoding") == "gzip"
-                text: Any = gzip.GzipFile(fileobj=page) if is_zipped else page
-                with gzip.GzipFile(fileobj=out, mode="wb", compresslevel=1) as zipped:
-                    _Links(base, partial(self._show_link, grant), zipped).read(text)
-            return int(status)
-
-    def _show_link(self, grant: Grant, url: str) -> str:
+    def show_link(self, grant: Grant, url: str) -> str:
         """Return how a node names a file that a granted page links to, "" for what is no package."""
-        plain, _, fragment = url.partition("#")
-        is_package = unquote(urlsplit(plain).path).lower().endswith(_SUFFIXES)
-        if not is_package or not origin(plain) or plain.startswith("file:") > grant.is_folder:
+        url, _, fragment = url.partition("#")
+        is_elsewhere = not origin(url) or (url.startswith("file:") and not grant.is_folder)
+        if is_elsewhere or not is_package(unquote(urlsplit(url).path)):
             return ""
-        plain = without_login(plain)
-        is_named = origin(plain) == origin(grant.url) or self.upstream.is_granted(plain)
-        return self.link(plain, is_named=is_named) + (f"#{fragment}" if fragment else "")
-
-    def _open_folder(self, grant: Grant, url: str) -> IO[bytes]:
-        """Return the page of a folder, or the list of its files. Raises FileNotFoundError."""
-        path, root = _path_of(url).resolve(), _path_of(grant.url).resolve()
-        if not path.is_relative_to(root):
-            raise FileNotFoundError(path)
-        if path.is_dir() and not (grant.kind == "index" and (path / "index.html").is_file()):
-            names = sorted(one.name for one in path.iterdir())
-            return io.BytesIO("".join(f'<a href="{quote(name)}"></a>' for name in names).encode())
-        return (path / "index.html" if path.is_dir() else path).open("rb")
-
-    def open_file(self, url: str) -> IO[bytes]:
-        """Open a package that a folder of this machine holds, or that its pages link to, beside it at most.
-
-        Raises FileNotFoundError for what lies elsewhere, also behind a link.
-        """
-        path = _path_of(url).resolve()
-        is_package = path.name.removesuffix(_METADATA).lower().endswith(_SUFFIXES)
-        if (
-            not is_package
-            or not path.is_file()
-            or not any(
-                grant.is_folder and path.is_relative_to(grant.folder) for grant in self.upstream.grants
-            )
-        ):
-            raise FileNotFoundError(path)
-        return path.open("rb")
-
-    def _sign(self, text: str) -> str:
-        return hmac.new(self._key, text.encode(), "sha256").hexdigest()[:32]
+        url = without_login(url)
+        is_named = origin(url) == origin(grant.url) or self.upstream.is_granted(url)
+        return self.catalog.link(url, is_named=is_named) + (f"#{fragment}" if fragment else "")
 
     def serve(self, channel: paramiko.Channel) -> None:
         """Serve the client behind a channel, on a thread of its own; a node has a number of them."""
@@ -375,10 +202,11 @@ class _Client(http.server.BaseHTTPRequestHandler):
     def _answer(self) -> None:
         parts = urlsplit(self.path)
         host = parts.hostname or ""
-        real = self.mirror.origins.get(host)
-        if host == _FILES and self.command != "POST":
-            url, is_named = self.mirror.read_link(parts.path)
-            self._send_file(url, is_named)
+        real = self.mirror.catalog.origins.get(host)
+        if host == FILES and self.command != "POST":
+            url, is_named = self.mirror.catalog.read_link(parts.path)
+            is_granted = origin(url) in {origin(grant.url) for grant in self.mirror.catalog.grants}
+            self._send_file(url, is_named=is_named and is_granted)
         elif real is None:
             raise RefusedError(place_of(self.path), "no packages come from there")
         else:
@@ -386,7 +214,7 @@ class _Client(http.server.BaseHTTPRequestHandler):
 
     def _send(self, url: str, query: str) -> None:
         """Answer for a URL by the grant that has it."""
-        for grant in self.mirror.upstream.grants:
+        for grant in self.mirror.catalog.grants:
             depth = depth_below(grant.url, url) if is_below(grant.url, url) else -1
             if grant.kind == "git" and f"{url}{query}" == grant.url + _GIT.get(self.command, "!"):
                 return self._send_git(grant)
@@ -426,10 +254,10 @@ class _Client(http.server.BaseHTTPRequestHandler):
     def _headers(self) -> dict[str, str]:
         return {name: self.headers[name] for name in _ASKED if name in self.headers}
 
-    def _send_file(self, url: str, is_named: bool) -> None:
+    def _send_file(self, url: str, *, is_named: bool) -> None:
         """Answer with a file of a folder or of a host."""
         if url.startswith("file:"):
-            with self.mirror.open_file(url) as stream:
+            with open_package(self.mirror.catalog.grants, url) as stream:
                 size = os.fstat(stream.fileno()).st_size
                 self._begin(200, {"Content-Type": "application/octet-stream", "Content-Length": str(size)})
                 self._copy(stream)
@@ -449,16 +277,17 @@ class _Client(http.server.BaseHTTPRequestHandler):
 
     def _send_page(self, grant: Grant, url: str) -> None:
         """Answer with the links of a page that lead to packages."""
-        with tempfile.TemporaryFile() as page:
-            status = self.mirror.write_page(page, grant, url)
+        page, base, status = self.mirror.open_page(grant, url)
+        with page, tempfile.TemporaryFile() as links:
             if status != 200:
                 self.send_error(status)
                 return
-            size = page.tell()
-            page.seek(0)
-            headers = {"Content-Type": "text/html; charset=utf-8", "Content-Length": str(size)}
-            self._begin(200, headers | {"Content-Encoding": "gzip"})
-            self._copy(page)
+            write_links(links, page, base, partial(self.mirror.show_link, grant))
+            size = links.tell()
+            links.seek(0)
+            headers = {"Content-Type": "text/html; charset=utf-8", "Content-Encoding": "gzip"}
+            self._begin(200, headers | {"Content-Length": str(size)})
+            self._copy(links)
 
     def _begin(self, status: int, headers: dict[str, str]) -> None:
         self.is_begun = True
@@ -480,71 +309,8 @@ class _Client(http.server.BaseHTTPRequestHandler):
         if isinstance(error, RefusedError):
             code, words = 403, str(error)
         if len(self.mirror.refused) < _NOTES:
-            self.mirror.refused.add(self.mirror.real_names(words))
-        self.send_error(code, f"awsddp: {words}")
+            self.mirror.refused.add(self.mirror.catalog.real_names(words))
+        self.send_error(code, f"awsddp: {words}".encode("ascii", "replace").decode())
 
     def log_message(self, *words: object) -> None:
         """Say nothing."""
-
-
-class _Links(HTMLParser):
-    """Writes the links of a page that lead to packages, as `shown` names each URL ("": not at all)."""
-
-    def __init__(self, url: str, shown: Callable[[str], str], out: Any) -> None:
-        super().__init__()
-        self.base, self.shown, self.out = url, shown, out
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Take the first URL of the page's links, or write a link."""
-        values = {name: value or "" for name, value in attrs}
-        with contextlib.suppress(ValueError):  # no URL
-            url = urljoin(self.base, values.get("href", ""))
-            if tag == "base":
-                self.base = url
-            elif tag == "a" and (href := self.shown(url)):
-                kept = "".join(f' {name}="{escape(values[name])}"' for name in _KEPT if name in values)
-                name = escape(unquote(urlsplit(url).path.rpartition("/")[2]))
-                self.out.write(f'<a href="{escape(href)}"{kept}>{name}</a><br>\n'.encode())
-
-    def read(self, stream: Any) -> None:
-        """Read a page, at most _PAGE_BYTES of it. Raises ValueError."""
-        size = 0
-        while data := stream.read(_CHUNK):
-            size += len(data)
-            self.feed(data.decode(errors="replace"))
-            if size > _PAGE_BYTES or len(self.rawdata) > _TAG_BYTES:
-                raise ValueError(f"a page of more than {_PAGE_BYTES} bytes, or a tag of {_TAG_BYTES}")
-        self.close()
-
-
-def is_here(place: str) -> bool:
-    """Tell whether an index or a place of links is a folder or a file of this machine."""
-    path = Path(unquote(urlsplit(place).path)) if place.startswith("file:") else Path(place)
-    return bool(place) and path.exists()
-
-
-def urls_in(text: str) -> list[str]:
-    """Return the URLs of a text that name a host."""
-    return list(filter(place_of, _URL.findall(text)))
-
-
-def signing_key(folder: Path) -> bytes:
-    """Return the key that signs links, which is kept in a folder of this machine."""
-    file = folder / "mirror.key"
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if not file.exists():
-        file.touch(mode=0o600)
-        file.write_bytes(secrets.token_bytes(32))
-    return file.read_bytes()
-
-
-def _path_of(url: str) -> Path:
-    return Path(unquote(urlsplit(url).path))
-
-
-def _decode(text: str) -> str:
-    """Return the text of a link, "" for none."""
-    try:
-        return base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)).decode()
-    except ValueError:
-        return ""

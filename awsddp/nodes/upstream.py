@@ -86,10 +86,10 @@ class Asked:
 
 
 class Upstream:
-    """The internet as this machine reaches it: through `proxies`, by scheme, with the certificates of `ca`."""
+    """The internet as this machine reaches it: through `proxies`, and with more certificates, `ca`."""
 
-    def __init__(self, *, ca: str, proxies: Mapping[str, str]) -> None:
-        self.grants: list[Grant] = []
+    def __init__(self, grants: list[Grant], *, ca: str, proxies: Mapping[str, str]) -> None:
+        self.grants = grants
         self.moved: dict[Grant, str] = {}
         self._proxies = proxies
         context = ssl.create_default_context(cadata=ca or None)
@@ -237,4 +237,5 @@ def place_of(url: str) -> str:
 def without_login(url: str) -> str:
     """Return a URL without login and fragment. Raises ValueError."""
     parts = urlsplit(url)
-    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2], fragment=""))
+    host = parts.netloc.rpartition("@")[2]
+    return urlunsplit(parts._replace(netloc=host, path=parts.path or "/", fragment=""))

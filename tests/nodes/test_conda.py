@@ -180,7 +180,7 @@ def test_nodes_without_internet_get_the_channels_through_this_machine(
     by: str,
 ) -> None:
     """As in the local cloud: conda and its pip find what the file names, and nothing else."""
-    monkeypatch.setattr("awsddp.nodes.mirror._CONDA", mirror)
+    monkeypatch.setattr("awsddp.nodes.catalog._CONDA", mirror)
     here = lab(1)
     run = f"export CONDA_CACHE='{{home}}/cache'\nexec '{sys.executable}' '{PROGRAM}' \"$@\"\n"
     here.hosts[0].script("conda", f"#!/bin/sh\n{run}")

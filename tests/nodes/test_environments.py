@@ -248,7 +248,7 @@ def test_conda_is_called_with_the_projects_file_and_with_pins_where_there_is_non
     here = lab(1)
     host = here.hosts[0]
     host.script("conda", CONDA.replace("IMAGE", python))
-    plan = EnvironmentPlan(kind="conda", name="environment.yml", conda="dependencies:\n- python\n")
+    plan = EnvironmentPlan(kind="conda", name="environment.yml", conda='{"dependencies": ["python"]}')
     made(here, plan, python)
     place = host.home / "awsddp/env"
     file = place / "environment.yml"
