@@ -117,8 +117,9 @@ class Mirror:
     def show_link(self, grant: Grant, url: str) -> str:
         """Return how a node names a file that a granted page links to, "" for what is no package."""
         url, _, fragment = url.partition("#")
-        is_elsewhere = not origin(url) or (url.startswith("file:") and not grant.is_folder)
-        if is_elsewhere or not is_package(unquote(urlsplit(url).path)):
+        scheme = urlsplit(url).scheme
+        is_fetched = scheme in ("http", "https") or (scheme == "file" and grant.is_folder)
+        if not is_fetched or not is_package(unquote(urlsplit(url).path)):
             return ""
         url = without_login(url)
         is_named = origin(url) == origin(grant.url) or self.upstream.is_granted(url)

@@ -15,6 +15,7 @@ from awsddp.nodes.upstream import Grant
 
 PAGE_BYTES = 32 * 2**20
 _TAG_BYTES = 256 * 1024
+_LINKS = 50_000
 _CHUNK = 64 * 1024
 _SUFFIXES = (".whl", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".zip")
 _KEPT = ("data-requires-python", "data-yanked", "data-core-metadata", "data-dist-info-metadata")
@@ -36,15 +37,17 @@ def write_links(out: IO[bytes], page: Any, base: str, shown: Callable[[str], str
         while data := page.read(_CHUNK):
             size += len(data)
             links.feed(data.decode(errors="replace"))
-            if size > PAGE_BYTES or len(links.rawdata) > _TAG_BYTES:
-                raise ValueError(f"a page of more than {PAGE_BYTES} bytes, or a tag of {_TAG_BYTES}")
+            if size > PAGE_BYTES or links.count > _LINKS or len(links.rawdata) > _TAG_BYTES:
+                raise ValueError(
+                    f"a page of more than {PAGE_BYTES} bytes or {_LINKS} links, or a tag without end"
+                )
         links.close()
 
 
 class _Links(HTMLParser):
     def __init__(self, url: str, shown: Callable[[str], str], out: Any) -> None:
         super().__init__()
-        self.base, self.shown, self.out = url, shown, out
+        self.base, self.shown, self.out, self.count = url, shown, out, 0
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         """Take the first URL of the page's links, or write a link."""
@@ -54,6 +57,7 @@ class _Links(HTMLParser):
             if tag == "base":
                 self.base = url
             elif tag == "a" and (href := self.shown(url)):
+                self.count += 1
                 kept = "".join(f' {name}="{escape(values[name])}"' for name in _KEPT if name in values)
                 name = escape(unquote(urlsplit(url).path.rpartition("/")[2]))
                 self.out.write(f'<a href="{escape(href)}"{kept}>{name}</a><br>\n'.encode())

@@ -9,6 +9,7 @@ import http.client
 import ipaddress
 import socket
 import ssl
+import urllib.error
 import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -142,7 +143,12 @@ class Upstream:
             )
         any_address = is_named or is_proxied
         setattr(request, "dial", partial(_dial, any_address=any_address))  # noqa: B010
-        return self._opener.open(request, timeout=_TIMEOUT_S)
+        try:
+            return self._opener.open(request, timeout=_TIMEOUT_S)
+        except urllib.error.URLError as error:
+            if isinstance(error.reason, OSError):
+                raise error.reason from error
+            raise
 
 
 class _Handler(urllib.request.HTTPSHandler):
@@ -198,9 +204,10 @@ def is_public(address: str) -> bool:
 
 def is_below(prefix: str, url: str) -> bool:
     """Return whether a URL is another one, or lies below it."""
+    if origin(prefix) != origin(url):
+        return False
     upper, lower = _segments(prefix), _segments(url)
-    is_path = lower is not None and upper is not None and lower[: len(upper)] == upper
-    return is_path and origin(prefix) == origin(url)
+    return lower is not None and upper is not None and lower[: len(upper)] == upper
 
 
 def depth_below(prefix: str, url: str) -> int:

@@ -251,12 +251,12 @@ _SAID = (
     (
         re.compile(r"(\S+): its address is not public"),
         "{name}: an index page leads to {package}, whose address is not public",
-        f"--find-links http://{{package}}/   # a line for {{name}} that lets nodes have its packages, {_ELSE}",
+        f"--find-links URL   # a line for {{name}}, if that host may serve packages to nodes; {_ELSE}",
     ),
     (
         re.compile(r"(\S+): no configuration names it, and a proxy resolves it"),
         "{name}: an index page leads to {package}, whose address only the proxy knows",
-        f"--find-links https://{{package}}/   # a line for {{name}} that lets nodes have its packages, {_ELSE}",
+        f"--find-links URL   # a line for {{name}}, if that host may serve packages to nodes; {_ELSE}",
     ),
     (
         re.compile(r"(\S+): only what the configuration names"),

@@ -13,7 +13,7 @@ import socket
 import ssl
 import subprocess
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -74,6 +74,48 @@ def serve_folder(folder: Path, *, tls: Path | None = None) -> Iterator[Served]:
         yield served
 
 
+@dataclass
+class Reply:
+    """What a server answers; names of headers are sent in lower case, as HTTP/2 gateways do."""
+
+    body: bytes = b""
+    status: int = 200
+    headers: dict[str, str] = field(default_factory=dict)
+
+
+def page(*urls: str, base: str = "") -> Reply:
+    """Return an index page with links."""
+    text = "".join(f'<a data-requires-python="&gt;=3.8" href="{url}">x</a>' for url in urls)
+    return Reply(
+        (f'<base href="{base}">' * bool(base) + text).encode(), headers={"content-type": "text/html"}
+    )
+
+
+@contextmanager
+def serve_replies(replies: Mapping[str, Reply]) -> Iterator[Served]:
+    """Serve replies by path, 404 for others; what was asked is noted with the login that came."""
+
+    class Replies(_Quiet):
+        served = Served()
+
+        def do_GET(self) -> None:
+            reply = replies.get(self.path, Reply(status=404))
+            self.send_response_only(reply.status)
+            for name, value in {"content-length": str(len(reply.body)), **reply.headers}.items():
+                self.send_header(name, value)
+            self.end_headers()
+            if self.command != "HEAD":
+                self.wfile.write(reply.body)
+            login = self.headers.get("Authorization", "").removeprefix("Basic ")
+            words = (self.command, self.path, base64.b64decode(login).decode())
+            self.served.asked.append(" ".join(filter(None, words)))
+
+        do_HEAD = do_POST = do_GET
+
+    with _running(Replies, Replies.served) as served:
+        yield served
+
+
 @contextmanager
 def serve_git(folder: Path, *, password: str = "") -> Iterator[Served]:
     """Serve the repositories of a folder by git's own program; "reader" may push, too, with the password."""
@@ -83,6 +125,7 @@ def serve_git(folder: Path, *, password: str = "") -> Iterator[Served]:
         served = Served()
 
         def do_GET(self) -> None:
+            self.served.asked.append(f"{self.command} {self.path}")
             if password and self.headers.get("Authorization") != wanted:
                 self.send_error(401)
                 return
@@ -266,5 +309,6 @@ def make_repository(folder: Path, name: str) -> Path:
         subprocess.run(["git", "-C", tree, *words], check=True)
     subprocess.run(["git", "clone", "-q", "--bare", tree, bare], check=True)
     subprocess.run(["git", "-C", bare, "update-server-info"], check=True)
+    subprocess.run(["git", "-C", bare, "config", "uploadpack.allowFilter", "true"], check=True)
     shutil.rmtree(tree)
     return bare
