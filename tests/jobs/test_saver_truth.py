@@ -307,3 +307,51 @@ def test_deadlines_are_those_of_the_docs_and_of_the_node() -> None:
     stops = re.findall(r"TimeoutStopSec=(\d+)", template("user_data.yaml") + template("prepare.py"))
     assert stops and min(map(int, stops)) > saver._HURRY_S
     assert saver._OTHERS_BEATS * 10 >= 10 * 60, "a request with all its attempts: objects.py"
+
+
+@pytest.mark.parametrize("lost", ["nothing was saved", "a page was replaced"])
+def test_a_saver_that_cannot_go_on_from_its_list_begins_anew(steps: Steps, lost: str) -> None:
+    bucket, node = steps.bucket, steps.node
+    node.log.unlink(missing_ok=True)
+    if lost == "a page was replaced":
+        put(node.run / "model.pt", b"mine")
+        steps.until(lambda: bucket.checkpoint["name"])
+        for key in [one for one in bucket.names() if one.startswith("lists/")]:
+            bucket.s3.put_object(Bucket=bucket.name, Key=f"runs/job-1/{key}", Body=b"{}")
+    else:
+        steps.until(lambda: bucket.json("job.json"))
+    put(node.run / "model.pt", b"later")
+    Steps(bucket, node).end()
+    assert bucket.saved("node0/run/model.pt") == b"later"
+
+
+def test_an_upload_that_failed_and_may_arrive_late_leaves_its_key(
+    steps: Steps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, key = steps.node.run / "model.pt", "runs/job-1/node0/run/model.pt"
+    monkeypatch.setattr(steps.saver._store, "put", late := Late(steps.saver._store.put))
+    put(path, b"old")
+    with pytest.raises(OSError, match="no reply"):
+        steps.until(lambda: False)
+    monkeypatch.undo()
+    put(path, b"newer")
+    steps.until(lambda: steps.bucket.saved("node0/run/model.pt") == b"newer")
+    late.arrive()
+    assert steps.bucket.s3.get_object(Bucket=steps.bucket.name, Key=key)["Body"].read() == b"old"
+    assert steps.bucket.saved("node0/run/model.pt") == b"newer"
+
+
+class Late:
+    """A put whose request is still on its way when it has failed."""
+
+    def __init__(self, put: Callable[..., Any]) -> None:
+        self._put, self._asked = put, ()
+
+    def __call__(self, *asked: Any, **more: Any) -> Any:
+        if not asked[1].startswith("node0/run/"):
+            return self._put(*asked, **more)
+        self._asked = asked
+        raise OSError("no reply came")
+
+    def arrive(self) -> None:
+        self._put(*self._asked)

@@ -99,6 +99,12 @@ def parsed(body: bytes) -> Any:
         raise ValueError(str(error)) from error
 
 
+def is_refusal(error: BaseException) -> bool:
+    """Tell whether S3 refused a request, so that it has no effect, also later."""
+    reply = getattr(error, "response", {}).get("ResponseMetadata", {})
+    return 400 <= int(reply.get("HTTPStatusCode", 0)) < 500
+
+
 def signature(secret: str, launch: str, name: str, body: bytes) -> str:
     """Return what shows that a node of a launch wrote a document: others do not know the secret."""
     return hmac.new(secret.encode(), f"{launch}/{name}\n".encode() + body, "sha256").hexdigest()

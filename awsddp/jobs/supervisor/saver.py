@@ -31,7 +31,15 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 from awsddp.jobs.supervisor.checkpoints import MARKS, SUFFIXES, is_whole
 from awsddp.jobs.supervisor.folder import CommandError, JobFolder, write_json
 from awsddp.jobs.supervisor.manifest import EVENTS, OURS, manifest, sample
-from awsddp.jobs.supervisor.objects import AT_ONCE, MOST_PART_BYTES, PART_BYTES, Changed, Place, signature
+from awsddp.jobs.supervisor.objects import (
+    AT_ONCE,
+    MOST_PART_BYTES,
+    PART_BYTES,
+    Changed,
+    Place,
+    is_refusal,
+    signature,
+)
 from awsddp.jobs.supervisor.pages import PageReader, Pages
 from awsddp.jobs.supervisor.requests import Manifest, plain
 from awsddp.jobs.supervisor.shelf import Shelf, folders_above, keys
@@ -142,6 +150,12 @@ class _File:
         self.left[self.version] = time.monotonic()
         self.left.pop(version, None)
         self.version = version
+
+    def leave(self, version: int) -> None:
+        """Use other keys than those of a version whose upload was given up, for what is sent next."""
+        self.moved, self.left[version] = 0, time.monotonic()
+        if not self.parts:
+            self.version = max(self.version, *self.left) + 1
 
     def row(self) -> dict[str, Any]:
         """Return what the node's list says of it."""
@@ -287,9 +301,8 @@ class Saver:
         """Go on from the list that a saver of this launch wrote, where there is one."""
         found = self._signed(f"node{self._node}.json")
         if found is not None:
-            self._generation = int(found["generation"]) + 1
-            self._look = found["look"]
-            for home, row in PageReader().read(self._store, self._at, found["pages"])["files"].items():
+            self._generation, self._look = found["generation"] + 1, found["look"]
+            for home, row in self._listed(found).items():
                 file = self._files[home] = _File()
                 file.parts, file.sample, file.is_torn = row["parts"], row["sample"], "torn" in row
                 file.saved = file.seen = (row["size"], row["modified"], *row["stamp"])
@@ -297,13 +310,18 @@ class Saver:
                 file.version = self._version(home, row["parts"])
                 self._changed.add(home)
         job = self._signed("job.json") if self._is_first else None
-        if job and job["checkpoint"]:
-            named = job["checkpoint"]
-            files = PageReader().read(self._store, self._at, named["pages"])["files"]
-            self._shelf.checkpoint = {"name": named["name"], "modified": named["modified"], "files": files}
+        if job and job["checkpoint"] and (files := self._listed(job["checkpoint"])):
+            self._shelf.checkpoint = {**job["checkpoint"], "files": files}
         self._pages = Pages(f"lists/node{self._node}-{self._generation}")
         self._checkpoint = Pages(f"lists/checkpoint-{self._generation}")
         self._has_list = True
+
+    def _listed(self, document: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the rows that a document lists, none where another writer has replaced a page of it."""
+        try:
+            return PageReader().read(self._store, self._at, document["pages"]).get("files", {})
+        except Changed:
+            return {}
 
     def _version(self, home: str, parts: list[list[Any]]) -> int:
         """Return the version that the keys of a file's parts have."""
@@ -433,9 +451,8 @@ class Saver:
         """Return the keys that the checkpoint of job.json names."""
         if self._is_first:
             return keys(self._published[1]) if self._published else set()
-        found = self._signed("job.json") or {}
-        pages = (found.get("checkpoint") or {}).get("pages", ())
-        return keys(PageReader().read(self._store, self._at, pages))
+        checkpoint = (self._signed("job.json") or {}).get("checkpoint")
+        return keys({"files": self._listed(checkpoint)}) if checkpoint else set()
 
     def _cancel_outdated(self) -> None:
         """Give up the uploads of files that were written to since they began: they would be mixtures.
@@ -447,10 +464,7 @@ class Saver:
             if not one.upload.done() and not _is_same(one.info, os.fstat(one.held)):
                 one.upload.cancel()
                 self._cancelled.append(self._sending.pop(home))
-                file = self._files[home]
-                file.moved, file.left[one.version] = 0, time.monotonic()
-                if not file.parts:
-                    file.version = self._free(home, file)
+                self._files[home].leave(one.version)
         for one in [one for one in self._cancelled if one.upload.done()]:
             self._cancelled.remove(one)
             os.close(one.held)
@@ -462,7 +476,8 @@ class Saver:
             if not one.upload.done():
                 continue
             del self._sending[home]
-            self._files[home].moved = 0
+            file = self._files[home]
+            file.moved = 0
             with os.fdopen(one.held, "rb"):
                 try:
                     self._take_whole(home, one)
@@ -470,7 +485,9 @@ class Saver:
                     continue
                 except Exception as error:
                     failed = error
-                    self._files[home].fails += 1
+                    file.fails += 1
+                    if not is_refusal(error):
+                        file.leave(one.version)  # it may arrive later
         for home, part in list(self._growing.items()):
             if part.future.done():
                 del self._growing[home]
@@ -509,7 +526,7 @@ class Saver:
         if file.inode != line.inode or line.size < file.length:
             self._again(line.home, file)
         file.inode, file.sent_at = line.inode, time.monotonic()
-        is_checked = self._is_over or file.sent_at >= file.check_at
+        is_checked = file.sent_at >= file.check_at or (self._is_over and file.length == line.size)
         key = f"parts/{file.key(line.home, file.version)}"
         future = self._pool.submit(self._send_parts, line, key, file, is_checked)
         self._growing[line.home] = _Growing(future, line, is_checked)
