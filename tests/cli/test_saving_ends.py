@@ -5,7 +5,6 @@ import os
 import signal
 import time
 from pathlib import Path
-from typing import Any
 
 import boto3
 import pytest

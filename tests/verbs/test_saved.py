@@ -26,7 +26,7 @@ from awsddp.jobs.ranks import layout
 from awsddp.jobs.results import encode
 from awsddp.jobs.supervisor.requests import Launch
 from awsddp.known import jobs_of_all
-from awsddp.records import JobNode, JobRecord, Saving
+from awsddp.records import MORE, JobNode, JobRecord, Saving
 from awsddp.results import missing, refuse_another
 from awsddp.saving import abort, signing_secret, wait_until_saved
 from awsddp.search import require_live
@@ -110,7 +110,7 @@ def at_home(world: World) -> list[str]:
         (("terminated", "shutting-down"), True),
     ],
 )
-def test_s3_decides_only_for_a_job_none_of_whose_nodes_runs(
+def test_s3_decides_only_for_results_that_no_node_holds_which_runs(
     owed: World, monkeypatch: pytest.MonkeyPatch, states: tuple[str, str], *, decides: bool
 ) -> None:
     bucket = Bucket(monkeypatch, holds=True)
@@ -121,6 +121,19 @@ def test_s3_decides_only_for_a_job_none_of_whose_nodes_runs(
     owing = ending._owing(cluster, cluster.listed)
     assert bucket.asked == ["j"] * decides
     assert {node.unfetched for node in owing.nodes} == ({()} if decides else {("j",)})
+
+
+def test_logs_and_metrics_of_a_saved_job_come_from_s3_though_its_nodes_were_released_and_run(
+    owed: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bucket = Bucket(monkeypatch, holds=True)
+    owed.tags["i-0"] = []
+    owed.tags["i-1"] = [MORE]
+    ending._owing(owed.handle(), require_live(owed.handle()))
+    assert bucket.asked == [], "what a tag only counts may be this job's"
+    owed.tags["i-1"] = []
+    ending._owing(owed.handle(), require_live(owed.handle()))
+    assert bucket.asked == ["j"]
 
 
 def test_s3_decides_where_aws_lists_the_nodes_of_a_job_no_longer(
