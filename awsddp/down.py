@@ -138,14 +138,16 @@ def _is_held(listed: Listed, job: JobRecord) -> bool:
 
 def _what_ends(cluster: "Cluster", listed: Listed, *, discard: bool) -> str:
     question = [f"Cluster {listed.name}: {machines(cluster, listed)}{_made(listed)} will be terminated."]
-    for job in (one.job for one in jobs_of(cluster, living(cluster.folder))):
+    jobs = [one.job for one in jobs_of(cluster, living(cluster.folder))]
+    for job in jobs:
         if job.state in ACTIVE and is_owed(cluster, listed.unfetched, job):
             waits = job.state == "waiting"
             grace = "" if discard or waits else f" and has {cluster.job_spec.job.grace} to save"
             does = "waits" if waits else "still runs"
             question.append(f"Job {job.job} {does} (as last seen): it is ended{grace}.")
     if listed.unfetched:
-        fate = "are lost" if discard else "are fetched first"
+        saves = any(job.save_to is not None and job.job in listed.unfetched for job in jobs)
+        fate = "are lost" if discard else "are fetched first" + ", unless S3 holds them" * saves
         question.append(f"The results of {', '.join(listed.unfetched)} {fate}.")
     return "\n".join(question)
 

@@ -147,6 +147,14 @@ def test_s3_decides_where_aws_lists_the_nodes_of_a_job_no_longer(
     assert bucket.asked == ["j"]
 
 
+def test_the_question_of_down_says_that_what_s3_holds_is_not_fetched(owed: World) -> None:
+    cluster = owed.handle()
+    listed = require_live(cluster)
+    asked = {discard: ending._what_ends(cluster, listed, discard=discard) for discard in (True, False)}
+    assert asked[False].endswith("The results of j are fetched first, unless S3 holds them.")
+    assert asked[True].endswith("The results of j are lost.")
+
+
 def test_what_the_nodes_say_is_saved_is_fetched_all_the_same_where_s3_does_not_hold_it(
     owed: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
