@@ -398,8 +398,8 @@ CUT = 'Connection was closed before we received a valid response from endpoint U
 @pytest.mark.parametrize(
     ("code", "said", "kind", "endpoint"),
     [
-        ("throttled", "SlowDown", "throttled", False),
-        ("unreachable", CUT, "unavailable", False),
+        ("throttled", "An error occurred (SlowDown) when calling PutObject", "throttled", False),
+        ("throttled", CUT, "unavailable", False),
         ("unreachable", NO_WAY, "unavailable", True),
     ],
 )
