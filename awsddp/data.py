@@ -6,7 +6,7 @@ import importlib.util
 import itertools
 import shutil
 import tempfile
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,14 +18,15 @@ from awsddp.config import with_secrets
 from awsddp.errors import ConfigError, NodeError, NotFoundError
 from awsddp.jobs import protocol
 from awsddp.jobs.files import Checkpoint
+from awsddp.jobs.lists import TRIES, Ref
 from awsddp.jobs.ranks import DATA
-from awsddp.jobs.supervisor.objects import AT_ONCE, FOLDERS, Place, Store
-from awsddp.parallel import each, split
+from awsddp.jobs.supervisor.objects import AT_ONCE, FOLDERS, Changed, Place, Store, Thing
+from awsddp.parallel import NodesFailed, each, split
 from awsddp.plan.records import Data
 from awsddp.plan.saving import no_bucket
 from awsddp.records import Amount, Target, Text
 from awsddp.report import Event, amount, node_name, size_text
-from awsddp.saved import SavedCheckpoint, store_at
+from awsddp.saved import SavedCheckpoint, opened, store_at
 from awsddp.spec import JobSpec
 from awsddp.values import Source, data_sources, s3_place
 
@@ -41,6 +42,9 @@ _PACKAGES = ("botocore", "s3transfer", "jmespath", "dateutil", "six", "urllib3")
 _MODELS = ("s3", "sts", "endpoints.json", "partitions.json", "sdk-default-configuration.json", "_retry.json")
 """Which models of AWS's services go with it."""
 BUNDLE = "boto3"
+_PAGE_BYTES = 1 << 20
+"""How long a page of what a bucket has of a folder is, about."""
+_Row = tuple[int, int, int, int, str]
 _LISTS = 20
 """How often, about, it is written down while a folder goes to a bucket what of it is there."""
 _SILENT_S = 120.0
@@ -54,6 +58,7 @@ class _Said(msgspec.Struct, frozen=True):
     copied: Amount = 0
     bytes: Amount = 0
     lacks: bool = False
+    changed: bool = False
     failed: Text = ""
     why: Text = ""
     next: Text = ""
@@ -153,54 +158,129 @@ def bring(cluster: "Cluster", nodes: Collection[int], spec: JobSpec) -> None:
 def _by_bucket(cluster: "Cluster", name: str, files: "Listing", above: Place) -> Source:
     """Have a bucket hold a folder of this machine's, and return what its nodes copy it from.
 
-    What is there already does not travel: beside the objects lies a list of their files here, with size and
-    time. Raises CloudError, ConfigError.
+    What is there already does not travel. Raises CloudError, ConfigError, OSError.
     """
     from awsddp.aws.session import session_name
 
     owner = hashlib.sha256(f"{session_name()}:{files.root}".encode()).hexdigest()[:16]
-    beside = above.below(f"{FOLDERS}/{owner}")
-    where, stamp = beside.below(name), f"{name}.json"
-    wanted = {one.path: [one.size, one.mtime_ns] for one in files.entries if one.kind == "f"}
+    above = above.below(f"{FOLDERS}/{owner}")
+    where = above.below(name)
+    wanted = {one.path: _stamp(Path(files.root, one.path)) for one in files.entries if one.kind == "f"}
     with store_at(cluster.target, where) as store:
-        there = {one.key.removeprefix(f"{where.prefix}/"): one.size for one in store.list(where)}
-        told: dict[str, list[int]] = {}
-        with contextlib.suppress(ValueError, msgspec.ValidationError):  # what no awsddp wrote tells nothing
-            told = msgspec.convert(store.read(beside, stamp) or {}, dict[str, list[int]])
-        held = {
-            path: one for path, one in told.items() if wanted.get(path) == one and there.get(path) == one[0]
-        }
-        missing = {path: Path(files.root, path) for path in wanted if path not in held}
-        size, sent = sum(wanted[path][0] for path in missing), 0
+        there = {one.key.removeprefix(f"{where.prefix}/"): (one.size, one.etag) for one in store.list(where)}
+        sent = _Sent(store, above, name)
+        sent.read(lambda path, row: row[:4] == wanted.get(path) and (row[0], row[4]) == there.get(path))
+        missing = {path: Path(files.root, path) for path in wanted if path not in sent.rows}
+        size, done = sum(wanted[path][0] for path in missing), 0
 
         def on_bytes(count: int) -> None:
-            nonlocal sent
-            sent += count
+            nonlocal done
+            done += count
             text = f"sending {size_text(size)} of data to {where}"
-            cluster.on_event(Event(text, who="", fraction=min(1.0, max(sent, 0) / size), size=size))
+            cluster.on_event(Event(text, who="", fraction=min(1.0, max(done, 0) / size), size=size))
 
-        if held != told:
-            store.write(beside, stamp, held)
-        for path in there.keys() - wanted.keys():
+        def delete(path: str) -> None:
             store.client.delete_object(Bucket=where.bucket, Key=where.key(path))
+
+        sent.write()
+        for _ in store.each(delete, there.keys() - wanted.keys()):
+            pass
         names, count = iter(missing), max(AT_ONCE, len(missing) // _LISTS)
         while batch := list(itertools.islice(names, count)):
-            store.send({path: missing[path] for path in batch}, where, on_bytes)
-            held |= {path: wanted[path] for path in batch}
-            store.write(beside, stamp, held)
+            etags = store.send({path: missing[path] for path in batch}, where, on_bytes)
+            sent.rows |= {path: (*wanted[path], etags[path]) for path in batch}
+            sent.write()
     return Source(name, "s3", where.bucket, where.prefix)
 
 
+def _stamp(path: Path) -> tuple[int, int, int, int]:
+    """Return what of a file changes with what it holds: its size, times and inode. Raises OSError."""
+    info = path.stat()
+    return info.st_size, info.st_mtime_ns, info.st_ctime_ns, info.st_ino
+
+
+class _Sent:
+    """Which files of a folder a bucket has: `rows` hold the stamp of each and its ETag there, by path.
+
+    They lie in pages, ABOVE/.NAME/0 and so on, which ABOVE/NAME.json lists.
+    """
+
+    def __init__(self, store: Store, above: Place, name: str) -> None:
+        self._store, self._above, self._name = store, above, name
+        self._pages: dict[bytes, Ref] = {}
+        self.rows: dict[str, _Row] = {}
+
+    def read(self, holds: Callable[[str, _Row], bool]) -> None:
+        """Take in what is written down there and `holds`; what no awsddp wrote tells nothing."""
+        wrong = ValueError, RecursionError, msgspec.ValidationError, Changed
+        with contextlib.suppress(*wrong):
+            document = self._store.document(self._above, f"{self._name}.json")
+            for ref in msgspec.convert(document.parse(), tuple[Ref, ...]) if document else ():
+                with contextlib.suppress(*wrong):
+                    body = self._store.content(self._above, Thing(*ref))
+                    page = msgspec.json.decode(body, type=dict[str, _Row])
+                    self.rows |= {path: row for path, row in page.items() if holds(path, row)}
+                    self._pages[body] = ref
+
+    def write(self) -> None:
+        """Write down what is known, as far as it is not written. Raises ClientError."""
+        pages: dict[bytes, Ref] = {}
+        for number, rows in enumerate(_split(self.rows)):
+            body, key = msgspec.json.encode(rows), f".{self._name}/{number}"
+            known = self._pages.get(body)
+            if known is None or known.key != key:
+                known = Ref(key, len(body), self._store.put(self._above, key, body))
+            pages[body] = known
+        if pages != self._pages:
+            self._store.write(self._above, f"{self._name}.json", list(pages.values()))
+        self._pages = pages
+
+
+def _split(rows: Mapping[str, _Row]) -> Iterator[dict[str, _Row]]:
+    """Yield rows of at most about _PAGE_BYTES as JSON, in their order."""
+    page: dict[str, _Row] = {}
+    size = 0
+    for path, row in rows.items():
+        page[path] = row
+        size += 6 * len(path) + 150  # at most
+        if size > _PAGE_BYTES:
+            yield page
+            page, size = {}, 0
+    yield page
+
+
 def bring_checkpoint(cluster: "Cluster", checkpoint: Checkpoint, nodes: Collection[int]) -> None:
-    """Send a checkpoint to nodes of a job, or have them bring it from S3. Raises NodesFailed."""
+    """Send a checkpoint to nodes of a job, or have them bring it from S3. Raises NodesFailed, ConfigError."""
     from awsddp.nodes.sync import files_to_send, push
 
     if isinstance(checkpoint, SavedCheckpoint):
-        message = {"place": checkpoint.place, "files": checkpoint.files}
-        _ask(cluster, nodes, message, f"awsddp/{checkpoint.folder}")
+        _bring_saved(cluster, checkpoint, nodes)
         return
     with checkpoint.staged() as staged:
         push(files_to_send(staged), cluster.fleet, folder=checkpoint.folder, nodes=nodes)
+
+
+def _bring_saved(cluster: "Cluster", checkpoint: SavedCheckpoint, nodes: Collection[int]) -> None:
+    """Have nodes bring a checkpoint from S3; where a job that runs replaces it meanwhile, the new one.
+
+    Raises NodesFailed, ConfigError where another one is the newest by now: the ranks get this one's name.
+    """
+    folder, where = f"awsddp/{checkpoint.folder}", str(checkpoint.place)
+    for attempt in range(1 + TRIES):
+        try:
+            _ask(cluster, nodes, {"place": checkpoint.place, "files": checkpoint.files}, folder)
+            return
+        except NodesFailed as failed:
+            changed = any(getattr(one, "layer", "") == "changed" for one in failed.failures.values())
+            if not changed or attempt == TRIES:
+                raise
+        with opened(cluster, where) as saved:
+            newest = saved.checkpoint()
+        if newest.name != checkpoint.name:
+            why = f"{newest.parts[0]} is the newest one now"
+            again = "awsddp train   # again: it takes that one"
+            raise ConfigError(f"{checkpoint.parts[0]} was replaced while it was brought", why, again)
+        checkpoint = newest
 
 
 def send_packages(cluster: "Cluster", nodes: Collection[int]) -> None:
@@ -220,7 +300,7 @@ def _files(source: Source) -> "Listing":
 def _ask(cluster: "Cluster", nodes: Collection[int], message: Mapping[str, Any], folder: str) -> None:
     """Have nodes copy to a folder in their home folder, with what that needs. Raises NodesFailed."""
     from awsddp.nodes.environments import answers
-    from awsddp.nodes.failures import NodeFailure
+    from awsddp.nodes.failures import Layer, NodeFailure
 
     place = {"region": cluster.aws.region, "endpoint": cluster.target.node_s3}
 
@@ -241,7 +321,8 @@ def _ask(cluster: "Cluster", nodes: Collection[int], message: Mapping[str, Any],
         told |= copy(lacking)
     for node, one in told.items():
         if isinstance(one, _Said) and one.failed:
-            told[node] = NodeFailure(node, "files", one.failed, one.why, one.next)
+            layer: Layer = "changed" if one.changed else "files"
+            told[node] = NodeFailure(node, layer, one.failed, one.why, one.next)
     for node, said in split(told).items():
         if "place" in message or any(one["kind"] != "folder" for one in message["sources"]):
             text = f"data: {amount(int(said.copied), int(said.bytes))} copied"

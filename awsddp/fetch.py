@@ -14,11 +14,10 @@ from msgspec import structs
 
 from awsddp.answers import Manifest, ResultFile
 from awsddp.errors import NodeError, NotFoundError
-from awsddp.jobs.files import exclude_patterns, name_at_home, over_limit
+from awsddp.jobs.files import begins, exclude_patterns, name_at_home, over_limit
 from awsddp.jobs.protocol import answers_of
 from awsddp.jobs.results import encode
 from awsddp.jobs.supervisor import requests
-from awsddp.jobs.supervisor.manifest import sample
 from awsddp.known import find_job, full_name, jobs_of, note_fetched, told_job
 from awsddp.parallel import soon, split
 from awsddp.reach import NoNodes, connect_reachable, in_order
@@ -26,7 +25,7 @@ from awsddp.records import ACTIVE, MORE, JobRecord
 from awsddp.report import Event, amount, node_name, size_text
 from awsddp.results import draw_loss, older_jobs, refuse_another, still_missing, whole_at_home
 from awsddp.returns import FetchDocument, NodeFiles
-from awsddp.saved import brought, in_bucket, is_saved
+from awsddp.saved import Changing, brought, in_bucket, is_saved
 from awsddp.saving import abort, wait_until_saved
 from awsddp.state import TAGS_S, living
 from awsddp.values import size_of
@@ -59,13 +58,11 @@ def fetch(
     Results that are here already need no node, unless `anew`. Nodes that stopped with results are started
     by `start` (it raises to refuse); the document then has `started`; but what is all in S3, or has no node
     any more, comes from there. If a part is missing the rest is
-    fetched, and NodeError is raised with the document as its `result`. Raises NotFoundError for an unknown
-    job, NoNodes.
+    fetched, and NodeError, of S3 Changing, is raised with the document as its `result`. Raises NotFoundError
+    for an unknown job, NoNodes.
     """
     if is_saved(job):
-        found, fetched = brought(cluster, job, whole=True)
-        draw_loss(cluster.results / found.job)
-        return _document(cluster, fetched, found.job)
+        return _fetch_saved(cluster, job)
     job = full_name(cluster, job)
     try:
         return _fetch(cluster, job, anew)
@@ -82,6 +79,17 @@ def fetch(
             raise
     start()
     return structs.replace(_fetch(cluster, job, anew), started=True)
+
+
+def _fetch_saved(cluster: "Cluster", uri: str) -> FetchDocument:
+    try:
+        found, fetched = brought(cluster, uri, whole=True)
+    except Changing as error:
+        draw_loss(cluster.results / error.job.job)
+        error.result = _document(cluster, error.fetched, error.job.job)
+        raise
+    draw_loss(cluster.results / found.job)
+    return _document(cluster, fetched, found.job)
 
 
 def _fetch(cluster: "Cluster", job: str | None, anew: bool) -> FetchDocument:
@@ -166,7 +174,8 @@ def _bring(
         folder,
         transfer=by_rsync(cluster.folder.ssh_config),
         look=look,
-        grown=_begins if job.state in ACTIVE else None,
+        begins=begins,
+        grown=job.state in ACTIVE,
         also=job_json,
         on_event=cluster.on_event,
     )
@@ -321,11 +330,6 @@ def _within_limit(
     )
     selected.owed += [Owed(one.node, one.path, one.size, why, remedy) for one in reversed(excess)]
     return [one for one in files if one.home not in left_out]
-
-
-def _begins(path: Path, one: ResultFile) -> bool:
-    """Tell whether a file begins, in all likelihood, with what a node described. Raises OSError."""
-    return sample(path, one.size) == one.sample
 
 
 def _take(job: JobRecord, files: list[ResultFile], selected: Selected) -> None:

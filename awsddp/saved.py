@@ -1,33 +1,37 @@
 """A job that was saved to S3 (--save-to), by s3://bucket/prefix/JOB: brought here without its nodes.
 
 What is there was written by nodes, which are not trusted: their names are checked as if they had answered.
+A file comes as its list names it. Where it is another one by now, the list is read again.
 """
 
 import contextlib
 import hashlib
+import hmac
 import os
 import posixpath
-import shlex
-import tempfile
+import re
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import CancelledError
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeGuard, TypeVar
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import msgspec
 
-from awsddp.answers import Manifest, NodeJob, ResultFile, check_job, check_manifest, converted
-from awsddp.errors import AwsddpError, ConfigError, NodeError, NotFoundError
-from awsddp.jobs.files import Checkpoint, name_at_home
+from awsddp.answers import Manifest, ResultFile, check_manifest
+from awsddp.errors import AwsddpError, ConfigError, NotFoundError
+from awsddp.jobs.files import Checkpoint, begins, name_at_home
+from awsddp.jobs.lists import TRIES, Listed, Lists, Part, Row, typed
 from awsddp.jobs.results import encode, job_document
 from awsddp.jobs.supervisor.folder import NAME
-from awsddp.jobs.supervisor.objects import AT_ONCE, Place, Store, Thing, join
+from awsddp.jobs.supervisor.objects import AT_ONCE, Changed, Place, Store
 from awsddp.jobs.supervisor.stacks import DUMP
 from awsddp.parallel import each
-from awsddp.records import ACTIVE, JobRecord, NodeNumber, Target, Text
+from awsddp.records import ACTIVE, JobRecord, Target
+from awsddp.report import node_name
 from awsddp.results import is_fetched, refuse_another
 from awsddp.returns import NodeFiles
 from awsddp.search import target_for
@@ -39,37 +43,35 @@ if TYPE_CHECKING:
 
 _READ_AT_ONCE = ("logs/", ".awsddp/")
 _METRICS = ("/run/metrics.jsonl", f"/run/{DUMP}")
-_Size = Annotated[int, msgspec.Meta(ge=0, lt=1 << 60)]
-_Of = TypeVar("_Of")
+_OF_A_JOB = re.compile(r"parts|lists|node\d+")
+"""The folders that a job has at its place."""
+_NAMED = 10
+"""How many files, nodes or jobs are named one by one."""
+_STEPS = 200
+"""How often progress is reported."""
 
 
-class _File(msgspec.Struct, frozen=True):
-    size: _Size
-    modified: Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
-    parts: tuple[tuple[str, _Size], ...]
+class Changing(AwsddpError, exit_code=1, kind="changing", retryable=True):
+    """Files that were other ones each time that they were read. All else has come: `fetched`, of `job`."""
+
+    def __init__(
+        self, where: Place, homes: Sequence[str], job: JobRecord, fetched: Mapping[int, NodeFiles]
+    ) -> None:
+        super().__init__(
+            f"changing faster than it can be read: {_few(homes)}",
+            f"their lists at {where} were read {TRIES} more times; all else is here",
+            f"awsddp fetch {typed(where)}   # again, once the job writes less",
+        )
+        self.job, self.fetched = job, fetched
 
 
-class _Node(msgspec.Struct, frozen=True):
-    """What nodeK.json says (supervisor/shelf.py)."""
+@dataclass(frozen=True)
+class _Node:
+    """What a node lists, and by path what each of its files consists of."""
 
-    files: dict[str, _File] = {}
-    links: dict[str, str] = {}
-    ended: bool = False
-    error: Text = ""
-
-
-class _Checkpoint(msgspec.Struct, frozen=True):
-    name: Text
-    files: tuple[tuple[NodeNumber, str, int, tuple[tuple[str, _Size], ...]], ...]
-
-
-class _Job(msgspec.Struct, frozen=True):
-    """What job.json says; no `document` before the ranks ran. `state` is "running" until all is saved."""
-
-    state: Text = "running"
-    nodes: tuple[NodeNumber, ...] = ()
-    document: NodeJob | None = None
-    checkpoint: _Checkpoint | None = None
+    listed: Listed
+    manifest: Manifest
+    rows: Mapping[str, Row]
 
 
 class Saved:
@@ -79,162 +81,215 @@ class Saved:
 
     def __init__(self, cluster: "Cluster", store: Store, where: Place) -> None:
         self._cluster, self._store, self.where = cluster, store, where
-        index = self._read("job.json", _Job)
+        self._lists = Lists(store, where, secret=_secret(cluster, where))
+        index = self._lists.index()
         if index is None or index.document is None:
-            what = "no job" if index is None else "its ranks have not started: no results of the job"
-            above, names = self._around()
-            why, look = "", f"aws s3 ls {_typed(above)}/   # what is there"
-            if names:
-                why = f"{above}/ has {', '.join(names[-10:])}"
-                look = f"awsddp jobs {_typed(above.below(names[-1]))}"
-            raise NotFoundError(f"{what} at {where}", why, look)
-        self._index, told = index, index.document
+            raise self._nothing(is_job=index is not None)
+        self._index, document = index, index.document
         self.is_over = index.state not in ACTIVE
-        with self._checked("job.json"):
-            check_job(told, told.node, posixpath.basename(where.prefix))
-        self.job = replace(
-            job_document({told.node: told}, results=cluster.job_spec.job.results), save_to=str(_above(where))
-        )
-        self._nodes = {node: self._read(f"node{node}.json", _Node) or _Node() for node in index.nodes}
+        made = job_document({document.node: document}, results=cluster.job_spec.job.results)
+        self.job = replace(made, save_to=str(_above(where)))
+        self._nodes = dict(zip(index.nodes, each(self._read, index.nodes, at_most=AT_ONCE), strict=True))
+        self._came: dict[tuple[int, str], ResultFile] = {}
+        self._reading = threading.Lock()
 
     @property
     def lacking(self) -> tuple[int, ...]:
         """The nodes whose results are not all there."""
-        return tuple(node for node, one in self._nodes.items() if not one.ended or one.error)
+        return tuple(sorted(node for node, one in self._nodes.items() if not one.listed.is_all))
 
-    def _around(self) -> tuple[Place, list[str]]:
-        """Return the place itself, or else that above it, and what may be the jobs there."""
-        names: list[str] = []
-        for above in (self.where, _above(self.where)):
-            with contextlib.suppress(self._store.client.exceptions.ClientError):
-                found = islice(self._store.folders(above), 1000)
-                if names := [one for one in found if NAME.fullmatch(one)]:
-                    break
-        return above, names
+    def why_not_all(self, job: JobRecord) -> str:
+        """Return why this place does not hold all results of a job that this machine knows, "" where it does.
 
-    def _read(self, name: str, kind: type[_Of]) -> _Of | None:
-        with self._checked(name):
-            found = self._store.read(self.where, name)
-            return None if found is None else converted(found, kind, paths=True)
-
-    @contextlib.contextmanager
-    def _checked(self, name: str) -> Iterator[None]:
-        """Raise NodeError for what is wrong with an object that a node writes, or with what it lists."""
-        try:
-            yield
-        except (ValueError, RecursionError, OverflowError, EOFError, msgspec.ValidationError) as error:
-            at, why = self.where.below(name), str(error)[:2000]
-            look = f"aws s3 cp {_typed(at)} -   # what it says: others than the nodes may write there"
-            raise NodeError(f"{at} is not as a node writes it", why, look) from error
-
-    def bring(self, *, whole: bool) -> dict[int, NodeFiles]:
-        """Bring the results into the folder of the job, `whole` or the logs and metrics alone.
-
-        What is there as it should be does not travel; where all was there it is all again. Raises
-        ConfigError, NodeError.
+        What the lists name must be in the bucket, as they name it.
         """
-        from awsddp.nodes.results import pull
+        if not job.nodes or set(self.job.nodes) != set(job.nodes):
+            return "what is there is of other nodes"
+        if not self.is_over:
+            return "it is not over there"
+        if self.lacking:
+            return f"{_few([node_name(node) for node in self.lacking])} did not save all"
+        parts = (part for node in self._nodes.values() for row in node.rows.values() for part in row.parts)
+        needed = {(self.where.key(part.key), part.size, part.etag) for part in parts}
+        for thing in self._store.list(self.where):
+            needed.discard((thing.key, thing.size, thing.etag))
+        absent = [ascii(key) for key, *_ in sorted(needed)]
+        return f"not there as it is listed: {_few(absent)}" if absent else ""
 
-        job = self.job
-        refuse_another(self._cluster, job)
-        if whole:
-            self._store.abort(_above(self.where), over=())
-        whole = whole or is_fetched(self._cluster.results / job.job, job)
-        files = name_at_home({node: self._manifest(node) for node in self._nodes})
-        wanted: dict[int, list[ResultFile]] = {node: [] for node in self._nodes}
-        for one in files:
-            if whole or one.home.startswith(_READ_AT_ONCE) or one.home.endswith(_METRICS):
-                wanted[one.node].append(one)
-        missing = self.lacking if whole else tuple(self._nodes)
-        listed = {(one.node, one.path): one for one in files}
-        return pull(
-            wanted,
-            self._cluster.results / job.job,
-            look=lambda _: listed,
-            also=lambda _: {"job.json": encode(replace(job, missing=missing))},
-            transfer=self._transfer,
-            on_event=self._cluster.on_event,
-        )
+    def _nothing(self, *, is_job: bool) -> NotFoundError:
+        """Return the error for a place without results, which names other jobs around it."""
+        what = "no results of the job yet" if is_job else "no job"
+        around, names = self._around(is_job=is_job)
+        why, look = "", f"aws s3 ls {typed(around)}/   # what is there"
+        if names:
+            why = f"{around}/ has {', '.join(names[-_NAMED:])}"
+            look = f"awsddp jobs {typed(around.below(names[-1]))}"
+        return NotFoundError(f"{what} at {self.where}", why, look)
 
-    def _manifest(self, node: int) -> Manifest:
-        """Return what a node saved, as it would list it itself. Raises NodeError for what it may not."""
-        found = self._nodes[node]
-        with self._checked(f"node{node}.json"):
-            lines = []
-            for home, one in found.files.items():
-                sample = hashlib.sha256(f"{node}/{one.parts}".encode()).hexdigest()
-                lines.append(_line(home, one.size, one.parts, modified=one.modified, sample=sample))
+    def _around(self, *, is_job: bool) -> tuple[Place, list[str]]:
+        """Return the place itself, or else that above it, and what may be other jobs there."""
+        above, own = _above(self.where), posixpath.basename(self.where.prefix)
+        for around in (above,) if is_job else (self.where, above):
+            with contextlib.suppress(self._store.client.exceptions.ClientError):
+                found = islice(self._store.folders(around), 1000)
+                names = [one for one in found if NAME.fullmatch(one) and not _OF_A_JOB.fullmatch(one)]
+                if names := [one for one in names if around != above or one != own]:
+                    return around, names
+        return above, []
+
+    def _read(self, node: int, before: Listed | None = None) -> _Node:
+        """Read what a node lists, with names as it would list them itself. Raises NodeError."""
+        found = self._lists.node(node, launch=self._index.launch, before=before)
+        with self._lists.checked(f"node{node}.json"):
+            lines = [
+                _line(home, size=row.size, modified=row.modified, sample=row.sample)
+                for home, row in found.files.items()
+            ]
             lines += [_line(home, target=target) for home, target in found.links.items()]
-            return self._listed(node, lines)
+            manifest = self._manifest(node, lines)
+        return _Node(found, manifest, {_path(home): row for home, row in found.files.items()})
 
-    def _listed(self, node: int, lines: Sequence[Mapping[str, Any]]) -> Manifest:
+    def _manifest(self, node: int, lines: Sequence[Mapping[str, Any]]) -> Manifest:
         """Return what a node lists. Raises ValueError, ValidationError for what it may not."""
         made = msgspec.convert({"files": lines, "skipped": []}, Manifest)
         check_manifest(made, node, [one.rank for one in self.job.ranks if one.node == node])
         return made
 
+    def bring(self, *, whole: bool) -> dict[int, NodeFiles]:
+        """Bring the results into the folder of the job, `whole` or the logs and metrics alone.
+
+        What is there as it should be does not travel; where all was there it is all again, and what lies
+        there stays. Raises ConfigError, NodeError, and Changing once all else has come.
+        """
+        from awsddp.nodes.results import pull
+
+        job, folder = self.job, self._cluster.results / self.job.job
+        refuse_another(self._cluster, job, strict=True)
+        if whole:
+            self._store.abort(_above(self.where), over=())
+        is_here, unread = is_fetched(folder, job), list[ResultFile]()
+
+        def last(changed: Sequence[ResultFile]) -> Mapping[str, bytes]:
+            unread.extend(one for one in changed if one.path in self._nodes[one.node].rows)
+            lacking = () if is_here else self.lacking if whole else self._nodes
+            missing = tuple(sorted({*lacking, *(one.node for one in unread)}))
+            return {} if is_here and not missing else {"job.json": encode(replace(job, missing=missing))}
+
+        came = pull(
+            self._wanted(folder, whole=whole, is_here=is_here),
+            folder,
+            look=self._look,
+            begins=begins,
+            also=last,
+            transfer=self._transfer,
+            on_event=self._cluster.on_event,
+        )
+        if empty := [node_name(node) for node, one in self._nodes.items() if not one.manifest.files]:
+            self._cluster.say(f"no files of {_few(empty)} at {self.where}")
+        fetched = {node: came.get(node, NodeFiles(node=node, files=0, bytes=0)) for node in self._nodes}
+        if unread:
+            raise Changing(self.where, [one.home for one in unread], job, fetched)
+        return fetched
+
+    def _wanted(self, folder: Path, *, whole: bool, is_here: bool) -> dict[int, list[ResultFile]]:
+        wanted: dict[int, list[ResultFile]] = {}
+        for one in name_at_home({node: found.manifest for node, found in self._nodes.items()}):
+            stays = is_here and os.path.lexists(folder / one.home)
+            is_read = one.home.startswith(_READ_AT_ONCE) or one.home.endswith(_METRICS)
+            if not stays and (whole or is_here or is_read):
+                wanted.setdefault(one.node, []).append(one)
+        return wanted
+
+    def _look(self, _: Collection[int]) -> dict[tuple[int, str], ResultFile]:
+        """Return the files as they are listed now, and what has come as it was when it came."""
+        listed = {
+            (node, one.path): one for node, found in self._nodes.items() for one in found.manifest.files
+        }
+        return listed | self._came
+
     def _transfer(
         self, files: Sequence[ResultFile], folder: Path, progress: "Progress", stop: threading.Event
     ) -> None:
-        """Download files of a node to their paths below a folder, several at once: their parts, cut to size
-        and joined. What an earlier call has brought there is not brought again.
+        """Download files of a node to their paths below a folder, several at once.
 
-        Raises NodeError for a part that is not as it was listed, ClientError.
+        What an earlier call has brought there is not brought again. Raises ClientError.
         """
         from awsddp.nodes.results import is_here
 
-        done = 0
+        done = shown = 0
 
         def on_bytes(count: int) -> None:
-            nonlocal done
-            progress.report(done := done + count)
-
-        missing = [one for one in files if not is_here(folder / one.path[1:], one)]
-        for at in range(0, len(missing), AT_ONCE):
+            nonlocal done, shown
             if stop.is_set():
-                return
-            each(partial(self._bring, folder, on_bytes), missing[at : at + AT_ONCE])
+                raise CancelledError
+            done += count
+            if abs(done - shown) > progress.size / _STEPS:
+                progress.report(shown := done)
 
-    def _bring(self, folder: Path, on_bytes: Callable[[int], None], one: ResultFile) -> None:
-        path, parts = folder / one.path[1:], self._nodes[one.node].files[one.path[1:]].parts
-        things = {str(at): Thing(self.where.key(key), size, "") for at, (key, size) in enumerate(parts)}
-        with tempfile.TemporaryDirectory(dir=folder) as made:
+        missing = [one for one in files if not is_here(folder / one.path[1:], one, begins)]
+        for _ in self._store.each(partial(self._download, folder, on_bytes), missing):
+            pass
+
+    def _download(self, folder: Path, on_bytes: Callable[[int], None], one: ResultFile) -> None:
+        """Download a file as its list names it, or as the list that is read again does. Then it has its time.
+
+        What is not listed any more, or changes too often, is left.
+        """
+        path = folder / one.path[1:]
+        for attempt in range(1 + TRIES):
+            row = self._nodes[one.node].rows.get(one.path)
+            if row is None:
+                return
             try:
-                self._store.bring(self.where, things, Path(made), on_bytes)
-            except self._store.client.exceptions.ClientError as error:
-                if error.response["ResponseMetadata"]["HTTPStatusCode"] != 404:
-                    raise
-                why, again = "a job that runs replaces files", f"awsddp fetch {_typed(self.where)}   # again"
-                raise NodeError(f"{one.home} is no longer at {self.where}", why, again) from error
-            with self._checked(f"node{one.node}.json"):
-                join([(Path(made, at), thing.size) for at, thing in things.items()], path)
-        os.utime(path, ns=(one.modified, one.modified))
+                self._store.download(self.where.bucket, row.things(self.where), path, on_bytes)
+            except Changed:
+                if attempt < TRIES:
+                    self._read_again(one, row)
+                continue
+            os.utime(path, ns=(row.modified, row.modified))
+            as_it_came = msgspec.structs.replace(one, size=row.size, modified=row.modified, sample=None)
+            self._came[one.node, one.path] = as_it_came
+            return
+
+    def _read_again(self, one: ResultFile, row: Row) -> None:
+        """Read a node's list again, unless that of this row has been replaced meanwhile."""
+        with self._reading:
+            if self._nodes[one.node].rows.get(one.path) is row:
+                self._nodes[one.node] = self._read(one.node, self._nodes[one.node].listed)
 
     def checkpoint(self) -> "SavedCheckpoint":
-        """Return the newest checkpoint that is whole. Raises ConfigError where there is none."""
-        found = self._index.checkpoint
-        if found is None or not found.files:
-            raise ConfigError(
-                f"no checkpoint at {self.where}", "none was whole", f"awsddp logs {_typed(self.where)}"
-            )
-        files: dict[str, list[list[Any]]] = {}
-        with self._checked("job.json"):
-            for node, home, size, parts in found.files:
-                top = f"node{node}/{found.name}"
-                if not f"{home}/".startswith(f"{top}/"):
-                    raise ValueError(f"{home!r} is no part of {found.name!r}")
-                self._listed(node, [_line(home, size, parts)])
-                files[posixpath.basename(found.name) + home[len(top) :]] = [list(one) for one in parts]
-        where = Path(f"{self.where}/{found.name}")
+        """Return the newest checkpoint that is whole. Raises ConfigError where there is none, NodeError."""
+        index = self._index
+        for _ in range(1 + TRIES):
+            with contextlib.suppress(Changed):
+                return self._checkpoint(self._lists.checkpoint(index))
+            index = self._lists.index() or index
+        raise self._lists.changing("job.json")
+
+    def _checkpoint(self, found: tuple[str, Mapping[str, Row]] | None) -> "SavedCheckpoint":
+        name, rows = found or ("", {})
+        if not rows:
+            look = f"awsddp logs {typed(self.where)}"
+            raise ConfigError(f"no checkpoint at {self.where}", "none was whole", look)
+        files: dict[str, tuple[Part, ...]] = {}
+        with self._lists.checked("job.json"):
+            for home, row in rows.items():
+                node = next((one for one in self._nodes if home.startswith(f"node{one}/")), None)
+                top = f"node{node}/{name}"
+                if node is None or not f"{home}/".startswith(f"{top}/"):
+                    raise ValueError(f"{home!r} is no part of {name!r}")
+                self._manifest(node, [_line(home, size=row.size)])
+                files[posixpath.basename(name) + home[len(top) :]] = row.parts
+        where = Path(f"{self.where}/{name}")
         return SavedCheckpoint(job=self.job.job, parts=(where,), place=self.where, files=files)
 
 
 @dataclass(frozen=True, kw_only=True)
 class SavedCheckpoint(Checkpoint):
-    """A checkpoint in S3: for each of its files the keys below `place`, and their sizes (bytes)."""
+    """A checkpoint in S3: for each of its files its parts, with their keys below `place`."""
 
     place: Place
-    files: Mapping[str, Sequence[Sequence[Any]]]
+    files: Mapping[str, Sequence[Part]]
 
 
 def is_saved(text: str | None) -> TypeGuard[str]:
@@ -273,40 +328,71 @@ def brought(cluster: "Cluster", uri: str, *, whole: bool = False) -> tuple[JobRe
     """Bring a job's record, logs and metrics into its folder here, `whole` all its results; return the job,
     and what came.
 
-    Raises as `opened`, and ConfigError where the folder is another job's.
+    Raises as `opened`, ConfigError where the folder is another job's, and with `whole` Changing.
     """
     with opened(cluster, uri) as saved:
         if saved.job.state in ACTIVE:
             cluster.say(f"job {saved.job.job} was {saved.job.state} when it was last saved")
-        return saved.job, saved.bring(whole=whole)
+        try:
+            return saved.job, saved.bring(whole=whole)
+        except Changing as error:
+            if whole:
+                raise
+            cluster.say(error.message)
+            return saved.job, dict(error.fetched)
 
 
 def in_bucket(cluster: "Cluster", job: JobRecord) -> bool:
-    """Tell whether all results of a job are in S3, by what this machine reads there; then its record, logs
-    and metrics come here.
+    """Tell whether all results of a job are in S3, by what this machine reads there, and say why not.
+
+    Where they are its record, logs and metrics come here.
     """
     if job.save_to is None:
         return False
+    where = f"{job.save_to}/{job.job}"
     try:
-        with opened(cluster, f"{job.save_to}/{job.job}") as saved:
-            is_whole = saved.job.nodes == job.nodes and saved.is_over and not saved.lacking
-            if is_whole:
+        with opened(cluster, where) as saved:
+            why = saved.why_not_all(job)
+            if not why:
                 saved.bring(whole=False)
-            return is_whole
     except AwsddpError as error:
-        cluster.say(error.summary)
-        return False
+        why = error.summary
+    if why:
+        cluster.say(f"not all results of {job.job} are in {where}: {why}")
+    return not why
 
 
-def _line(home: str, size: int = 0, parts: Iterable[tuple[str, int]] = (), **more: object) -> dict[str, Any]:
-    """Return how a file is listed. Raises ValueError where its parts are not as long as it is."""
-    if size != (length := sum(size for _, size in parts)):
-        raise ValueError(f"{home!r} has {size:,} bytes, its parts have {length:,}")
-    return {"path": f"/{home}", "home": home, "size": size, **more}
+def signing_secret(cluster: "Cluster", job: str) -> str:
+    """Return the key with which the nodes of a job sign what they list in S3. Raises OSError.
+
+    Who has the cluster's key derives it; others who may write below the prefix do not know it.
+    """
+    return hmac.new(cluster.folder.key.read_bytes(), f"saving {job}".encode(), hashlib.sha256).hexdigest()
 
 
-def _typed(where: Place) -> str:
-    return shlex.quote(str(where))
+def _secret(cluster: "Cluster", where: Place) -> str | None:
+    """Return the key of a job that this machine has started and saves to this place, None of others."""
+    record = cluster.folder.read()
+    for job in record.jobs if record is not None else ():
+        is_there = job.save_to is not None and Place(*s3_place(job.save_to)).below(job.job) == where
+        if is_there and cluster.folder.key.exists():
+            return signing_secret(cluster, job.job)
+    return None
+
+
+def _line(home: str, **more: object) -> dict[str, object]:
+    """Return how a result is listed."""
+    return {"path": _path(home), "home": home, "size": 0, **more}
+
+
+def _path(home: str) -> str:
+    """Return where a result is staged: the names of a list may be those of files and folders, too."""
+    return f"/{hashlib.sha256(os.fsencode(home)).hexdigest()}"
+
+
+def _few(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return ", ".join(names[:_NAMED]) + more
 
 
 def _above(where: Place) -> Place:

@@ -18,6 +18,7 @@ from awsddp import harmless
 from awsddp.answers import Manifest, ResultFile
 from awsddp.errors import ConfigError, UsageError
 from awsddp.jobs.supervisor.checkpoints import MARKS, SUFFIXES, is_whole
+from awsddp.jobs.supervisor.manifest import sample
 
 _GIT_S = 2.0
 _LONGEST = 255  # bytes of a name, on all file systems of today
@@ -106,6 +107,11 @@ def name_at_home(manifests: Mapping[int, Manifest]) -> list[ResultFile]:
         replace(one, home=home, target=one.target and names.of(one.target))
         for one, home in zip(found, homes, strict=True)
     ]
+
+
+def begins(path: Path, one: ResultFile) -> bool:
+    """Tell whether a file begins, in all likelihood, with what a node described. Raises OSError."""
+    return sample(path, one.size) == one.sample
 
 
 def over_limit(files: Iterable[ResultFile], limit: float, *, results: Path) -> list[ResultFile]:

@@ -6,7 +6,9 @@ from typing import Literal
 from awsddp.errors import ConfigError, NodeError
 from awsddp.report import node_name
 
-Layer = Literal["no route", "refused", "banner", "host key", "login", "lost", "silent", "command", "files"]
+Layer = Literal[
+    "no route", "refused", "banner", "host key", "login", "lost", "silent", "command", "files", "changed"
+]
 
 _NEXT: dict[Layer, str] = {
     "no route": "awsddp up   # opens SSH for where you are now\nawsddp status   # whether the machine runs",
@@ -20,6 +22,7 @@ _NEXT: dict[Layer, str] = {
     "silent": "awsddp status   # whether the machine still runs",
     "command": "awsddp up   # again\nawsddp down && awsddp up   # if it stays so",
     "files": "fix the problem above and repeat the command",
+    "changed": "repeat the command",
 }
 
 
@@ -40,7 +43,8 @@ class NodeFailure(NodeError):
     """A node is unreachable, or a request to it failed.
 
     `layer` is where: "no route", "refused", "banner", "host key" and "login" up to the login; "lost" and
-    "silent" after it; "command" and "files" on the node itself.
+    "silent" after it; "command" and "files" on the node itself; "changed" for an object of S3 that is another
+    one by now.
     """
 
     def __init__(self, node: int, layer: Layer, message: str, why: str = "", next: str = "") -> None:

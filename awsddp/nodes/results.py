@@ -41,21 +41,22 @@ def pull(
     *,
     transfer: Transfer,
     look: Look = lambda _: {},
-    grown: Begins | None = None,
+    begins: Begins = lambda path, one: True,
+    grown: bool = False,
     also: Callable[[Sequence[ResultFile]], Mapping[str, bytes]] | None = None,
     on_event: OnEvent = ignore,
 ) -> dict[int, NodeFiles]:
     """Fetch files of several nodes into the folder `target`, from all nodes at once, and make the links last.
 
     A file gets its name, in place of what has it, once it is whole, and as `look` lists it afterwards. Files
-    that are there as they should be are not fetched again; the same bytes travel once. Where files may have
-    grown, `grown` tells whether one begins as described. What was cut stays in `target`/.part, and the next
-    call goes on there. `also`, called once every node has sent all that it could, gets what changed
-    meanwhile, which is not here, and returns small files that are written last: then nothing is kept for a
-    next call. Raises NodesFailed for nodes that were lost, and ConfigError for a disk without the room.
+    that are there as they should be are not fetched again; the same bytes travel once. `begins` tells
+    whether a file begins as described; with `grown` it may be longer. What was cut stays in `target`/.part,
+    and the next call goes on there. `also`, called once every node has sent all that it could, gets what
+    changed meanwhile, which is not here, and returns small files that are written last: then nothing is kept
+    for a next call. Raises NodesFailed for nodes that were lost, and ConfigError for a disk without the room.
     """
     target = Path(os.path.abspath(target))  # noqa: PTH100 (resolve() would follow a link that the user made)
-    results = _Results(target, transfer, wanted, grown)
+    results = _Results(target, transfer, wanted, begins=begins, grown=grown)
     try:
         results.make_room(clear=also is not None)
         outcomes = run_on_nodes(partial(results.bring, results.missing), wanted, on_event=on_event)
@@ -107,9 +108,16 @@ class _Results:
     """
 
     def __init__(
-        self, top: Path, transfer: Transfer, wanted: Mapping[int, Sequence[ResultFile]], grown: Begins | None
+        self,
+        top: Path,
+        transfer: Transfer,
+        wanted: Mapping[int, Sequence[ResultFile]],
+        *,
+        begins: Begins,
+        grown: bool,
     ) -> None:
-        self.top, self.part, self._transfer, self._grown = top, top / PART, transfer, grown
+        self.top, self.part, self._transfer = top, top / PART, transfer
+        self._begins, self._grown = begins, grown
         self.missing: dict[int, list[ResultFile]] = {node: [] for node in wanted}
         self.alike: dict[int, list[ResultFile]] = {}
         self.fetched: dict[int, NodeFiles] = {}
@@ -198,11 +206,11 @@ class _Results:
 
         rsync gives it its time only once it has found it whole.
         """
-        if is_here(path, now):
+        if is_here(path, now, self._begins):
             return True
         size = _size(path)
         longer = size is not None and one.size <= size <= now.size and not now.writing
-        return longer and self._grown is not None and self._grown(path, one)
+        return longer and self._grown and self._begins(path, one)
 
     def make_links(self) -> None:
         """Make the links, each in place of a link or file that has its name. Raises OSError."""
@@ -241,8 +249,8 @@ class _Results:
         ):
             return False
         if one.home.endswith(".log") and not one.home.startswith("node"):  # who watched has written it
-            return size == one.size or (self._grown is not None and size > one.size)
-        return is_here(path, one)
+            return size == one.size or (self._grown and size > one.size)
+        return is_here(path, one, self._begins)
 
     def _folder(self, path: Path) -> Path:
         """Return the folder `path`, made where it is not there; a link in its place is removed."""
@@ -262,9 +270,14 @@ def _remove_empty(part: Path) -> None:
             folder.rmdir()
 
 
-def is_here(path: Path, one: ResultFile) -> bool:
-    """Tell whether a path holds a file of the size and the time that a node described."""
-    return _size(path) == one.size and _has_time(path, one.modified)
+def is_here(path: Path, one: ResultFile, begins: Begins) -> bool:
+    """Tell whether a path holds a file as a node described it: of its size and time, and alike by `begins`.
+
+    What was rewritten in place may have kept size and time. Raises OSError.
+    """
+    if _size(path) != one.size or not _has_time(path, one.modified):
+        return False
+    return one.sample is None or begins(path, one)
 
 
 def _size(path: Path) -> int | None:

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from awsddp.jobs.supervisor.objects import PARTS, Place
+from awsddp.jobs.supervisor.objects import MOST_PART_BYTES, PARTS, Place
 from awsddp.local import control, machine, s3
 from benchmarks.campaigns._campaign import Row, arguments, campaign
 from tests.jobs.test_saver import MB, Bucket, until
@@ -213,9 +213,12 @@ def resume(cloud: Cloud, top: Path, dice: random.Random) -> Row:
     node = test_copying.Node(cloud, top / "home")
     wanted, files = {}, {}
     for number in range(dice.randint(1, 12)):
-        parts = [dice.randbytes(_size(dice)) for _ in range(dice.randint(1, 3))]
+        parts = [dice.randbytes(min(_size(dice), MOST_PART_BYTES)) for _ in range(dice.randint(1, 3))]
         node.put(**{f"{number}_{at}": part + b"more" for at, part in enumerate(parts)})
-        files[f"step-1/{number}"] = [[f"{number}/{at}", len(part)] for at, part in enumerate(parts)]
+        files[f"step-1/{number}"] = [
+            [f"{number}/{at}", len(part), "of then", hashlib.sha256(part).hexdigest()]
+            for at, part in enumerate(parts)
+        ]
         wanted[f"step-1/{number}"] = b"".join(parts)
     said, failed = faults(cloud, node.bucket, dice, ("GetObject",)), 0
     node.top = node.home / "awsddp/resume-first"

@@ -51,10 +51,12 @@ def pull(
         return {(one.node, one.path): described(one) for one in files}
 
     transfer = results.by_rsync(lab.ssh_config)
-    return results.pull(wanted, target, transfer=transfer, look=look, **settings)  # type: ignore[arg-type]
+    return results.pull(  # type: ignore[arg-type]
+        wanted, target, transfer=transfer, look=look, begins=begins, **settings
+    )
 
 
-def grown(path: Path, one: ResultFile) -> bool:
+def begins(path: Path, one: ResultFile) -> bool:
     return sample(path, one.size) == one.sample
 
 
@@ -123,6 +125,18 @@ def test_a_second_time_only_what_is_new_comes_and_what_is_at_home_stays(lab: Mak
         "node0/c": b"ccc",
         "notes.txt": b"mine",
     }
+
+
+def test_what_was_rewritten_in_place_with_its_size_and_time_comes_again(lab: MakeLab, target: Path) -> None:
+    one = lab(1)
+    first = made(one.hosts[0], "a", b"a" * 100_000)
+    pull(one, {0: [first]}, target)
+    path = Path(first.path)
+    path.write_bytes(b"b" * 100_000)
+    os.utime(path, ns=(first.modified, first.modified))
+    for files in (1, 0):
+        assert pull(one, {0: [described(first)]}, target)[0].files == files
+        assert (target / first.home).read_bytes() == b"b" * 100_000
 
 
 def test_any_name_comes_home(lab: MakeLab, target: Path) -> None:
@@ -198,7 +212,7 @@ def test_of_what_grows_comes_at_least_what_was_described(lab: MakeLab, target: P
     host.script("rsync", f'#!/bin/sh\n/usr/bin/rsync "$@"\n{words}\n')
     (host.work / "rotated").write_text("new" * 2000)
     changed = Changed()
-    came = pull(one, {0: files}, target, grown=grown, also=changed)
+    came = pull(one, {0: files}, target, grown=True, also=changed)
     assert (came, changed) == ({0: NodeFiles(node=0, files=2, bytes=10_000)}, files[1:4])
     assert tree(target / "node0") == {"grown": b"grown" * 1000, "whole": b"whole" * 1000}
     assert [path.name for path in target.iterdir()] == ["node0"]
@@ -209,7 +223,7 @@ def test_a_log_that_is_here_and_longer_is_not_cut(lab: MakeLab, target: Path) ->
     log = made(one.hosts[0], "log", b"one\n", home="logs/rank0.log")
     (target / "logs").mkdir(parents=True)
     (target / "logs/rank0.log").write_bytes(b"one\ntwo\n")
-    assert pull(one, {0: [log]}, target, grown=grown) == {0: NodeFiles(node=0, files=0, bytes=0)}
+    assert pull(one, {0: [log]}, target, grown=True) == {0: NodeFiles(node=0, files=0, bytes=0)}
     assert (target / "logs/rank0.log").read_bytes() == b"one\ntwo\n"
     assert pull(one, {0: [log]}, target) == {0: NodeFiles(node=0, files=1, bytes=4)}
 

@@ -25,7 +25,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from awsddp.jobs.supervisor.objects import PARTS, Place, Store, Thing, join
+from awsddp.jobs.supervisor.objects import PARTS, Changed, Place, Store, Thing
 from awsddp.jobs.supervisor.walk import is_ephemeral, real, walk
 
 if TYPE_CHECKING:
@@ -38,18 +38,21 @@ _AT_ONCE = 2000
 _SENT = "folder"
 """The source of what a client sends."""
 _DENIED = ("AccessDenied", "AllAccessDisabled", "InvalidAccessKeyId", "ExpiredToken", "NoCredentialsError")
-_CHANGED = ("PreconditionFailed", "NoSuchKey")
+_CHANGED = "Changed"
+_AGAIN = "awsddp train ...   # again: it goes on"
 _RIGHTS = "awsddp doctor --iam-policy nodes   # what the role of access.instance_profile needs: docs/data.md"
 
 
 class Refusal(Exception):
-    """Why data cannot be copied, and what to do; `code` is S3's."""
+    """Why data cannot be copied, and what to do; `code` is S3's, or _CHANGED."""
 
     def __init__(self, message: str, why: str = "", next: str = "", code: str = "") -> None:
         super().__init__(message)
         self.code = code
         shown = "".join(letter for letter in why[-2000:] if letter.isprintable() or letter == "\n")
-        self.document = {"failed": message, "why": shown.strip(), "next": next}
+        self.document: dict[str, Any] = {"failed": message, "why": shown.strip(), "next": next}
+        if code == _CHANGED:
+            self.document["changed"] = True
 
 
 def main(stdin: BinaryIO) -> int:
@@ -122,15 +125,18 @@ def _store(asked: Mapping[str, Any], *, unsigned: bool = False) -> Store:
 
 @contextlib.contextmanager
 def _reading(where: Place) -> Iterator[None]:
-    """Raise Refusal for what S3 refuses, and where it cannot be reached."""
+    """Raise Refusal for what S3 refuses, where it cannot be reached, and for an object that has changed."""
     from botocore.exceptions import BotoCoreError, ClientError
     from s3transfer.exceptions import RetriesExceededError
 
     try:
         yield
-    except (BotoCoreError, ClientError, RetriesExceededError, EOFError) as error:
+    except Changed as error:
+        failed = f"{where} changed while it was copied"
+        raise Refusal(failed, f"{error} is another object by now", _AGAIN, _CHANGED) from error
+    except (BotoCoreError, ClientError, RetriesExceededError) as error:
         code = getattr(error, "response", {}).get("Error", {}).get("Code", type(error).__name__)
-        failed, next = "cannot be read", "awsddp train ...   # again: it goes on"
+        failed, next = "cannot be read", _AGAIN
         if code in _DENIED:
             failed, next = "may not be read", _RIGHTS
         elif code == "NoSuchBucket":
@@ -139,20 +145,19 @@ def _reading(where: Place) -> Iterator[None]:
 
 
 def _exact(asked: dict[str, Any], telling: _Telling) -> dict[str, Any]:
-    """Make the folder hold what is named, and nothing else: files of parts, each cut to its size.
+    """Make the folder hold the files that are named, and nothing else; the client has checked their paths.
 
     Raises Refusal, OSError.
     """
     where, folder = Place(*asked["place"]), Path(asked["folder"])
+    files = {
+        path: [Thing(where.key(key), *rest) for key, *rest in parts] for path, parts in asked["files"].items()
+    }
     shutil.rmtree(str(folder), ignore_errors=True)
-    telling.of = sum(size for several in asked["files"].values() for _, size in several)
+    telling.of = sum(thing.size for things in files.values() for thing in things)
     with _reading(where), contextlib.closing(_store(asked)) as store:
-        for path, several in asked["files"].items():  # the client has checked them
-            parts = {str(at): Thing(where.key(key), size, "") for at, (key, size) in enumerate(several)}
-            store.bring(where, parts, folder / PARTS, telling.add)
-            join([(folder / PARTS / str(at), size) for at, (_, size) in enumerate(several)], folder / path)
-    shutil.rmtree(str(folder / PARTS))
-    return {"copied": len(asked["files"]), "bytes": telling.at}
+        store.bring(where, files, folder, telling.add)
+    return {"copied": len(files), "bytes": telling.at}
 
 
 def _copied(asked: dict[str, Any], telling: _Telling) -> dict[str, Any]:
@@ -338,7 +343,7 @@ def _bring(
                 _fill(top, where, store, paths(where, things), telling)
                 return
         except Refusal as refusal:
-            if refusal.code not in _CHANGED:
+            if refusal.code != _CHANGED:
                 raise
         store, things = listing(where, make)
     raise Refusal(
@@ -368,7 +373,7 @@ def _fill(top: Path, where: Place, store: Store, wanted: Mapping[str, Thing], te
     stamp.files = {path: held for path, held in stamp.files.items() if path in wanted and path not in missing}
     try:
         names = iter(missing)
-        while batch := {path: missing[path] for path in itertools.islice(names, _AT_ONCE)}:
+        while batch := {path: [missing[path]] for path in itertools.islice(names, _AT_ONCE)}:
             store.bring(where, batch, top, telling.add, lambda path: stamp.brought(path, missing[path]))
             telling.files += len(batch)
     finally:
