@@ -355,8 +355,8 @@ def in_bucket(cluster: "Cluster", job: JobRecord) -> bool:
             why = saved.why_not_all(job)
             if not why:
                 saved.bring(whole=False)
-    except AwsddpError as error:
-        why = error.summary
+    except (AwsddpError, OSError) as error:
+        why = error.summary if isinstance(error, AwsddpError) else str(error)
     if why:
         cluster.say(f"not all results of {job.job} are in {where}: {why}")
     return not why
