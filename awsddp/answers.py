@@ -257,7 +257,9 @@ class Tried(msgspec.Struct, frozen=True, kw_only=True):
     `what` is the right that is missing, or the bucket's region; `names` are those taken that begin alike.
     """
 
-    code: Literal["", "taken", "right", "bucket", "region", "role", "boto3", "unreachable", "other"]
+    code: Literal[
+        "", "taken", "right", "bucket", "region", "role", "boto3", "throttled", "unreachable", "other"
+    ]
     what: Word = ""
     said: Text = ""
     names: Annotated[tuple[_Name, ...], Meta(max_length=100_000)] = ()

@@ -11,8 +11,8 @@ from awsddp.billing import Bill
 from awsddp.errors import AwsddpError, ConfigError, LeftoverError, NodeError, UsageError
 from awsddp.fetch import Ephemeral, bring, refuse_ephemeral
 from awsddp.known import bill_of, end_job, jobs_of
-from awsddp.reach import reachable, told_jobs
-from awsddp.records import ACTIVE, Listed, Node, unfetched_jobs
+from awsddp.reach import OFF, reachable, told_jobs
+from awsddp.records import ACTIVE, ENDED, JobRecord, Listed, Node, unfetched_jobs
 from awsddp.report import money, node_name
 from awsddp.results import is_fetched, is_home, is_owed, still_missing
 from awsddp.returns import ClusterDocument, DownDocument
@@ -105,14 +105,17 @@ def _end(cluster: "Cluster", clusters: Sequence[Listed]) -> tuple[str, ...]:
 
 
 def _owing(cluster: "Cluster", listed: Listed) -> Listed:
-    """Return a cluster without what its tags name and is here or in S3 by now.
+    """Return a cluster without what its tags name and is here, or in S3 of a job none of whose nodes runs.
 
     Of what is in S3, also of other jobs, the logs and metrics come here: no node will tell of them any more.
+    A node that runs is asked first (`fetch_all`): others may write in S3, and its word counts.
     """
     record = cluster.known if cluster.known is not None and cluster.known.id == listed.id else None
     saved = set()
     for job in record.jobs if record is not None else ():
-        if not is_fetched(cluster.results / job.job, job) and in_bucket(cluster, job):
+        if is_fetched(cluster.results / job.job, job) or not _is_off(listed, job):
+            continue
+        if in_bucket(cluster, job):
             cluster.say(f"the results of {job.job} are in {job.save_to}/{job.job}")
             saved.add(job.job)
 
@@ -121,6 +124,13 @@ def _owing(cluster: "Cluster", listed: Listed) -> Listed:
         return tuple(job for job in jobs if not is_home(cluster, job, node.instance_id))
 
     return replace(listed, nodes=tuple(replace(node, unfetched=owed(node)) for node in listed.nodes))
+
+
+def _is_off(listed: Listed, job: JobRecord) -> bool:
+    """Tell whether AWS lists each node of a job as stopped or gone, or no longer lists it."""
+    states = {node.instance_id: node.state for node in listed.nodes}
+    found = [states.get(one.instance_id, "terminated") for one in job.nodes]
+    return bool(found) and all(state in (*OFF, *ENDED) for state in found)
 
 
 def _what_ends(cluster: "Cluster", listed: Listed, *, discard: bool) -> str:
@@ -241,18 +251,26 @@ def fetch_all(cluster: "Cluster", listed: Listed) -> None:
     if record is None or not cluster.folder.key.exists():
         raise _not_home(cluster, listed, owing, "this machine has no key for the nodes that hold them")
     cluster.use(reachable(listed.live), of=listed.live)
-    left = {node: f"{node_name(node.node)} is {node.state}" for node in owing if node not in cluster.nodes}
+    saved: set[str] = set()
+    left: dict[Node, str] = {}
     try:
         if cluster.nodes:
-            left |= _fetch_owed(cluster)
+            left = _fetch_owed(cluster, saved)
     except AwsddpError as error:
         raise _not_home(cluster, listed, owing, str(error)) from error
+    for node in owing:
+        if node not in cluster.nodes and not (saved.issuperset(node.unfetched) and node.state in OFF):
+            left[node] = f"{node_name(node.node)} is {node.state}"
     if left:
         raise _not_home(cluster, listed, list(left), ", ".join(left.values()))
 
 
-def _fetch_owed(cluster: "Cluster") -> dict[Node, str]:
-    """Fetch the unfetched results of the running nodes; return the nodes that did not answer, and why."""
+def _fetch_owed(cluster: "Cluster", saved: set[str]) -> dict[Node, str]:
+    """Fetch the unfetched results of the running nodes; return the nodes that did not answer, and why.
+
+    What is all in S3, by the word of the nodes that answer and by what this machine reads there, is not
+    fetched, but its logs and metrics: it is added to `saved`.
+    """
     names, owing = unfetched_jobs(cluster.nodes), [node for node in cluster.nodes if node.unfetched]
     with cluster.connect(deadline_s=FETCH_REACH_S, partial=True) as fleet:
         owed = [job for job in told_jobs(cluster, partial=True) if is_owed(cluster, names, job)]
@@ -260,8 +278,8 @@ def _fetch_owed(cluster: "Cluster") -> dict[Node, str]:
         for job in reversed([end_job(cluster, job) for job in reversed(owed)]):
             if job.state in ACTIVE:
                 raise NodeError(f"job {job.job} did not end")
-            if job.save_to is not None and wait_until_saved(cluster, job):
-                in_bucket(cluster, job)
+            if job.save_to is not None and wait_until_saved(cluster, job) and in_bucket(cluster, job):
+                saved.add(job.job)
                 continue
             nodes = ", ".join(map(node_name, fleet.nodes))
             cluster.say(f"fetching the results of {job.job} from {nodes} to {cluster.results / job.job}/")

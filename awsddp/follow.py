@@ -19,10 +19,10 @@ from awsddp.jobs.logs import Merger, last_lines
 from awsddp.jobs.protocol import answers_beside, ask
 from awsddp.jobs.supervisor import requests
 from awsddp.jobs.supervisor.manifest import EVENTS
-from awsddp.known import end_ranks, find_job, full_name, note_fetched, told_job
+from awsddp.known import choose_job, end_ranks, find_job, full_name, note_fetched, told_job
 from awsddp.reach import NoNodes, connect_reachable
 from awsddp.records import ACTIVE, Cause, JobRecord, Node
-from awsddp.report import Event, duration, node_name
+from awsddp.report import Event, duration, node_name, saving_text
 from awsddp.results import job_result, refuse_another, saved_job, still_missing, whole_at_home
 from awsddp.returns import JobDocument
 from awsddp.saved import brought, is_saved
@@ -402,12 +402,16 @@ def _end_of(node: Node) -> tuple[str, str]:
 
 
 class Events:
-    """Fetches what has grown every 30 s. No error leaves it."""
+    """Fetches what has grown every 30 s, and says when a job's results are no longer saved to S3.
+
+    No error leaves it.
+    """
 
     def __init__(self, cluster: "Cluster", job: JobRecord) -> None:
         self._cluster, self._job = cluster, job
         self._ended, self._writing = threading.Event(), threading.Lock()
         self._fetched = 0
+        self._is_saved = True
 
     @contextlib.contextmanager
     def followed(self) -> Iterator[None]:
@@ -426,8 +430,26 @@ class Events:
             began, before = time.monotonic(), self._fetched
             with contextlib.suppress(AwsddpError, OSError, LookupError, RuntimeError):
                 self.fetch()  # a connection that breaks is reported, and opened again, where logs are read
+            with contextlib.suppress(AwsddpError, OSError, LookupError, RuntimeError):
+                self.tell_saving()
             took = time.monotonic() - began
             wait_s = max(EVERY_S, took / BUSY, (self._fetched - before) / BYTES_PER_SECOND)
+
+    def tell_saving(self) -> None:
+        """Say once that results are no longer saved, and what keeps them from it. Raises AwsddpError."""
+        job, fleet = self._job, self._cluster.fleet
+        if job.save_to is None:
+            return
+        asked = dict.fromkeys(fleet.holders(job), requests.State())
+        answers = answers_beside(fleet, asked, timeout_s=MANIFEST_S)
+        documents = {node: one.jobs for node, one in answers.items() if not isinstance(one, AwsddpError)}
+        saving = choose_job(results.jobs(documents), job.job).saving
+        if saving is None:
+            return
+        is_saved = not saving.error and not saving.is_silent
+        if self._is_saved and not is_saved:
+            self._cluster.say(f"saving {job.job} to {job.save_to}: {saving_text(saving)}")
+        self._is_saved = is_saved
 
     def fetch(self) -> None:
         """Fetch the event files that are new or have grown. Raises AwsddpError."""

@@ -13,8 +13,9 @@ from awsddp.advice import advised
 from awsddp.billing import Bill
 from awsddp.errors import AwsddpError, ConfigError, NodeError, NotFoundError, UsageError
 from awsddp.jobs.files import Checkpoint, newest_checkpoint
-from awsddp.reach import REACH_S, connect_reachable, release_saved, say_missing, told_jobs
+from awsddp.reach import REACH_S, connect_reachable, say_missing, told_jobs
 from awsddp.records import ACTIVE, Frozen, JobRecord, Listed, widened
+from awsddp.release import release_saved, release_unbegun
 from awsddp.report import elapsed, iso, node_name, utc
 from awsddp.resources import is_bundled
 from awsddp.results import job_result, missing, reached, saved_job
@@ -37,7 +38,9 @@ def told_job(cluster: "Cluster", name: str | None) -> JobRecord:
     Raises UsageError, NotFoundError, and NodeError for one that is remembered and whose nodes are missing.
     """
     jobs = told_jobs(cluster, partial=True)
+    unbegun = release_unbegun(cluster, jobs)
     name = full_name(cluster, name, (job.job for job in jobs))
+    refuse_unbegun(name, unbegun)
     try:
         return choose_job(jobs, name)
     except NotFoundError:
@@ -46,6 +49,15 @@ def told_job(cluster: "Cluster", name: str | None) -> JobRecord:
             why = "\n".join(missing(cluster, job).values())
             raise NodeError(f"no reachable node knows job {name}", why, "awsddp jobs") from None
         raise
+
+
+def refuse_unbegun(name: str | None, unbegun: Collection[str]) -> None:
+    """Raise NotFoundError for a job that was never launched."""
+    if name in unbegun:
+        why = "the command that was to start it ended before its nodes heard of it"
+        raise NotFoundError(
+            f"job {name} never began", why, f"awsddp train --name {name} ...   # its name is free"
+        )
 
 
 def end_ranks(
@@ -150,6 +162,7 @@ def known_jobs(cluster: "Cluster") -> tuple[JobRecord, ...]:
         say_missing(cluster)
         cluster.folder.remember(*known)
         release_saved(cluster, known)
+        release_unbegun(cluster, known)
         return known
 
 
@@ -361,6 +374,7 @@ def cancel(cluster: "Cluster", *, job: str | None = None) -> JobDocument:
         jobs = told_jobs(cluster, partial=True)
         say_missing(cluster)
         job = full_name(cluster, job, (one.job for one in jobs))
+        refuse_unbegun(job, release_unbegun(cluster, jobs))
         running = [one for one in jobs if one.state == "running"]
         if job is None and not running:
             raise NotFoundError("no job is running on this cluster", "", "awsddp jobs   # ended jobs")

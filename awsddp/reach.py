@@ -6,7 +6,7 @@ import contextlib
 import os
 import posixpath
 import shlex
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -18,7 +18,7 @@ from awsddp.report import Event, node_name
 from awsddp.returns import ExecDocument, Kept, NodeFiles, NodeOutput, PathSize, SyncDocument
 from awsddp.search import require_live, target_of
 from awsddp.spec import SSM
-from awsddp.state import TAGS_S, Record
+from awsddp.state import Record
 
 if TYPE_CHECKING:
     from awsddp.cluster import Cluster
@@ -255,20 +255,6 @@ def told_jobs(cluster: "Cluster", *, partial: bool = False) -> tuple[JobRecord, 
     record = cluster.folder.read()
     known = {job.job for job in record.jobs} if record else set()
     return tuple(job for job in jobs if job.job in known or not os.path.lexists(cluster.results / job.job))
-
-
-def release_saved(cluster: "Cluster", jobs: Iterable[JobRecord]) -> None:
-    """Release the connected nodes of those jobs whose results are all in S3: a poweroff ends them then.
-
-    Raises CloudError.
-    """
-    from awsddp.aws.power import release
-
-    for job in jobs:
-        if job.job in cluster.unfetched and job.saving is not None and job.saving.is_whole:
-            holders = cluster.fleet.holders(job)
-            with cluster.folder.lock("train", part="tags", wait_s=TAGS_S):
-                release(cluster.aws, [node for node in cluster.nodes if node.node in holders], job.job)
 
 
 def say_missing(cluster: "Cluster") -> None:

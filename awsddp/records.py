@@ -30,6 +30,8 @@ _Kind = TypeVar("_Kind")
 
 ENDED = ("shutting-down", "terminated")
 """EC2's states of an instance that is gone, or on its way there."""
+SAVER_SILENT_S = 60.0
+"""After how long without a sign of life a saver is said to be gone; it gives one every few seconds."""
 MORE = "..."
 """Among a node's unfetched jobs: older ones than those named, for which its tag has no room. Never a name."""
 
@@ -250,7 +252,9 @@ class RankUsage(Frozen):
 class Saving(Frozen):
     """How far results are in S3: what is saved, what is not yet, and what keeps it ("": nothing).
 
-    `ended`: all that there was is saved, or given up for the `error`.
+    `ended`: all that there was is saved, or given up for the `error`. `silent_s` is how long ago the saver of
+    a node gave its last sign of life, by that node's clock; `unasked` are nodes that did not answer, and of
+    which nothing is counted.
     """
 
     files: Count = 0
@@ -259,11 +263,18 @@ class Saving(Frozen):
     pending_bytes: Count = 0
     error: Text = ""
     ended: bool = False
+    silent_s: Amount = 0.0
+    unasked: tuple[NodeNumber, ...] = ()
 
     @property
     def is_whole(self) -> bool:
         """Tell whether all that there was is saved."""
-        return self.ended and not self.error
+        return self.ended and not self.error and not self.unasked
+
+    @property
+    def is_silent(self) -> bool:
+        """Tell whether nothing is saved any more, as the saver of a node has died or hangs."""
+        return not self.ended and self.silent_s > SAVER_SILENT_S
 
 
 class JobNode(Frozen):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from awsddp.records import ClusterState, Frozen, Listed, RankProgress, RankUsage
+from awsddp.records import ClusterState, Frozen, Listed, RankProgress, RankUsage, Saving
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,20 @@ def counted(count: int, noun: str, ending: str = "s") -> str:
 def amount(files: int, size: int) -> str:
     """Return how much travels: "1 file, 12 kB"; `size` is in bytes."""
     return f"{counted(files, 'file')}, {size_text(size)}"
+
+
+def saving_text(saving: Saving) -> str:
+    """Return how far results are in S3, and what keeps them from it: "5 files, 2 MB in S3, 1 file left"."""
+    parts = [f"{amount(saving.files, saving.bytes)} in S3"]
+    if saving.pending_files:
+        parts.append(f"{amount(saving.pending_files, saving.pending_bytes)} left")
+    if saving.unasked:
+        parts.append(f"{', '.join(map(node_name, saving.unasked))} cannot be asked")
+    if saving.error:
+        parts.append(f"not saved: {saving.error}")
+    if saving.is_silent:
+        parts.append(f"nothing is saved any more (no sign of life for {duration(saving.silent_s)})")
+    return ", ".join(parts)
 
 
 def cluster_state(

@@ -34,11 +34,11 @@ def missing(cluster: "Cluster", job: JobRecord) -> dict[int, str]:
         if one.instance_id in reached:
             continue
         if node is None:
-            reasons[one.node] = f"{who} is gone; its part of job {job.job} is lost"
+            reasons[one.node] = f"{who} is gone; {_lost(job)}"
         elif node.state in ENDED:
-            lost = job.job in node.unfetched
-            fate = "lost" if lost else "not here: who ended the node may have fetched it"
-            reasons[one.node] = f"{who} is {node.state}; its part of job {job.job} is {fate}"
+            fate = f"its part of job {job.job} is not here: who ended the node may have fetched it"
+            fate = _lost(job) if job.job in node.unfetched else fate
+            reasons[one.node] = f"{who} is {node.state}; {fate}"
         elif node.state != "running":
             reasons[one.node] = f"{who} is {node.state}; it holds its part of job {job.job}"
         else:
@@ -46,6 +46,14 @@ def missing(cluster: "Cluster", job: JobRecord) -> dict[int, str]:
             why = "it is being prepared" if failure is None else failure.summary
             reasons[one.node] = f"{who} holds its part of job {job.job}: {why}"
     return reasons
+
+
+def _lost(job: JobRecord) -> str:
+    """Return what remains of a lost node's part of a job."""
+    if job.save_to is None:
+        return f"its part of job {job.job} is lost"
+    saved = f"of its part of job {job.job} there is what was saved to {job.save_to}/{job.job}"
+    return f"{saved}: awsddp fetch {job.save_to}/{job.job}"
 
 
 def still_missing(cluster: "Cluster", job: JobRecord) -> dict[int, str]:

@@ -7,6 +7,7 @@ The nodes do the rest: jobs/supervisor/saver.py.
 import base64
 import contextlib
 import hashlib
+import hmac
 import json
 import time
 from collections.abc import Iterable, Mapping
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from awsddp.answers import Tried
 from awsddp.data import listed_data, send_packages
-from awsddp.errors import AwsddpError, ConfigError
+from awsddp.errors import AwsddpError, CloudError, ConfigError
 from awsddp.jobs.files import exclude_patterns
 from awsddp.jobs.protocol import SAVER, NameTaken, node_program
 from awsddp.jobs.supervisor.objects import Place
@@ -27,7 +28,8 @@ from awsddp.plan.records import Facts, Saving
 from awsddp.plan.saving import no_bucket, other_region
 from awsddp.reach import told_jobs
 from awsddp.records import JobRecord, Target
-from awsddp.report import Event, amount, node_name
+from awsddp.records import Saving as SavingNow
+from awsddp.report import Event, amount, node_name, saving_text
 from awsddp.saved import store_at
 from awsddp.values import data_sources, s3_place
 
@@ -40,6 +42,8 @@ _CLAIM_S = 240.0
 _STILL_S = 120.0
 """For how long nothing may be saved before `down` fetches what is left."""
 _POLL_S = 1.0
+_NO_WAY = ("Could not connect", "Connect timeout")
+"""How botocore words that there was no connection at all; one that was cut reads otherwise."""
 
 
 REHEARSED = "awsddp-local"
@@ -128,6 +132,8 @@ def claim(cluster: "Cluster", launches: Mapping[int, Launch], refused: list[str]
         "job": launch.job,
         "by": launch.first.instance_id,
         "exclude": exclude_patterns(asked.exclude),
+        "launch": launch.launch,
+        "secret": signing_secret(cluster, launch.job),
     }
     found = _tried(cluster, first, pythons[first], order)
     if found.code == "boto3":
@@ -143,6 +149,14 @@ def claim(cluster: "Cluster", launches: Mapping[int, Launch], refused: list[str]
         more = {"do": "save", "look_s": LOOK_S, "parts_s": PARTS_S, "beat_s": BEAT_S}
         argv, stdin = node_program(pythons[node], SAVER, {**order, **more})
         one.saving = {"argv": argv, "stdin": base64.b64encode(stdin).decode()}
+
+
+def signing_secret(cluster: "Cluster", job: str) -> str:
+    """Return the key with which the nodes of a job sign their lists in S3.
+
+    Whoever has the cluster's key derives it; others who may write below the prefix do not know it.
+    """
+    return hmac.new(cluster.folder.key.read_bytes(), f"saving {job}".encode(), hashlib.sha256).hexdigest()
 
 
 def _tried(cluster: "Cluster", node: int, python: str, order: Mapping[str, Any]) -> Tried:
@@ -162,6 +176,8 @@ def _refusal(found: Tried, cluster: "Cluster", node: int) -> AwsddpError:
         return no_bucket(bucket, region, said)
     if found.code == "region":
         return other_region(bucket, found.what, region)
+    if found.code in ("throttled", "unreachable"):
+        return _later(found.code, who=who, where=where, said=said, region=region)
     way = "" if cluster.target.name == "local" else " -o access.instance_profile=NAME"  # --local makes one
     failed, why, remedy = {
         "role": (
@@ -174,12 +190,6 @@ def _refusal(found: Tried, cluster: "Cluster", node: int) -> AwsddpError:
             said,
             "awsddp doctor --iam-policy nodes   # what its role needs",
         ),
-        "unreachable": (
-            f"{who} does not reach {where}",
-            said,
-            f"aws ec2 create-vpc-endpoint --vpc-id VPC --service-name com.amazonaws.{region}.s3"
-            " --route-table-ids TABLE   # a way to S3 for its subnet",
-        ),
         "boto3": (
             f"{who} has no boto3 that saves to {where}",
             said,
@@ -190,29 +200,51 @@ def _refusal(found: Tried, cluster: "Cluster", node: int) -> AwsddpError:
     return ConfigError(failed, why, remedy)
 
 
-def wait_until_saved(cluster: "Cluster", job: JobRecord) -> bool:
-    """Wait for the last upload of a job that has ended, and tell whether all its results are saved.
+def _later(code: str, *, who: str, where: str, said: str, region: str) -> CloudError:
+    """Return the error for S3 that did not do what a node asked: the same command may succeed later."""
+    failed, kind = f"S3 did not take what {who} wrote to {where}", "throttled"
+    steps = ["run the same command again in a minute"]
+    if code == "unreachable":
+        failed, kind = f"{who} does not reach {where}", "unavailable"
+        if any(words in said for words in _NO_WAY):
+            endpoint = f"--service-name com.amazonaws.{region}.s3 --route-table-ids TABLE"
+            steps.append(
+                f"aws ec2 create-vpc-endpoint --vpc-id VPC {endpoint}   # if its subnet has no way to S3"
+            )
+    error = CloudError(failed, said, "\n".join(steps), kind=kind)
+    error.retryable = True
+    return error
 
-    Where nothing moves any more, or something could not be saved, it says so.
+
+def wait_until_saved(cluster: "Cluster", job: JobRecord) -> bool:
+    """Wait for the last upload of a job that has ended, and tell whether its nodes have saved all.
+
+    Nodes that cannot be asked do not count: what is in S3 decides. Where nothing moves any more, or something
+    could not be saved, it says so.
     """
-    saving, left, until = None, None, time.monotonic() + _STILL_S
+    saving, counts, until = None, None, time.monotonic() + _STILL_S
+    where = f"{job.save_to}/{job.job}"
     while time.monotonic() < until:
         saving = choose_job(told_jobs(cluster, partial=True), job.job).saving
-        if saving is None or saving.ended:
+        if saving is not None and saving.ended:
             break
-        now = saving.pending_files, saving.pending_bytes
-        if now != left:
-            left, until = now, time.monotonic() + _STILL_S
-        if any(now):
-            cluster.on_event(Event(f"saving {job.job} to {job.save_to}: {amount(*now)} left", ""))
+        if saving is not None and counts != _counts(saving):
+            counts, until = _counts(saving), time.monotonic() + _STILL_S
+            cluster.on_event(Event(f"saving {job.job} to {job.save_to}: {saving_text(saving)}", ""))
         time.sleep(_POLL_S)
-    where = f"{job.save_to}/{job.job}"
-    if saving is not None and saving.is_whole:
-        cluster.say(f"the results of {job.job} are in {where}: {amount(saving.files, saving.bytes)}")
+    if saving is not None and saving.ended and not saving.error:
+        whole = f"the results of {job.job} are in {where}: {amount(saving.files, saving.bytes)}"
+        part = f"the nodes that can be asked have saved {job.job} to {where}: {saving_text(saving)}"
+        cluster.say(whole if saving.is_whole else part)
         return True
     why = saving.error if saving is not None and saving.error else "its nodes do not go on"
     cluster.say(f"not all results of {job.job} are in {where}: {why}")
     return False
+
+
+def _counts(saving: SavingNow) -> tuple[int, int, int, int]:
+    """Return what changes while results are saved."""
+    return saving.files, saving.bytes, saving.pending_files, saving.pending_bytes
 
 
 def abort(cluster: "Cluster", jobs: Iterable[JobRecord]) -> None:

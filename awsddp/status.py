@@ -20,8 +20,9 @@ from awsddp.errors import AwsddpError, LeftoverError
 from awsddp.jobs import results
 from awsddp.known import FoundJob, bill_of, jobs_of, known_job
 from awsddp.local import client as local
-from awsddp.reach import reachable, release_saved, told_jobs
-from awsddp.records import ACTIVE, JobRecord, Listed, RankUsage, widened
+from awsddp.reach import reachable, told_jobs
+from awsddp.records import ACTIVE, MORE, JobRecord, Listed, RankUsage, widened
+from awsddp.release import release_saved, release_unbegun
 from awsddp.report import money
 from awsddp.results import is_fetched, job_result, loss_rows, ranks_of, written_progress
 from awsddp.returns import (
@@ -91,24 +92,40 @@ def _idle_left(cluster: "Cluster") -> dict[int, int]:
 
 
 def _connected(cluster: "Cluster") -> "AbstractContextManager[Fleet]":
-    """Connect to the nodes that can be reached and were prepared from here."""
+    """Connect to the nodes that can be reached and were prepared from here, and work with them."""
     live = cluster.own.live if cluster.own else ()
-    nodes = [node for node in reachable(live) if cluster.record.is_prepared(node)]
-    return cluster.connect(nodes, deadline_s=ASK_S, partial=True)
+    cluster.use([node for node in reachable(live) if cluster.record.is_prepared(node)], of=live)
+    return cluster.connect(deadline_s=ASK_S, partial=True)
 
 
 def _refresh(cluster: "Cluster") -> tuple[JobRecord, ...]:
-    """Remember the progress of jobs that ran when last seen, and return them, if their nodes answer."""
+    """Remember how far jobs are that ran or saved to S3 when last seen; return them, if nodes answer."""
     record = cluster.known
     told: tuple[JobRecord, ...] = ()
-    if record is None or cluster.own is None or all(job.state not in ACTIVE for job in record.jobs):
+    if record is None or cluster.own is None or not _is_due(cluster, record.jobs):
         return ()
     with contextlib.suppress(AwsddpError), _connected(cluster):
         told = told_jobs(cluster, partial=True)
         cluster.folder.remember(*told)
         release_saved(cluster, told)
+        release_unbegun(cluster, told)
         cluster.known = cluster.folder.read()
     return told
+
+
+def _is_due(cluster: "Cluster", jobs: Collection[JobRecord]) -> bool:
+    """Tell whether the nodes may know more than this machine: of a job that ran or saved when it was last
+    seen, or of one that their tags name and it does not know. Whoever asks them uses them.
+    """
+    if set(cluster.unfetched) - {job.job for job in jobs} - {MORE}:
+        return True
+    return any(job.state in ACTIVE or (job.job in cluster.unfetched and _saves(job)) for job in jobs)
+
+
+def _saves(job: JobRecord) -> bool:
+    """Tell whether a job saved to S3 when last seen, or had saved all, so that its nodes can be released."""
+    saving = job.saving
+    return job.save_to is not None and (saving is None or not saving.ended or saving.is_whole)
 
 
 def cluster_document(cluster: "Cluster", told: Collection[JobRecord] = ()) -> ClusterDocument:

@@ -4,9 +4,7 @@ From a job to its ranks: the right to start it, its name and slot, its files, en
 """
 
 import contextlib
-import os
 import re
-import socket
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -34,6 +32,7 @@ from awsddp.parallel import both, soon, split
 from awsddp.plan.environment import make_environment_plan, source_folders
 from awsddp.reach import listed_files
 from awsddp.records import JobNode, JobRecord, Node, RankResult
+from awsddp.release import owner, release_unknown
 from awsddp.report import iso, node_name
 from awsddp.resources import BUNDLED, BUNDLED_SCRIPT
 from awsddp.results import check_results_dir, job_result
@@ -242,6 +241,7 @@ def _requests(
     everyone = sorted({*used, *fleet.nodes})
     questions = {one: requests.Slots(ports=ports.get(one, ()), gpus=gpus.get(one, ())) for one in everyone}
     told = _claimed(fleet, questions)
+    release_unknown(cluster, cluster.nodes, {node: one.jobs for node, one in told.items()})
     answers = {node: told[node] for node in used}
     after, job = awaited(cluster, answers), _free_name(cluster, told, refused)
     # A job that waits has a copy, as others use theirs.
@@ -278,16 +278,15 @@ def _claimed(fleet: "Fleet", questions: Mapping[int, requests.Slots]) -> dict[in
     The claim and they share a round trip. Where another client has held the claim meanwhile, or a job runs,
     of which some nodes may not know yet, the nodes are asked again; so, too, where one does not answer.
     """
-    first, began = min(fleet.nodes), time.monotonic()
-    owner = f"`awsddp train` on {socket.gethostname()}, process {os.getpid()}"
+    first, began, claimant = min(fleet.nodes), time.monotonic(), owner("train")
     turns: dict[int, list[requests.Request[Any]]] = {node: [one] for node, one in questions.items()}
-    turns[first] = [requests.Claim(owner=owner, wait_s=0), *turns.get(first, [])]
+    turns[first] = [requests.Claim(owner=claimant, wait_s=0), *turns.get(first, [])]
     told = answers_in_turn(fleet, turns)
     claimed, answers = told[first][0], {node: told[node][-1] for node in questions}
     is_mine = isinstance(claimed, Claimed) and claimed.free_s >= time.monotonic() - began
     if is_mine and all(isinstance(one, Slots) and not any(one.jobs.values()) for one in answers.values()):
         return answers
-    ask(fleet, {first: requests.Claim(owner=owner, wait_s=CLAIM_S)}, timeout_s=CLAIM_S + ANSWER_S)
+    ask(fleet, {first: requests.Claim(owner=claimant, wait_s=CLAIM_S)}, timeout_s=CLAIM_S + ANSWER_S)
     return ask(fleet, questions)
 
 
@@ -326,14 +325,12 @@ def _free_name(cluster: "Cluster", answers: Mapping[int, Slots], refused: Collec
     The nodes, their tags, the cluster's record and the results folder know no such job, nor is it `refused`.
     Raises UsageError for a given name that is taken.
     """
-    known = {job for answer in answers.values() for job in answer.jobs}.union(cluster.unfetched, refused)
     given, results = cluster.job_spec.job.name, cluster.results
     if given is not None:
-        if given in known or (results / given).exists():
-            raise UsageError(
-                f"job {given} already exists", "its nodes hold a job of that name", "choose another --name"
-            )
+        if why := _why_taken(cluster, given, answers):
+            raise UsageError(f"job {given} already exists", why, "choose another --name")
         return given
+    known = {job for answer in answers.values() for job in answer.jobs}.union(cluster.unfetched, refused)
     stem = Path(cluster.job_spec.job.script or BUNDLED_SCRIPT).name.removesuffix(".py")
     stem = re.sub(r"[^A-Za-z0-9_-]+", "-", stem).strip("-_")[:40] or "job"
     known.update((job.job for job in cluster.record.jobs), (path.name for path in results.glob(f"{stem}-*")))
@@ -341,6 +338,21 @@ def _free_name(cluster: "Cluster", answers: Mapping[int, Slots], refused: Collec
     highest = max((int(found[1]) for found in numbered if found), default=0)
     names = (f"{stem}-{number}" for number in count(highest + 1))
     return next(name for name in names if name not in known and not (results / name).exists())
+
+
+def _why_taken(cluster: "Cluster", name: str, answers: Mapping[int, Slots]) -> str:
+    """Return why no job may have a name, "" where it is free: a node has such a job, or is tagged with it and
+    was not asked, or results are here.
+    """
+    nodes = [node_name(node) for node, answer in sorted(answers.items()) if name in answer.jobs]
+    if nodes:
+        return f"{', '.join(nodes)} has a job of that name: awsddp jobs {name}"
+    live = cluster.listed.live if cluster.listed is not None else ()
+    tagged = [node_name(one.node) for one in live if one.node not in answers and name in one.unfetched]
+    if tagged:
+        return f"{', '.join(tagged)} holds results of a job of that name, by its tag"
+    folder = cluster.results / name
+    return f"{folder} exists" if folder.exists() else ""
 
 
 def _keep(cluster: "Cluster", nodes: Sequence[Node], job: str) -> None:

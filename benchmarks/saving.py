@@ -1,17 +1,38 @@
-"""What --save-to costs a training step, beside the same job without it.
+"""What --save-to costs a training step; how long files take to S3 and back, beside `aws s3 sync`.
 
-    python benchmarks/saving.py [PAIRS]
+    python benchmarks/saving.py [step] [saver] [fetch] [data] [--pairs 4] [--rounds 3]
+        [--small 20000] [--medium 200] [--large 2000] [--sets small medium large] [--limit 900]
 
-One node of the local cloud trains resnet18 on one core: 300 steps, a checkpoint of 90 MB every 100. Jobs with
-and without --save-to take turns, and which comes first alternates. `median` is of the steps of a job, `mean`
-is their sum, with the writing of checkpoints. The promise is a ratio of at most 1.03. An idle machine with
-a core for the saver is needed: the local S3 works on the same cores, where AWS has its own.
+Needs root and an idle machine with a core for the saver: the local S3 works on the same cores, where AWS has
+its own.
+
+- step: one node of the local cloud trains resnet18 on one core, 300 steps, a checkpoint of 90 MB every 100.
+  Jobs with and without --save-to take turns. `median` is of the steps of a job, `mean` is their sum, with the
+  writing of checkpoints. The promise is a ratio of at most 1.03.
+- saver: a job writes files as the last thing it does. Seconds from the program's end until saving.json on the
+  node says `ended`, beside `aws s3 sync` of a folder with such files, on the same node, by the same role and
+  to the same bucket. The promise is a ratio of at most 1.2.
+- fetch: `awsddp fetch s3://...` of such a job into an empty folder, beside `aws s3 sync` of the same prefix,
+  both on this machine.
+- data: what `--data s3://...` adds to a `train` that ends at once, beside `aws s3 sync` of the same prefix on
+  the same node.
+
+In each round one of the two is first, in turns. Sets of files: --small of 100 bytes, --medium of 1 MB, one of
+--large MB. After --limit seconds the saver is no longer waited for. fetch and data need the files of saver,
+which is always measured with them.
 """
 
 import argparse
 import itertools
 import json
+import os
+import shutil
 import statistics
+import subprocess
+import sys
+import sysconfig
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 from _rehearsal import Rehearsal, rehearsal
@@ -22,6 +43,26 @@ PROGRAM = (
     *("--recipe", "synthetic", "--image-size", "32", "--batch-size", "8", "--steps", "300"),
     *("--log-every", "1", "--checkpoint-every", "100"),
 )
+PLACE = "s3://results/runs"
+PACKAGES = sysconfig.get_path("purelib")
+WRITE = """import os, pathlib, sys, time
+folder, count, size = pathlib.Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+folder.mkdir()
+for number in range(count):
+    with (folder / f"{number:05}").open("wb") as file:
+        for start in range(0, size, 1 << 20):
+            file.write(os.urandom(min(1 << 20, size - start)))
+pathlib.Path.home().joinpath(f"{folder.name}.end").write_text(f"{time.time()}\\n")
+"""
+ENDED = """deadline=$((SECONDS + {limit}))
+until grep -q '"ended": *true' ~/.awsddp/jobs/{name}/saving.json 2>/dev/null; do
+  [ $SECONDS -lt $deadline ] || exit 1; sleep 0.1
+done
+stat -c %.6Y ~/.awsddp/jobs/{name}/saving.json; cat ~/{name}.end; cat ~/.awsddp/jobs/{name}/saving.json"""
+SYNC = """set -e; start=$(date +%s.%N)
+export PYTHONPATH={packages} AWS_ENDPOINT_URL={endpoint} AWS_DEFAULT_REGION=us-east-1
+/opt/pytorch/bin/python -m awscli s3 sync --only-show-errors {source} {target}
+date +%s.%N; echo $start"""
 
 
 def cpu_s(lab: Rehearsal) -> float:
@@ -32,8 +73,8 @@ def cpu_s(lab: Rehearsal) -> float:
     return int(used) / 1e6
 
 
-def measure(lab: Rehearsal, name: str, *options: str) -> tuple[float, float, float]:
-    """Carry a job out; return the median and the mean of its steps (ms), and the CPU time (s)."""
+def measure_job(lab: Rehearsal, name: str, *options: str) -> tuple[float, float, float]:
+    """Run a job; return the median and the mean of its steps (ms), and the CPU time (s)."""
     before = cpu_s(lab)
     lab.run("train", *OPTIONS, "--name", name, *options, "--", *PROGRAM)
     used = cpu_s(lab) - before
@@ -43,25 +84,192 @@ def measure(lab: Rehearsal, name: str, *options: str) -> tuple[float, float, flo
     return statistics.median(steps), statistics.mean(steps), used
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("pairs", type=int, nargs="?", default=4)
-    pairs = parser.parse_args().pairs
-    kinds = {"with": ("--save-to", "s3://results/runs"), "without": ()}
+def measure_step(lab: Rehearsal, pairs: int) -> None:
+    kinds = {"with": ("--save-to", PLACE), "without": ()}
     found: dict[str, list[tuple[float, float, float]]] = {kind: [] for kind in kinds}
-    with rehearsal() as lab:
-        words = ("-o", "local.gpus=off", "-o", "job.save_to=s3://results/runs")
-        lab.run("up", "--local", "--nodes", "1", "-y", *words)
-        for number in range(pairs):
-            for kind in sorted(kinds, reverse=number % 2 == 1):
-                found[kind].append(measure(lab, f"{kind}{number}", *kinds[kind]))
+    for number in range(pairs):
+        for kind in sorted(kinds, reverse=number % 2 == 1):
+            found[kind].append(measure_job(lab, f"{kind}{number}", *kinds[kind]))
     for column, name in enumerate(("median, ms", "mean, ms", "CPU, s")):
         saved, bare = ([row[column] for row in found[kind]] for kind in ("with", "without"))
         ratios = sorted(one / other for one, other in zip(saved, bare, strict=True))
         print(
             f"{name:12}{statistics.median(saved):8.1f} with{statistics.median(bare):8.1f} without   ratio "
-            f"{statistics.median(ratios):.3f} ({ratios[0]:.3f} to {ratios[-1]:.3f}, {pairs} pairs)"
+            f"{statistics.median(ratios):.3f} ({ratios[0]:.3f} to {ratios[-1]:.3f}, {pairs} pairs)",
+            flush=True,
         )
+
+
+class Files:
+    """One set of files: `count` of `size` bytes each, up and down."""
+
+    def __init__(self, lab: Rehearsal, name: str, count: int, size: int, *, limit_s: int) -> None:
+        self._lab = lab
+        self.name, self._count, self._size, self._limit_s = name, count, size, limit_s
+        self._keys = lab.keys()
+        known = json.loads((lab.root / "home/local/daemon.json").read_text())
+        self._node_s3 = known["node_s3"]
+
+    def __str__(self) -> str:
+        return f"{self._count:,} x {self._size:,} bytes"
+
+    def on_node(self, command: str) -> list[str]:
+        """Run a shell command on the node; return the lines that it prints."""
+        lines = self._lab.run("exec", "-q", command).splitlines()
+        return [line.partition("] ")[2] for line in lines]  # behind the name of the node
+
+    def check(self, count: int) -> None:
+        """Leave where fewer files came than there are."""
+        if count < self._count:
+            sys.exit(f"only {count:,} of {self}")
+
+    def job(self, number: int) -> str:
+        """Return the name of a job of this set."""
+        return f"{self.name}{number}"
+
+    def save(self, number: int) -> float:
+        """Run the job that writes the files; return the seconds until they are saved after its end."""
+        name = self.job(number)
+        words = (name, str(self._count), str(self._size))
+        self._lab.run(
+            *("train", "write.py", "-q", "--detach", "--nproc-per-node", "1", "--save-to", PLACE),
+            *("--name", name, "--", *words),
+        )
+        try:
+            ended_at, written_at, saving = self.on_node(ENDED.format(name=name, limit=self._limit_s))
+        except subprocess.CalledProcessError:
+            return float("inf")
+        self.check(json.loads(saving)["files"])
+        return float(ended_at) - float(written_at)
+
+    def sync_up(self, number: int) -> float:
+        """Write the same files on the node and return the seconds of `aws s3 sync` of them."""
+        folder = f"copy-{self.job(number)}"
+        self.on_node(f"/opt/pytorch/bin/python write.py ~/{folder} {self._count} {self._size}")
+        return self._sync_on_node(f"~/{folder}", f"{PLACE}/{folder}")
+
+    def _sync_on_node(self, source: str, target: str) -> float:
+        command = SYNC.format(packages=PACKAGES, endpoint=self._node_s3, source=source, target=target)
+        end, start = self.on_node(command)
+        return float(end) - float(start)
+
+    def _check_on_node(self, folder: str) -> None:
+        [count] = self.on_node(f"find {folder} -type f | wc -l")
+        self.check(int(count))
+
+    def fetch(self, number: int) -> float:
+        """Return the seconds of `awsddp fetch` of a job into an empty folder."""
+        runs = self._lab.project / "runs"
+        shutil.rmtree(runs, ignore_errors=True)
+        taken = _seconds(lambda: self._lab.run("fetch", "-q", f"{PLACE}/{self.job(number)}"))
+        self.check(_count(runs))
+        return taken
+
+    def sync_down(self, number: int) -> float:
+        """Return the seconds of `aws s3 sync` of the same prefix into an empty folder."""
+        folder = self._lab.root / "fetched"
+        words = ("s3", "sync", "--only-show-errors", f"{PLACE}/{self.job(number)}", str(folder))
+        command = [str(Path(sys.executable).with_name("aws")), *words]
+        environ = {**os.environ, **self._keys}
+        taken = _seconds(lambda: subprocess.run(command, env=environ, check=True))
+        self.check(_count(folder))
+        shutil.rmtree(folder)
+        return taken
+
+    def copy_data(self, number: int) -> float:
+        """Return the seconds that the files as --data add to a job that ends at once."""
+        words = ("train", "ends.py", "-q", "--nproc-per-node", "1")
+        data = ("--data", f"{self.job(number)}={PLACE}/copy-{self.job(0)}")
+        without, with_data = (_seconds(lambda more=more: self._lab.run(*words, *more)) for more in ((), data))
+        self._check_on_node(f"~/awsddp/data/{self.job(number)}/")
+        return with_data - without
+
+    def sync_data(self, number: int) -> float:
+        """Return the seconds of `aws s3 sync` of the same files to the node."""
+        folder = f"~/down-{self.job(number)}"
+        taken = self._sync_on_node(f"{PLACE}/copy-{self.job(0)}", folder)
+        self._check_on_node(folder)
+        return taken
+
+    def forget(self) -> None:
+        """Remove what is on the node, and what was fetched."""
+        self.on_node(
+            f"rm -rf ~/copy-{self.name}* ~/down-{self.name}* ~/awsddp/data ~/awsddp/project/{self.name}*"
+        )
+        shutil.rmtree(self._lab.project / "runs", ignore_errors=True)
+
+
+def _seconds(act: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    act()
+    return time.perf_counter() - start
+
+
+def _count(folder: Path) -> int:
+    return sum(len(files) for _, _, files in os.walk(folder))
+
+
+def compare(
+    what: str, files: Files, rounds: int, ours: Callable[[int], float], theirs: Callable[[int], float]
+) -> None:
+    """Print the seconds of awsddp and of `aws s3 sync`, and their ratio; in turns one of them is first."""
+    found: list[tuple[float, float]] = []
+    for number in range(rounds):
+        acts = {"ours": ours, "theirs": theirs}
+        taken = {name: acts[name](number) for name in sorted(acts, reverse=number % 2 == 1)}
+        found.append((taken["ours"], taken["theirs"]))
+    mine, reference = (statistics.median(column) for column in zip(*found, strict=True))
+    ratios = sorted(one / other for one, other in found)
+    print(
+        f"{what:6}{files!s:>24}  awsddp {mine:7.1f} s   aws s3 sync {reference:7.1f} s   ratio "
+        f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f}, {rounds} rounds)",
+        flush=True,
+    )
+
+
+def measure_files(lab: Rehearsal, files: Files, measures: list[str], rounds: int) -> None:
+    """Compare what is asked for with one set of files."""
+    compare("saver", files, rounds, files.save, files.sync_up)
+    if "fetch" in measures:
+        compare("fetch", files, rounds, files.fetch, files.sync_down)
+    if "data" in measures:
+        compare("data", files, rounds, files.copy_data, files.sync_data)
+    files.forget()
+
+
+def main() -> None:
+    kinds = ("step", "saver", "fetch", "data")
+    parser = argparse.ArgumentParser()
+    parser.add_argument("measures", nargs="*", metavar="MEASURE", help=f"of {', '.join(kinds)}; all")
+    parser.add_argument("--pairs", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--small", type=int, default=20_000, help="files of 100 bytes")
+    parser.add_argument("--medium", type=int, default=200, help="files of 1 MB")
+    parser.add_argument("--large", type=int, default=2000, help="MB of one file")
+    parser.add_argument(
+        "--sets", nargs="+", choices=("small", "medium", "large"), default=["small", "medium", "large"]
+    )
+    parser.add_argument("--limit", type=int, default=900, help="seconds that the saver is waited for")
+    chosen = parser.parse_args()
+    measures = chosen.measures or list(kinds)
+    if strange := sorted(set(measures) - set(kinds)):
+        parser.error(f"{strange[0]} is none of {', '.join(kinds)}")
+    sizes = {
+        "small": (chosen.small, 100),
+        "medium": (chosen.medium, 1_000_000),
+        "large": (1, chosen.large * 1_000_000),
+    }
+    with rehearsal("--share", PACKAGES) as lab:
+        (lab.project / "write.py").write_text(WRITE)
+        (lab.project / "ends.py").write_text("print('ends')\n")
+        words = ("-o", "local.gpus=off", "-o", f"job.save_to={PLACE}")
+        lab.run("up", "--local", "--nodes", "1", "-y", *words)
+        lab.run("train", "ends.py", "-q", "--nproc-per-node", "1")  # what only a first job does
+        if "step" in measures:
+            measure_step(lab, chosen.pairs)
+        for name in chosen.sets if set(measures) - {"step"} else ():
+            files = Files(lab, name, *sizes[name], limit_s=chosen.limit)
+            measure_files(lab, files, measures, chosen.rounds)
 
 
 if __name__ == "__main__":

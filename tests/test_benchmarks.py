@@ -21,7 +21,7 @@ SHORTEST = {
     "own_time": "1",
     "rank_helper": "1",
     "rehearsed_gpu": "",
-    "saving": "1",
+    "saving": "--pairs 1 --rounds 1 --small 20 --medium 2 --large 20",
     "start": "1 --nodes 2",
     "startup": "1",
     "status": "1",

@@ -69,12 +69,13 @@ _ROWS = {
         "permission denied: {operation} in {where}",
         "ask for the permission, or use another --profile",
     ),
-    ("RequestLimitExceeded", "Throttling", "TooManyRequests", "EC2Throttled"): _Row(
+    ("RequestLimitExceeded", "Throttling", "TooManyRequests", "EC2Throttled", "SlowDown"): _Row(
         "throttled", "AWS throttles {operation} in {where}", "wait a minute and try again"
     ),
-    ("InternalError", "InternalFailure"): _Row(
+    ("InternalError", "InternalFailure", "RequestTimeout"): _Row(
         "unavailable", "AWS failed at {operation} in {where}", "try again in a minute"
     ),
+    ("RequestTimeTooSkewed",): _SKEWED,
     ("OptInRequired",): _Row(next="enable the region, or accept the image's terms, in the AWS console"),
     ("PendingVerification",): _Row(
         next="AWS is verifying the account here: wait for its email, or use another --region"

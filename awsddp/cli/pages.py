@@ -10,7 +10,17 @@ from msgspec import UNSET, UnsetType
 from awsddp.cli.command_line import named
 from awsddp.cli.render import line, place_name, table
 from awsddp.records import ACTIVE, Cause, JobRecord
-from awsddp.report import age, counted, duration, elapsed, money, node_name, rank_columns, size_text
+from awsddp.report import (
+    age,
+    counted,
+    duration,
+    elapsed,
+    money,
+    node_name,
+    rank_columns,
+    saving_text,
+    size_text,
+)
 
 if TYPE_CHECKING:
     from awsddp import returns
@@ -49,6 +59,7 @@ def cluster_page(cluster: "returns.ClusterDocument") -> None:
     if cluster.jobs:
         rows = [(job.job, _seen(job), _job_place(job), _progress(job)) for job in cluster.jobs]
         table(("job", "state", "results", "progress"), rows)
+        line(*_saving(cluster.jobs))
     line(_cost(cluster))
     budget, cost = cluster.budget_usd, cluster.cost_usd
     if budget and cost is not None and cost >= _BUDGET_WARNING * budget:
@@ -78,6 +89,15 @@ def _state(job: "returns.SeenJob | returns.ListedJob") -> str:
     return job.state if job.reported or job.state not in ACTIVE else f"seen {job.state}"
 
 
+def _saving(jobs: "Sequence[returns.SeenJob | returns.ListedJob]") -> list[str]:
+    """Return how far the results of jobs are in S3, of those whose nodes have just said so and go on."""
+    return [
+        f"{job.job} saves to {job.save_to}/{job.job}: {saving_text(job.saving)}"
+        for job in jobs
+        if job.reported and job.saving is not None and not job.saving.is_whole
+    ]
+
+
 def _seen(job: "returns.SeenJob") -> str:
     """Return a job's state, and for one that runs how long ago it was seen to."""
     is_seen = _state(job) == "seen running" and job.last_seen
@@ -86,6 +106,8 @@ def _seen(job: "returns.SeenJob") -> str:
 
 def _job_place(job: "returns.SeenJob") -> str:
     """Return where a job's results are; a folder that has the job's name is not repeated."""
+    if not job.fetched and job.saving is not None and job.saving.is_whole:
+        return f"in {job.save_to}/"
     if not job.fetched:
         return _incomplete(job) or "on the nodes"
     folder, _, name = job.home.rpartition("/")
@@ -199,6 +221,7 @@ def jobs_page(found: "returns.JobsDocument", *, verbose: bool = False, chosen: b
         second, last = ("arguments", "progress") if chosen else ("age", "progress, or cause")
         rows = [_job_row(job, chosen) for job in found.jobs]
         table(("job", "state", second, "time", "loss", "cost", last), rows, cut=not chosen)
+        line(*_saving(found.jobs))
     else:
         line(named("No jobs yet. Start one: awsddp train"))
     for job in found.jobs if verbose else ():

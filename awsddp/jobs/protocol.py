@@ -58,7 +58,7 @@ _MODULES = (
 # Those of supervisor/saver.py, which runs in a Python of its own.
 SAVER = (
     *("requests", "job_causes", "folder", "checkpoints", "walk", "manifest", "objects"),
-    *("shelf", "trial", "saver"),
+    *("pages", "shelf", "trial", "saver"),
 )
 _PACKAGE = "awsddp.jobs.supervisor"
 

@@ -9,7 +9,7 @@ import msgspec
 from awsddp.answers import NodeJob, RankLine
 from awsddp.errors import ConfigError, NotFoundError
 from awsddp.records import ACTIVE, MOST_LINES, Cause, JobRecord, RankProgress, Saving
-from awsddp.report import iso, node_name
+from awsddp.report import iso
 
 _MOST_CHARACTERS = 4000
 _PACE = ("step", "steps_per_second")
@@ -63,14 +63,15 @@ def _saving(told: Mapping[int, NodeJob], *, lacking: Collection[int]) -> Saving 
     found = [one.saving for one in told.values() if one.saving is not None]
     if not found:
         return None
-    silent = f"{', '.join(map(node_name, sorted(lacking)))} cannot be asked" if lacking else ""
     return Saving(
         files=sum(one.files for one in found),
         bytes=sum(one.bytes for one in found),
         pending_files=sum(one.pending_files for one in found),
         pending_bytes=sum(one.pending_bytes for one in found),
-        error=next((one.error for one in found if one.error), silent),
+        error=next((one.error for one in found if one.error), ""),
         ended=len(found) == len(told) and all(one.ended for one in found),
+        silent_s=max(one.silent_s for one in found),
+        unasked=tuple(sorted(lacking)),
     )
 
 

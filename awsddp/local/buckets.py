@@ -10,6 +10,7 @@ import base64
 import hashlib
 import shutil
 import socket
+import sys
 import threading
 import time
 import traceback
@@ -25,20 +26,35 @@ from moto.core.exceptions import ServiceException
 from moto.core.models import DEFAULT_ACCOUNT_ID
 from moto.core.serialize import S3Serializer
 from moto.core.utils import get_service_model
-from moto.iam.access_control import S3IAMRequest
 from werkzeug.exceptions import NotFound
 from werkzeug.http import parse_range_header
 from werkzeug.wrappers import Response
 
-from awsddp.local import faults, requests
-from awsddp.local.emulator import USER, Emulator
+from awsddp.local import faults
+from awsddp.local.emulator import Emulator
 from awsddp.local.faults import Faults
+from awsddp.local.listing import Listing
 from awsddp.local.machine import write_json
 from awsddp.local.requests import Refusal, internal_error
-from awsddp.local.s3 import BODIES, NAME, Bucket, Call, Stored, check_condition, description, exactly, read
+from awsddp.local.s3 import (
+    BODIES,
+    NAME,
+    Bucket,
+    Call,
+    Stored,
+    check_condition,
+    description,
+    exactly,
+    identify,
+    named_parts,
+    no_such_key,
+    part_number,
+    read,
+)
 
 PAGE = 1000
 PART_AT_LEAST = 5 << 20
+LAST = chr(sys.maxunicode)
 PUBLIC = ("HeadBucket", "ListObjectsV2", "GetObject", "HeadObject")
 
 
@@ -50,9 +66,13 @@ class Buckets:
         self._emulator = emulator
         self._faults = faults
         self._lock = threading.Lock()
+        self._by_key: dict[str, Listing] = {}
+        self._begun: dict[str, Listing] = {}
         self._unfinished = unfinished
         shutil.rmtree(unfinished, ignore_errors=True)
-        unfinished.mkdir()
+        unfinished.mkdir(mode=0o700)
+        if folder.exists():
+            folder.chmod(0o700)
 
     def __call__(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         try:
@@ -76,7 +96,7 @@ class Buckets:
     def _answer(self, call: Call) -> Response:
         with self._emulator.lock:
             if "authorization" in call.headers:
-                _identify(call)
+                identify(call)
             fault = self._faults.strike(call.operation, (call.bucket, call.key, call.region))
         effect, seconds = (fault.effect, fault.seconds) if fault else ("", 0.0)
         if fault and effect not in faults.CALL_EFFECTS:
@@ -144,8 +164,9 @@ class Buckets:
                 if self._bucket(call.bucket).owner == DEFAULT_ACCOUNT_ID:
                     raise Refusal("BucketAlreadyOwnedByYou", "The bucket that you tried to create is yours.")
                 raise Refusal("BucketAlreadyExists", "The requested bucket name is not available.")
-            for name in ("objects", "uploads"):
-                (at / name).mkdir(parents=True)
+            self._folder.mkdir(mode=0o700, exist_ok=True)
+            for one in (at, at / "objects", at / "uploads"):
+                one.mkdir(mode=0o700)
             made = Bucket(region, DEFAULT_ACCOUNT_ID, time.time())
             write_json(at / "bucket.json", msgspec.to_builtins(made))
         return {"Location": f"/{call.bucket}"}
@@ -154,6 +175,8 @@ class Buckets:
         with self._lock:
             if any((self._folder / call.bucket / "objects").iterdir()):
                 raise Refusal("BucketNotEmpty", "The bucket you tried to delete is not empty")
+            self._by_key.pop(call.bucket, None)
+            self._begun.pop(call.bucket, None)
             shutil.rmtree(self._folder / call.bucket)
 
     def _head_bucket(self, call: Call) -> None:
@@ -171,38 +194,48 @@ class Buckets:
         self._change(call, public=call.asked["ACL"] == "public-read")
 
     def _list_objects_v2(self, call: Call) -> dict[str, Any]:
-        delimiter, start = call.asked.get("Delimiter", ""), len(call.asked.get("Prefix", ""))
-        room = min(call.asked.get("MaxKeys", PAGE), PAGE)
-        token = base64.urlsafe_b64decode(call.asked.get("ContinuationToken", ""))
-        entries: dict[str, Stored | None] = {}  # None: of a common prefix
-        for one, _ in self._stored(call, "objects/*"):
-            end = one.key.find(delimiter, start) if delimiter else -1
-            name = one.key if end < 0 else one.key[: end + len(delimiter)]
-            if name.encode() > token:
-                entries[name] = one if end < 0 else None
-        page = list(entries)[:room]
-        more = len(entries) > len(page) > 0
+        asked = call.asked
+        try:
+            after = base64.urlsafe_b64decode(asked.get("ContinuationToken", "")).decode()
+        except ValueError:
+            raise Refusal("InvalidArgument", "The continuation token provided is incorrect") from None
+        with self._lock:
+            page, more = self._objects(call.bucket).page(
+                asked.get("Prefix", ""),
+                after=after,
+                room=min(asked.get("MaxKeys", PAGE), PAGE),
+                delimiter=asked.get("Delimiter", ""),
+            )
         contents = [
-            {"Key": call.shown(name), "Size": it.size, "ETag": it.tag, "LastModified": it.modified}
-            for name in page
-            if (it := entries[name])
+            {"Key": call.shown(name), "Size": one.size, "ETag": one.tag, "LastModified": one.modified}
+            for name, one in page.items()
+            if one
         ]
+        token = base64.urlsafe_b64encode(list(page)[-1].encode()).decode() if more else None
         return {
-            "EncodingType": call.asked.get("EncodingType"),
+            "EncodingType": asked.get("EncodingType"),
             "KeyCount": len(page),
             "IsTruncated": more,
-            "NextContinuationToken": base64.urlsafe_b64encode(page[-1].encode()).decode() if more else None,
+            "NextContinuationToken": token,
             "Contents": contents,
-            "CommonPrefixes": [{"Prefix": call.shown(name)} for name in page if entries[name] is None],
+            "CommonPrefixes": [{"Prefix": call.shown(name)} for name, one in page.items() if one is None],
         }
 
-    def _stored(self, call: Call, pattern: str) -> list[tuple[Stored, Path]]:
-        """The descriptions in a bucket's files whose key has the prefix that is asked for, in their order."""
-        prefix = call.asked.get("Prefix", "")
-        with self._lock:
-            every = [(read(path), path) for path in (self._folder / call.bucket).glob(pattern)]
-        found = [one for one in every if one[0].key.startswith(prefix)]
-        return sorted(found, key=lambda one: (one[0].key.encode(), one[0].modified))
+    def _objects(self, bucket: str) -> Listing:
+        """The objects of a bucket by their keys. Whoever calls holds the lock."""
+        if bucket not in self._by_key:
+            every = map(read, (self._folder / bucket / "objects").iterdir())
+            self._by_key[bucket] = Listing({one.key: one for one in every})
+        return self._by_key[bucket]
+
+    def _uploads(self, bucket: str) -> Listing:
+        """The uploads of a bucket that are not complete, by key and id. Whoever calls holds the lock."""
+        if bucket not in self._begun:
+            every = (self._folder / bucket).glob("uploads/*/upload")
+            self._begun[bucket] = Listing(
+                {_named(one.key, path.parent): one for path in every if (one := read(path))}
+            )
+        return self._begun[bucket]
 
     def _object(self, call: Call) -> Path:
         """The file of an object, which may not be there."""
@@ -218,7 +251,7 @@ class Buckets:
         except FileNotFoundError:
             if call.found is not None and not call.found.public:
                 call.may("ListObjectsV2", call.bucket)
-            raise Refusal("NoSuchKey", "The specified key does not exist.") from None
+            raise no_such_key() from None
         one = description(file)
         check_condition(call.asked.get("IfMatch", one.tag).strip('"') == one.tag.strip('"'))
         found = {**one.kept, "ETag": one.tag, "LastModified": one.modified}
@@ -237,6 +270,7 @@ class Buckets:
 
     def _delete_object(self, call: Call) -> None:
         with self._lock:
+            self._objects(call.bucket).drop(call.key)
             self._object(call).unlink(missing_ok=True)
 
     def _upload(self, call: Call) -> Path:
@@ -249,32 +283,66 @@ class Buckets:
         raise Refusal("NoSuchUpload", "The specified multipart upload does not exist.")
 
     def _create_multipart_upload(self, call: Call) -> dict[str, Any]:
-        at = self._folder / call.bucket / "uploads" / uuid.uuid4().hex
-        at.mkdir()
+        name = f"{time.time_ns():016x}{uuid.uuid4().hex[:16]}"  # those of one key are listed in their order
+        at = self._folder / call.bucket / "uploads" / name
+        at.mkdir(mode=0o700)
+        one = Stored(call.key, kept=call.kept())
         with self._temporary() as file:
-            self._keep(call, file, Stored(call.key, kept=call.kept()), at / "upload")
+            self._keep(call, file, one, at / "upload")
         return {"Bucket": call.bucket, "Key": call.key, "UploadId": at.name}
 
     def _list_multipart_uploads(self, call: Call) -> dict[str, Any]:
+        asked, key = call.asked, call.asked.get("KeyMarker", "")
+        after = f"{key}\0{asked.get('UploadIdMarker', LAST)}" if key else ""
+        room = min(asked.get("MaxUploads", PAGE), PAGE)
+        with self._lock:
+            page, more = self._uploads(call.bucket).page(asked.get("Prefix", ""), after=after, room=room)
         listed = [
-            {"Key": call.shown(one.key), "UploadId": path.parent.name, "Initiated": one.modified}
-            for one, path in self._stored(call, "uploads/*/upload")
+            {"Key": call.shown(one.key), "UploadId": name.rpartition("\0")[2], "Initiated": one.modified}
+            for name, one in page.items()
+            if one
         ]
-        coded = call.asked.get("EncodingType")
-        return {"Bucket": call.bucket, "IsTruncated": False, "Uploads": listed, "EncodingType": coded}
+        last = listed[-1] if more else {}
+        return {
+            "Bucket": call.bucket,
+            "IsTruncated": more,
+            "NextKeyMarker": last.get("Key"),
+            "NextUploadIdMarker": last.get("UploadId"),
+            "Uploads": listed,
+            "EncodingType": asked.get("EncodingType"),
+        }
 
     def _upload_part(self, call: Call) -> dict[str, Any]:
-        return self._receive(call, self._upload(call) / str(call.asked["PartNumber"]))
+        return self._receive(call, self._upload(call) / str(part_number(call)))
+
+    def _list_parts(self, call: Call) -> dict[str, Any]:
+        at, after = self._upload(call), call.asked.get("PartNumberMarker", 0)
+        room = min(call.asked.get("MaxParts", PAGE), PAGE)
+        with self._lock:
+            numbers = sorted(int(path.name) for path in at.iterdir() if path.name.isdigit())
+            page = [number for number in numbers if number > after][:room]
+            parts = [(number, read(at / str(number))) for number in page]
+        return {
+            **{name: call.asked[name] for name in ("Bucket", "Key", "UploadId")},
+            "PartNumberMarker": after,
+            "NextPartNumberMarker": page[-1] if page else 0,
+            "MaxParts": room,
+            "IsTruncated": bool(page) and page[-1] != numbers[-1],
+            "Parts": [
+                {"PartNumber": number, "Size": one.size, "ETag": one.tag, "LastModified": one.modified}
+                for number, one in parts
+            ],
+        }
 
     def _complete_multipart_upload(self, call: Call) -> dict[str, Any]:
         at, md5, sizes = self._upload(call), hashlib.md5(), list[int]()
         with self._temporary() as file:
-            for named in call.asked["MultipartUpload"]["Parts"]:
+            for number, tag in named_parts(call):
                 if sizes and sizes[-1] < PART_AT_LEAST:
                     raise Refusal("EntityTooSmall", "A part but the last is smaller than 5 MiB")
-                with suppress(FileNotFoundError), (at / str(named["PartNumber"])).open("rb") as part:
+                with suppress(FileNotFoundError), (at / str(number)).open("rb") as part:
                     one = description(part)
-                    if (tag := one.tag.strip('"')) == named["ETag"].strip('"'):
+                    if one.tag.strip('"') == tag:
                         for data in exactly(part, one.size):
                             file.write(data)
                         md5.update(bytes.fromhex(tag))
@@ -284,13 +352,19 @@ class Buckets:
             tag = f'"{md5.hexdigest()}-{len(sizes)}"'
             whole = Stored(call.key, sum(sizes), tag, kept=read(at / "upload").kept)
             self._keep(call, file, whole, self._object(call))
-        with self._lock:
-            shutil.rmtree(at, ignore_errors=True)
+        with self._lock, suppress(Refusal):  # it was given up meanwhile
+            self._forget(call)
         return {"Bucket": call.bucket, "Key": call.key, "ETag": tag}
 
     def _abort_multipart_upload(self, call: Call) -> None:
         with self._lock:
-            shutil.rmtree(self._upload(call))
+            self._forget(call)
+
+    def _forget(self, call: Call) -> None:
+        """Remove an upload. Raises Refusal where there is none."""
+        at = self._upload(call)
+        self._uploads(call.bucket).drop(_named(call.key, at))
+        shutil.rmtree(at)
 
     def _receive(self, call: Call, at: Path) -> dict[str, Any]:
         with self._temporary() as file:
@@ -302,7 +376,8 @@ class Buckets:
     def _temporary(self) -> Iterator[IO[bytes]]:
         path = self._unfinished / uuid.uuid4().hex
         try:
-            with path.open("xb") as file:
+            path.touch(mode=0o600, exist_ok=False)
+            with path.open("r+b") as file:
                 yield file
         finally:
             path.unlink(missing_ok=True)
@@ -316,29 +391,35 @@ class Buckets:
         file.write(text + len(text).to_bytes(8))
         file.flush()
         with self._lock:
-            check_condition("IfNoneMatch" not in call.asked or not at.exists())
+            self._check_conditions(call, at)
             try:
                 Path(file.name).rename(at)
             except FileNotFoundError:
                 self._bucket(call.bucket)
                 self._upload(call)
                 raise
+            if at == self._object(call):
+                self._objects(call.bucket).put(call.key, stored)
+            elif at.name == "upload":
+                self._uploads(call.bucket).put(_named(call.key, at.parent), stored)
+
+    def _check_conditions(self, call: Call, at: Path) -> None:
+        """Compare the object that is there with what the caller expects. Raises Refusal where it is not so.
+
+        https://docs.aws.amazon.com/AmazonS3/latest/userguide/conditional-writes.html
+        """
+        check_condition("IfNoneMatch" not in call.asked or not at.exists())
+        if (wanted := call.asked.get("IfMatch")) is not None:
+            call.may("GetObject", f"{call.bucket}/{call.key}")
+            try:
+                check_condition(read(at).tag.strip('"') == wanted.strip('"'))
+            except FileNotFoundError:
+                raise no_such_key() from None
 
 
-def _identify(call: Call) -> None:
-    """Find who signed a request, and which policies hold for them. Raises ServiceException for nobody."""
-    match = requests.SCOPE.fullmatch(call.headers["authorization"])
-    if match is None or match[3] != "s3":
-        raise Refusal("AuthorizationHeaderMalformed", "The authorization header is malformed.")
-    if abs(requests.seconds_late(call.environ)) > requests.SIGNED_FOR_S:
-        why = "The difference between the request time and the server's is too large."
-        raise Refusal("RequestTimeTooSkewed", why, status="403")
-    key = requests.find_signer(call.environ, S3IAMRequest, url=f"http://local{call.environ['RAW_URI']}")
-    call.caller, call.region = key.arn, match[2]
-    if not key.arn.endswith(f":user/{USER}"):
-        call.policies = []
-        with suppress(ServiceException):  # the role is gone
-            call.policies = key.collect_policies()
+def _named(key: str, upload: Path) -> str:
+    """What an upload is called among those of its bucket."""
+    return f"{key}\0{upload.name}"
 
 
 def hang_up(environ: dict[str, Any]) -> None:

@@ -76,6 +76,7 @@ def serve(place: Place) -> None:
     from awsddp.local.faults import Faults
     from awsddp.local.front import Front, serve_nodes
     from awsddp.local.lifecycle import Lifecycle
+    from awsddp.local.serving import Handler
 
     gc.freeze()
     gc.enable()
@@ -95,7 +96,7 @@ def serve(place: Place) -> None:
     port = int(earlier.get("port", 0))
     logging.getLogger("werkzeug").setLevel(logging.ERROR)  # no line for each request
     try:
-        server = make_server("127.0.0.1", port, front, threaded=True)
+        server = make_server("127.0.0.1", port, front, threaded=True, request_handler=Handler)
     except (OSError, SystemExit) as error:  # werkzeug prints the error and leaves
         raise LocalCloudError(
             f"the local cloud's port {port} is taken",

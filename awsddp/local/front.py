@@ -39,6 +39,7 @@ from awsddp.local.lifecycle import Lifecycle
 from awsddp.local.network import METADATA_ADDRESS, NAMESPACES
 from awsddp.local.offers import Call
 from awsddp.local.requests import Refusal, Request, answered, internal_error
+from awsddp.local.serving import Handler
 from awsddp.records import read_numbers
 from awsddp.returns import Fault
 
@@ -389,7 +390,9 @@ def serve_nodes(application: Any, namespace: str, port: int) -> None:
     """
     with ThreadPoolExecutor(1) as alone:  # a thread that ends in the namespace
         listening = alone.submit(_listen, namespace, port).result()
-    server = make_server(METADATA_ADDRESS, port, application, threaded=True, fd=listening.detach())
+    server = make_server(
+        METADATA_ADDRESS, port, application, threaded=True, request_handler=Handler, fd=listening.detach()
+    )
     threading.Thread(target=server.serve_forever, name=f"port-{port}", daemon=True).start()
 
 

@@ -6,6 +6,7 @@ https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_policies_evaluation-l
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,7 @@ _OWN = (
 ACTIONS = {
     "ListBuckets": "s3:ListAllMyBuckets",
     "ListMultipartUploads": "s3:ListBucketMultipartUploads",
+    "ListParts": "s3:ListMultipartUploadParts",
     **{f"{verb}BucketLifecycleConfiguration": f"s3:{verb}LifecycleConfiguration" for verb in ("Get", "Put")},
     **dict.fromkeys(("HeadBucket", "ListObjectsV2"), "s3:ListBucket"),
     "HeadObject": "s3:GetObject",
@@ -32,6 +34,7 @@ ACTIONS = {
 }
 """The operations of S3 that are carried out, and the right that each needs."""
 
+_SPECIAL = re.compile(r"\$\{([*?$])\}")
 DENIED = {
     "implicitDeny": "because no identity-based policy allows the {} action",
     "explicitDeny": "with an explicit deny in an identity-based policy",
@@ -84,13 +87,22 @@ def _names(statement: dict[str, Any], element: str, value: str) -> bool:
 
 
 def _like(value: str, patterns: str | list[str]) -> bool:
-    """Whether one of the patterns fits; `*` and `?` stand for anything."""
-    return any(fnmatchcase(value, one.replace("[", "[[]")) for one in _listed(patterns))
+    """Whether one of the patterns fits; `*` and `?` stand for anything, `${*}` for a `*`, and so on.
+
+    https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_policies_variables.html#policy-vars-specialchars
+    """
+    plain = (_SPECIAL.sub(r"[\1]", one.replace("[", "[[]")) for one in _listed(patterns))
+    return any(fnmatchcase(value, one) for one in plain)
+
+
+def _equals(value: str, wanted: str | list[str]) -> bool:
+    """Whether it is one of the texts."""
+    return value in (_SPECIAL.sub(r"\1", one) for one in _listed(wanted))
 
 
 def _holds(statement: dict[str, Any], context: Mapping[str, str]) -> bool:
     """Whether the conditions of a statement are met, all of them."""
-    known = {"StringEquals": lambda value, wanted: value in _listed(wanted), "StringLike": _like}
+    known = {"StringEquals": _equals, "StringLike": _like}
     return all(
         operator in known and name in context and known[operator](context[name], wanted)
         for operator, names in statement.get("Condition", {}).items()

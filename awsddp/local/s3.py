@@ -5,10 +5,12 @@ from __future__ import annotations
 import base64
 import hashlib
 import io
+import itertools
 import re
 import time
 import zlib
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -16,23 +18,29 @@ from typing import IO, Any
 from urllib.parse import quote
 
 import msgspec
+from moto.core.exceptions import ServiceException
 from moto.core.parse import RequestParserError, RestXMLParser
 from moto.core.request import Request
 from moto.core.routing import get_service_router
-from werkzeug.datastructures import Headers
+from moto.iam.access_control import S3IAMRequest
 
-from awsddp.local import rights
+from awsddp.local import requests, rights
+from awsddp.local.emulator import USER
 from awsddp.local.requests import Refusal
 
 CHUNK = 1 << 20
+MOST_PARTS = 10_000
 NAME = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 BODIES = ("GetObject", "PutObject", "UploadPart")
 TAKEN = {
     *("Bucket", "Key", "ContentLength", "ContentType", "ContentEncoding", "ContentMD5", "Metadata", "Range"),
-    *("RequestPayer", "Prefix", "Delimiter", "MaxKeys", "ContinuationToken", "EncodingType", "UploadId"),
+    *("RequestPayer", "Prefix", "MaxKeys", "ContinuationToken", "EncodingType", "UploadId"),
     *("MultipartUpload", "CreateBucketConfiguration", "LifecycleConfiguration", "MaxBuckets"),
-    *("GetObject.IfMatch", "PutObject.IfNoneMatch", "CompleteMultipartUpload.IfNoneMatch"),
-    *("UploadPart.PartNumber", "PutBucketAcl.ACL"),
+    *(f"{name}.IfMatch" for name in ("GetObject", "HeadObject", "PutObject", "CompleteMultipartUpload")),
+    *("PutObject.IfNoneMatch", "CompleteMultipartUpload.IfNoneMatch"),
+    *("ListObjectsV2.Delimiter", "ListMultipartUploads.KeyMarker"),
+    *("ListMultipartUploads.UploadIdMarker", "ListMultipartUploads.MaxUploads"),
+    *("UploadPart.PartNumber", "PutBucketAcl.ACL", "ListParts.PartNumberMarker", "ListParts.MaxParts"),
 }
 """The parameters that are carried out, of all operations or of one, beside checksums."""
 VALUES = {
@@ -40,6 +48,22 @@ VALUES = {
     "ContentEncoding": ("aws-chunked",),
     "IfNoneMatch": ("*",),
 }
+
+
+class Headers(dict[str, str]):
+    """The headers of a request; the case of their names does not matter. moto looks up 50 of them."""
+
+    def __setitem__(self, name: str, value: str) -> None:
+        super().__setitem__(name.lower(), value)
+
+    def __getitem__(self, name: str) -> str:
+        return super().__getitem__(name.lower())
+
+    def __contains__(self, name: object) -> bool:
+        return super().__contains__(str(name).lower())
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return super().get(name.lower(), default)
 
 
 class Bucket(msgspec.Struct, frozen=True):
@@ -166,10 +190,60 @@ class Call:
         return size, f'"{md5.hexdigest()}"'
 
 
+def identify(call: Call) -> None:
+    """Find who signed a request, and which policies hold for them. Raises ServiceException for nobody."""
+    match = requests.SCOPE.fullmatch(call.headers["authorization"])
+    if match is None or match[3] != "s3":
+        raise Refusal("AuthorizationHeaderMalformed", "The authorization header is malformed.")
+    if abs(requests.seconds_late(call.environ)) > requests.SIGNED_FOR_S:
+        why = "The difference between the request time and the server's is too large."
+        raise Refusal("RequestTimeTooSkewed", why, status="403")
+    key = requests.find_signer(call.environ, S3IAMRequest, url=f"http://local{call.environ['RAW_URI']}")
+    call.caller, call.region = key.arn, match[2]
+    if not key.arn.endswith(f":user/{USER}"):
+        call.policies = []
+        with suppress(ServiceException):  # the role is gone
+            call.policies = key.collect_policies()
+
+
 def check_condition(holds: bool) -> None:
     """Raise Refusal where what is under a key is not what the caller expects there."""
     if not holds:
-        raise Refusal("PreconditionFailed", "At least one of the pre-conditions you specified did not hold")
+        why = "At least one of the pre-conditions you specified did not hold"
+        raise Refusal("PreconditionFailed", why, status="412")
+
+
+def no_such_key() -> Refusal:
+    """The refusal of a key that has no object."""
+    return Refusal("NoSuchKey", "The specified key does not exist.", status="404")
+
+
+def part_number(call: Call) -> int:
+    """The number of the part that is uploaded. Raises Refusal for one that no part can have."""
+    number: int = call.asked["PartNumber"]
+    if not 1 <= number <= MOST_PARTS:
+        why = f"Part number must be an integer between 1 and {MOST_PARTS}, inclusive"
+        raise Refusal("InvalidArgument", why)
+    return number
+
+
+def named_parts(call: Call) -> list[tuple[int, str]]:
+    """Number and ETag of each part that completes an upload.
+
+    :raises Refusal: there is none, one lacks a number or an ETag, or they are not in order.
+    """
+    try:
+        listed = call.asked["MultipartUpload"]["Parts"]
+        named = [(one["PartNumber"], one["ETag"].strip('"')) for one in listed]
+    except KeyError:
+        named = []
+    if not named:
+        why = "The XML you provided was not well-formed or did not validate against our published schema"
+        raise Refusal("MalformedXML", why)
+    if any(one >= other for (one, _), (other, _) in itertools.pairwise(named)):
+        why = "The list of parts was not in ascending order. Parts must be ordered by part number."
+        raise Refusal("InvalidPartOrder", why)
+    return named
 
 
 def _lacking(what: str) -> Refusal:

@@ -22,6 +22,7 @@ empty takes its statement, or its condition, with it. Sources, by statement:
 """
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -95,7 +96,7 @@ def _saved(job: JobSpec) -> list[tuple[str, str]]:
 def _objects(places: Iterable[tuple[str, str]], actions: Iterable[str]) -> Iterator[dict[str, Any]]:
     """Yield what allows the actions on the objects of these places, and to list them and no others."""
     for bucket, prefix in places:
-        below = f"{prefix}/*" if prefix else "*"
+        below = f"{_literal(prefix)}/*" if prefix else "*"
         yield {"Effect": "Allow", "Action": list(actions), "Resource": [f"arn:aws:s3:::{bucket}/{below}"]}
         yield {
             "Effect": "Allow",
@@ -103,6 +104,14 @@ def _objects(places: Iterable[tuple[str, str]], actions: Iterable[str]) -> Itera
             "Resource": [f"arn:aws:s3:::{bucket}"],
             "Condition": {"StringLike": {"s3:prefix": [below]}},
         }
+
+
+def _literal(text: str) -> str:
+    """Return a name as it stands in a policy where it means itself: `*`, `?` and `${` have a meaning there.
+
+    https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_policies_variables.html#policy-vars-specialchars
+    """
+    return re.sub(r"[*?$]", r"${\g<0>}", text)
 
 
 def _uploads(job: JobSpec) -> Iterator[dict[str, Any]]:
@@ -132,15 +141,15 @@ def _filled(part: Any, facts: Mapping[str, tuple[str, ...]]) -> Any:
 def _facts(spec: ClusterSpec) -> dict[str, tuple[str, ...]]:
     """Return the values of each fact that the template knows; of one that only holds or not, a single ""."""
     access, capacity, network = spec.access, spec.capacity, spec.network
-    reserved, kms_key = capacity.reservation, access.kms_key or ""
+    reserved, kms_key = capacity.reservation, _literal(access.kms_key or "")
     place, _, alias = kms_key.rpartition("alias/")
     by_alias = alias != kms_key
     named = {
-        "subnet": network.subnet or "*",
-        "security group": network.security_group,
-        "reservation": reserved,
-        "key": access.key,
-        "profile": _arn("iam::*:instance-profile", access.instance_profile),
+        "subnet": _literal(network.subnet or "") or "*",
+        "security group": _literal(network.security_group or ""),
+        "reservation": _literal(reserved or ""),
+        "key": _literal(access.key or ""),
+        "profile": _arn("iam::*:instance-profile", _literal(access.instance_profile or "")),
         "disk key": f"{place or 'arn:aws:kms:*:*:'}key/*" if by_alias else _arn("kms:*:*:key", kms_key),
         "disk key alias": alias if by_alias else None,
     }
@@ -156,7 +165,8 @@ def _facts(spec: ClusterSpec) -> dict[str, tuple[str, ...]]:
         "ssm": network.jump == SSM,
     }
     image = (spec.cluster.image or "").removeprefix("resolve:ssm:")
-    parameters = DLAMI_PARAMETERS if spec.cluster.image is None else (image,) if image[:1] == "/" else ()
+    named_parameter = (_literal(image),) if image[:1] == "/" else ()
+    parameters = DLAMI_PARAMETERS if spec.cluster.image is None else named_parameter
     return {
         "image parameter": parameters,
         **{fact: (value,) if value else () for fact, value in named.items()},

@@ -147,17 +147,36 @@ def test_a_refusal_says_what_why_and_what_next(aws: Aws, cloud: Cloud) -> None:
         assert caught.value.next
 
 
+@pytest.mark.parametrize("code", ["SignatureDoesNotMatch", "RequestTimeTooSkewed"])
 @pytest.mark.parametrize(("minutes", "told"), [(10, "600 s behind AWS's"), (-10, "600 s ahead of AWS's")])
-def test_a_wrong_clock_is_named_where_aws_refuses_the_signature(minutes: int, told: str) -> None:
+def test_a_wrong_clock_is_named_where_aws_refuses_the_signature(minutes: int, told: str, code: str) -> None:
     now = datetime(2026, 11, 21, 8, 45, tzinfo=UTC)
     headers = {"date": format_datetime(now + timedelta(minutes=minutes))}
     reply: Any = {
-        "Error": {"Code": "SignatureDoesNotMatch", "Message": "Signature expired"},
+        "Error": {"Code": code, "Message": "Signature expired"},
         "ResponseMetadata": {"HTTPHeaders": headers, "HTTPStatusCode": 403},
     }
     error = translate(ClientError(reply, "RunInstances"), "RunInstances", where="us-east-1", now=now)
     assert "clock" in error.message
     assert told in error.why
+    assert "timedatectl" in error.next
+
+
+def test_s3_says_that_a_clock_is_wrong_where_its_answer_has_no_date() -> None:
+    reply: Any = {"Error": {"Code": "RequestTimeTooSkewed", "Message": "The difference is too large"}}
+    error = translate(ClientError(reply, "GetObject"), "GetObject", where="s3://runs/j")
+    assert ("clock" in error.message, error.kind) == (True, "credentials")
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [("SlowDown", "throttled"), ("ServiceUnavailable", "unavailable"), ("RequestTimeout", "unavailable")],
+)
+def test_what_s3_refuses_for_a_moment_may_be_tried_again(code: str, kind: str) -> None:
+    status = 400 if code == "RequestTimeout" else 503
+    reply: Any = {"Error": {"Code": code, "Message": "later"}, "ResponseMetadata": {"HTTPStatusCode": status}}
+    error = translate(ClientError(reply, "GetObject"), "GetObject", where="s3://runs/j")
+    assert (error.kind, error.retryable) == (kind, True)
 
 
 def test_every_call_is_told_with_its_request_id_and_no_secret(cloud: Cloud) -> None:

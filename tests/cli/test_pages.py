@@ -9,7 +9,7 @@ from test_make_plan import plan as planned
 from awsddp.cli.doctor_page import checks_page
 from awsddp.cli.pages import cluster_page, job_lines, ranks_table, sync_page
 from awsddp.cli.plan_page import plan_page
-from awsddp.records import JobState, widened
+from awsddp.records import JobState, Saving, widened
 from awsddp.report import iso
 from awsddp.returns import JobDocument, SeenJob
 from tests.records import read
@@ -20,6 +20,11 @@ def job(state: JobState, **more: object) -> JobDocument:
 
 
 def shown(capsys: pytest.CaptureFixture[str], **seen: object) -> str:
+    return status(capsys, job("running"), **seen)[0]
+
+
+def status(capsys: pytest.CaptureFixture[str], of: JobDocument, **seen: object) -> list[str]:
+    """Return what `status` shows of a job: its row, and the lines after it."""
     cluster_page(
         read(
             {
@@ -29,7 +34,7 @@ def shown(capsys: pytest.CaptureFixture[str], **seen: object) -> str:
                 "region": "here",
                 "instance_type": "g6.xlarge",
                 "nodes": [],
-                "jobs": [widened(SeenJob, job("running"), fetched=False, **seen)],
+                "jobs": [widened(SeenJob, of, fetched=False, **seen)],
                 "price_usd_per_hour": 1.0,
                 "cost_usd": 1.0,
                 "budget_usd": None,
@@ -38,7 +43,8 @@ def shown(capsys: pytest.CaptureFixture[str], **seen: object) -> str:
             }
         )
     )
-    return next(line for line in capsys.readouterr().out.splitlines() if line.startswith("j "))
+    lines = capsys.readouterr().out.splitlines()
+    return lines[next(at for at, line in enumerate(lines) if line.startswith("j ")) :]
 
 
 def test_job_that_runs_is_told_as_its_nodes_tell_it_or_as_last_seen(
@@ -50,6 +56,37 @@ def test_job_that_runs_is_told_as_its_nodes_tell_it_or_as_last_seen(
     before = datetime.now(UTC) - timedelta(hours=2, minutes=59)
     assert "  seen running 2 h ago  on the nodes" in shown(capsys, last_seen=iso(before))
     assert "  seen running  on the nodes" in shown(capsys, last_seen=None)
+
+
+@pytest.mark.parametrize(
+    ("state", "saving", "place", "lines"),
+    [
+        (
+            "running",
+            Saving(files=5, bytes=7, pending_files=1),
+            "on the nodes",
+            ["5 files, 7 bytes in S3, 1 file, 0 bytes left"],
+        ),
+        (
+            "running",
+            Saving(silent_s=300),
+            "on the nodes",
+            ["0 files, 0 bytes in S3, nothing is saved any more"],
+        ),
+        ("failed", Saving(ended=True, error="AccessDenied"), "on the nodes", ["not saved: AccessDenied"]),
+        ("failed", Saving(ended=True), "in s3://b/runs/", []),
+    ],
+)
+def test_status_says_how_far_saving_is_and_that_nothing_is_saved_any_more(
+    capsys: pytest.CaptureFixture[str], state: JobState, saving: Saving, place: str, lines: list[str]
+) -> None:
+    saves = job(state, save_to="s3://b/runs", saving=saving)
+    first, *rest = status(capsys, saves, last_seen=None, reported=True)
+    assert f"  {place}" in first
+    said = [one for one in rest if one.startswith("j saves to s3://b/runs/j: ")]
+    assert len(said) == len(lines)
+    assert all(text in one for text, one in zip(lines, said, strict=True))
+    assert not any("saves to" in one for one in status(capsys, saves, last_seen=None))
 
 
 def test_sync_v_shows_the_largest_and_what_stays_here(capsys: pytest.CaptureFixture[str]) -> None:

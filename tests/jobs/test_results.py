@@ -8,6 +8,7 @@ from msgspec.structs import replace
 from awsddp import answers
 from awsddp.errors import ConfigError, NotFoundError
 from awsddp.jobs.results import decode, encode, job_document, jobs
+from awsddp.records import Saving
 
 
 def document(
@@ -98,3 +99,18 @@ def test_job_has_what_its_launch_kept_and_when_it_ran() -> None:
     assert (job.world_size, job.launcher, job.missing) == (2, "ssh", ())
     assert (job.started, job.ended) == ("1970-01-01T00:00:01Z", None)
     assert job_document({0: replace(running, state="failed")}).ended == "1970-01-01T00:00:02Z"
+
+
+def test_saving_counts_what_all_nodes_say_and_names_those_that_cannot_be_asked() -> None:
+    told = {"files": 1, "bytes": 2, "pending_files": 3, "pending_bytes": 4, "ended": True}
+    nodes = [{"node": node, "instance_id": f"i-{node}"} for node in (0, 1)]
+    first = document(0, "succeeded", [0] * 4, complete=True, nodes=nodes, saving={**told, "silent_s": 0.5})
+    second = document(1, "succeeded", [0] * 4, complete=True, nodes=nodes, saving={**told, "silent_s": 70.0})
+    both = job_document({0: first, 1: second}).saving
+    assert both == Saving(files=2, bytes=4, pending_files=6, pending_bytes=8, ended=True, silent_s=70.0)
+    assert both.is_whole
+    alone = job_document({0: first}).saving
+    assert alone == Saving(
+        files=1, bytes=2, pending_files=3, pending_bytes=4, ended=True, silent_s=0.5, unasked=(1,)
+    )
+    assert not alone.is_whole

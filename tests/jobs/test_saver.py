@@ -1,5 +1,7 @@
 """What a node saves to S3 while a job runs, against the local cloud's S3; the job itself is made up."""
 
+import contextlib
+import hashlib
 import itertools
 import json
 import os
@@ -106,6 +108,8 @@ class Bucket:
             "place": (self.name, "runs"),
             "job": "job-1",
             "by": "i-0",
+            "launch": "launch-1",
+            "secret": "5ec2e7",
             "exclude": [],
         }
         pace = {"look_s": 0.05, "parts_s": 0.1, "beat_s": 0.2}
@@ -155,10 +159,41 @@ class Bucket:
         except ClientError:
             return {}
 
+    def pages(self, named: list[Any]) -> dict[str, Any]:
+        """The files that pages list, each with the ETag that the list names."""
+        found: dict[str, Any] = {}
+        for key, size, etag in named:
+            where = {"Bucket": self.name, "Key": f"runs/job-1/{key}", "IfMatch": etag}
+            body = self.s3.get_object(**where)["Body"].read()
+            assert len(body) == size
+            found |= json.loads(body).get("files", {})
+        return found
+
+    def listed(self, node: int = 0) -> dict[str, Any]:
+        """What a node lists: a row by place. A list that changes meanwhile is read again."""
+        for _ in range(9):
+            with contextlib.suppress(ClientError):
+                return self.pages(self.json(f"node{node}.json").get("pages", []))
+        raise AssertionError("the list changes faster than it can be read")
+
+    def join(self, row: Any) -> bytes | None:
+        """What a reader gets of a row: its parts, as they are listed; None where one is another by now."""
+        bodies = []
+        for key, size, etag, digest in row["parts"]:
+            where = {"Bucket": self.name, "Key": f"runs/job-1/{key}"}
+            try:
+                body = self.s3.get_object(**where, **({} if digest else {"IfMatch": etag}))["Body"].read()
+            except ClientError:
+                return None
+            body = body[:size] if digest else body
+            assert len(body) == size and digest in ("", hashlib.sha256(body).hexdigest())
+            bodies.append(body)
+        return b"".join(bodies)
+
     def saved(self, home: str, node: int = 0) -> bytes | None:
-        """What a reader gets of a result: its parts, cut and joined; None where it is not saved."""
-        found = self.json(f"node{node}.json").get("files", {}).get(home)
-        return found and b"".join(self.get(key)[:size] for key, size in found["parts"])
+        """What a reader gets of a result; None where it is not saved."""
+        found = self.listed(node).get(home)
+        return found and self.join(found)
 
     def uploads(self) -> list[str]:
         """The keys of what was begun and not completed."""
@@ -172,17 +207,22 @@ class Bucket:
 
     @property
     def checkpoint(self) -> Any:
-        return self.json("job.json").get("checkpoint") or {"name": None}
+        """What job.json names, with the rows of its files."""
+        for _ in range(9):
+            found = self.json("job.json").get("checkpoint") or {"name": None, "pages": []}
+            with contextlib.suppress(ClientError):
+                return {**found, "files": self.pages(found["pages"])}
+        raise AssertionError("job.json changes faster than it can be read")
 
-    def run(self, count: int = 1) -> list["Node"]:
-        self.nodes = [Node(self, node, count) for node in range(count)]
+    def run(self, count: int = 1, *, starts: bool = True) -> list["Node"]:
+        self.nodes = [Node(self, node, count, starts=starts) for node in range(count)]
         return self.nodes
 
 
 class Node:
     """A node on which the job runs, and its saver."""
 
-    def __init__(self, bucket: Bucket, number: int, count: int) -> None:
+    def __init__(self, bucket: Bucket, number: int, count: int, *, starts: bool = True) -> None:
         home = bucket.top / f"home{number}"
         self.work, self.jobs = home / "work", home / ".awsddp" / "jobs" / "job-1"
         for path in (self.work, self.jobs / "logs", self.jobs / "run"):
@@ -197,7 +237,8 @@ class Node:
         write_json(self.folder.snapshot, {})
         self.lock = self.folder.lock()
         self.state("running")
-        self.saver = bucket.start("save", home)
+        write_json(self.folder.saving, {"error": ""})  # the launcher does so
+        self.saver: Any = bucket.start("save", home) if starts else None
 
     def state(self, state: str) -> None:
         document = initial(self.request)
@@ -217,8 +258,9 @@ def bucket(cloud: Cloud, tmp_path: Path) -> Iterator[Bucket]:
     made = Bucket(cloud, tmp_path)
     yield made
     for node in made.nodes:
-        node.saver.kill()
-        node.saver.communicate()
+        if node.saver is not None:
+            node.saver.kill()
+            node.saver.communicate()
     made.metadata.server.shutdown()
 
 
@@ -241,35 +283,40 @@ def test_a_file_is_saved_once_it_is_whole_and_its_next_version_beside_it(bucket:
         (node.work / ".part").rename(node.work / "result")
         until(lambda: bucket.saved("node0/result") == b"renamed")
         assert "node0/run/model.pt" not in bucket.names()
-        assert bucket.json("node0.json")["pending"] == ["node0/run/model.pt"]
+        assert bucket.json("node0.json")["pending"] == ["node0/run"]
         assert (bucket.json("job.json")["state"], bucket.checkpoint["name"]) == ("running", None)
         file.write(b" and half")
     until(lambda: bucket.checkpoint["name"] == "run/model.pt")
     assert bucket.get("node0/run/model.pt") == b"half and half"
+
+    def row() -> Any:
+        return bucket.checkpoint["files"]["node0/run/model.pt"]
+
+    def keys() -> list[str]:
+        return [part[0] for part in row()["parts"]]
+
     (node.run / "model.pt").write_bytes(b"the next")
-    until(lambda: bucket.checkpoint["files"][0][3] == [["node0/run/model.pt~2", 8]])
+    until(lambda: keys() == ["node0/run/model.pt~2"])
     texts = (b"version %d" % number for number in itertools.count(3))
 
     def returns() -> bool:
         (node.run / "model.pt").write_bytes(text := next(texts))
-        until(lambda: b"".join(map(bucket.get, listed())) == text)
-        return listed() == ["node0/run/model.pt"]
-
-    def listed() -> list[str]:
-        return [key for key, _ in bucket.checkpoint["files"][0][3]]
+        until(lambda: bucket.join(row()) == text)
+        return keys() == ["node0/run/model.pt"]
 
     until(returns)
     (node.run / "model.pt").write_bytes(b"the next")
-    until(lambda: b"".join(map(bucket.get, listed())) == b"the next")
+    until(lambda: bucket.join(row()) == b"the next")
     (node.run / "model.pt").unlink()
     until(lambda: bucket.saved("node0/run/model.pt") is None)
-    assert bucket.get(bucket.checkpoint["files"][0][3][0][0]) == b"the next"
+    assert bucket.join(row()) == b"the next"
     (node.run / "torn.pt").write_bytes(b"PK\x03\x04 no end")
     (node.run / "link").symlink_to(node.work / "result")
     node.end()
     whole = bucket.json("job.json")
     assert (whole["state"], whole["checkpoint"]["name"]) == ("succeeded", "run/model.pt")
-    assert bucket.json("node0.json")["links"] == {"node0/run/link": "node0/result"}
+    [[key, *_]] = bucket.json("node0.json")["pages"]
+    assert bucket.json(key)["links"] == {"node0/run/link": "node0/result"}
     told = json.loads(node.folder.saving.read_text())
     assert (told["ended"], told["error"], told["pending_files"]) == (True, "", 0)
 
@@ -292,8 +339,8 @@ def test_what_grows_is_sent_in_parts_that_join_to_it(bucket: Bucket) -> None:
     node.end()
     assert bucket.saved("logs/rank0.log") == said
     assert bucket.saved("node0/run/metrics.jsonl") == b'{"step": 2}\n'
-    parts = bucket.json("node0.json")["files"]["logs/rank0.log"]["parts"]
-    assert [size for _, size in parts][:2] == [8 * MB, 8 * MB]
+    parts = bucket.listed()["logs/rank0.log"]["parts"]
+    assert [size for _, size, *_ in parts][:2] == [8 * MB, 8 * MB]
 
 
 @pytest.mark.prove
@@ -310,13 +357,11 @@ def test_a_folder_is_a_checkpoint_once_it_rests_on_all_nodes(bucket: Bucket) -> 
         time.sleep(2)
         assert bucket.checkpoint["name"] is None
     until(lambda: bucket.checkpoint["name"] == "run/step-1")
-    homes = [home for _, home, _, _ in bucket.checkpoint["files"]]
-    assert b"".join(bucket.get(parts[0][0]) for *_, parts in bucket.checkpoint["files"]) == b"markfirstsecond"
-    assert [home.partition("/run/step-1/")[::2] for home in homes] == [
-        ("node0", ".metadata"),
-        ("node0", "__0_0.distcp"),
-        ("node1", "__1_0.distcp"),
-    ]
+    assert {home: bucket.join(row) for home, row in bucket.checkpoint["files"].items()} == {
+        "node0/run/step-1/.metadata": b"mark",
+        "node0/run/step-1/__0_0.distcp": b"first",
+        "node1/run/step-1/__1_0.distcp": b"second",
+    }
     second.end()
     assert bucket.json("job.json")["state"] == "running"
     first.end()
@@ -332,7 +377,7 @@ def test_what_fails_is_told_and_tried_again(bucket: Bucket) -> None:
     (node.run / "other").write_bytes(b"other")
     until(lambda: "AccessDenied" in json.loads(node.folder.saving.read_text())["error"])
     until(lambda: bucket.saved("node0/run/other") == b"other")
-    assert bucket.json("node0.json")["pending"] == ["node0/run/late"]
+    assert bucket.json("node0.json")["pending"] == ["node0/run"]
     fault_clear(bucket.cloud.info)
     until(lambda: bucket.saved("node0/run/late") == b"late")
     node.end()
@@ -357,7 +402,7 @@ def test_a_claim_gives_up_what_jobs_that_have_ended_left_begun(
     bucket: Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for job, state in (("ended", "failed"), ("going", "running"), ("claimed", "claimed"), ("not-ours", "")):
-        document = {"save": 1, "state": state} if state else {"state": "failed"}
+        document = {"save": 2, "state": state} if state else {"state": "failed"}
         bucket.s3.put_object(Bucket=bucket.name, Key=f"runs/{job}/job.json", Body=json.dumps(document))
         bucket.s3.create_multipart_upload(Bucket=bucket.name, Key=f"runs/{job}/node0/large")
     for key in ("runs/nobody/file", "runs/.data/0f/set/a", "elsewhere/ended/file"):
@@ -369,6 +414,9 @@ def test_a_claim_gives_up_what_jobs_that_have_ended_left_begun(
     bucket.store().abort(Place(bucket.name, "runs"), over=("claimed",))
     assert bucket.uploads() == sorted(others + alive[1:])
     monkeypatch.setattr(objects, "_DAY", timedelta(0))
+    bucket.store().abort(Place(bucket.name, "runs"), over=())
+    assert bucket.uploads() == sorted([*others, "runs/.data/0f/set/a"])  # it may take days over a slow line
+    monkeypatch.setattr(objects, "_WEEK", timedelta(0))
     bucket.store().abort(Place(bucket.name, "runs"), over=())
     assert bucket.uploads() == others
 
@@ -383,16 +431,17 @@ def test_a_checkpoint_that_the_job_removes_while_it_is_sent_is_saved(bucket: Buc
     until(lambda: bucket.s3.list_multipart_uploads(Bucket=bucket.name).get("Uploads"))
     (node.run / "step-1.pt").unlink()
     until(lambda: bucket.checkpoint["name"] == "run/step-1.pt")
-    [[_, _, size, [[key, length]]]] = bucket.checkpoint["files"]
+    [row] = bucket.checkpoint["files"].values()
+    [[key, length, *_]] = row["parts"]
     head = bucket.s3.head_object(Bucket=bucket.name, Key=f"runs/job-1/{key}")
-    assert size == length == head["ContentLength"] == 200 * MB
+    assert row["size"] == length == head["ContentLength"] == 200 * MB
     until(lambda: bucket.saved("node0/run/step-1.pt") is None)
     node.end()
     assert bucket.checkpoint["name"] == "run/step-1.pt"
 
 
 def test_of_two_claims_at_once_one_wins_and_the_other_learns_the_names(bucket: Bucket) -> None:
-    rivals = [bucket.start("claim", bucket.top, by=one) for one in ("one", "other")]
+    rivals = [bucket.start("claim", bucket.top, by=one, launch=one) for one in ("one", "other")]
     told = [read_answer(one.communicate(timeout=60)[0], Tried, node=0) for one in rivals]
     assert sorted(one.code for one in told) == ["", "taken"]
     assert [one.names for one in told if one.code] == [("job-1",)]
@@ -400,7 +449,8 @@ def test_of_two_claims_at_once_one_wins_and_the_other_learns_the_names(bucket: B
 
 def test_a_node_claims_again_what_it_has_not_launched(bucket: Bucket) -> None:
     assert [bucket.claim().code for _ in range(2)] == ["", ""]
-    assert bucket.claim(by="i-1").code == "taken"
+    assert bucket.claim(launch="launch-2").code == ""
+    assert bucket.claim(by="i-1", launch="launch-3").code == "taken"
     document = json.dumps({**bucket.json("job.json"), "state": "running"})  # as its saver writes it
     bucket.s3.put_object(Bucket=bucket.name, Key="runs/job-1/job.json", Body=document)
     assert bucket.claim().code == "taken"
@@ -478,7 +528,7 @@ def test_a_file_that_cannot_be_sent_holds_up_no_other(bucket: Bucket) -> None:
     (node.run / "other.jsonl").write_bytes(b"row")
     until(lambda: bucket.saved("node0/run/other") == b"other")
     until(lambda: bucket.saved("node0/run/other.jsonl") == b"row")
-    assert bucket.json("node0.json")["pending"] == ["node0/run/late.jsonl"]
+    assert bucket.json("node0.json")["pending"] == ["node0/run"]
     fault_clear(bucket.cloud.info)
     node.end()
     assert bucket.saved("node0/run/late.jsonl") == b"late"

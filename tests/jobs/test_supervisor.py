@@ -1,5 +1,6 @@
 """Real jobs of real processes on two nodes of this machine."""
 
+import base64
 import json
 import os
 import signal
@@ -484,6 +485,39 @@ def test_secret_is_neither_in_the_ranks_environment_nor_readable_by_others(fleet
     assert file.stat().st_mode & 0o777 == 0o600
     assert fleet.folder(0).stat().st_mode & 0o777 == 0o700
     assert not any(secret.encode() in fleet.log(rank) for rank in range(4))
+
+
+def test_results_are_said_to_be_saved_before_their_saver_has_spoken_and_how_it_starts_again(
+    fleet: "Fleet",
+) -> None:
+    saver = "import pathlib, sys; pathlib.Path('~/got').expanduser().write_text(sys.stdin.read())"
+    saving = {"argv": [sys.executable, "-c", saver], "stdin": base64.b64encode(b"the secret").decode()}
+    launches = fleet.requests(SLEEP)
+    fleet.jobs.append("job")
+    for node, launch in launches.items():
+        launch.saving = saving
+        fleet.ask(node, launch)
+    wait(lambda: all((home / "got").exists() for home in fleet.homes))
+    folder = fleet.folder(0)
+    assert (fleet.homes[0] / "got").read_text() == "the secret"
+    assert json.loads((folder / "saver.json").read_text()) == saving
+    assert (folder / "saver.json").stat().st_mode & 0o777 == 0o600
+    assert (folder / "saver.lock").exists()
+    assert saving["stdin"] not in (folder / "job.json").read_text()
+    [job] = fleet.ask(0, requests.State()).jobs
+    assert job.saving is not None
+    assert (job.saving.files, job.saving.ended, job.saving.silent_s < 60) == (0, False, True)
+
+    said = json.loads((folder / "saving.json").read_text())
+    for at, ended, is_silent in (
+        (said["at"] - 90, False, True),
+        (said["at"] - 90, True, False),
+        ("?", False, False),
+    ):
+        (folder / "saving.json").write_text(json.dumps({**said, "at": at, "ended": ended}))
+        [job] = fleet.ask(0, requests.State()).jobs
+        assert job.saving is not None
+        assert job.saving.is_silent == is_silent
 
 
 def test_rank_gets_what_torchrun_would_give_it(fleet: "Fleet") -> None:

@@ -10,6 +10,7 @@ import threading
 import uuid
 import zlib
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -110,6 +111,113 @@ def test_of_two_conditional_puts_at_once_one_wins(records: Cloud, bucket: str) -
     assert sorted(codes) == ["PreconditionFailed"] * 3 + ["won"]
 
 
+def status(call: Any, **parameters: Any) -> tuple[int, str]:
+    """The HTTP status and the code with which a call was refused."""
+    with pytest.raises(ClientError) as caught:
+        call(**parameters)
+    response = caught.value.response
+    return response["ResponseMetadata"]["HTTPStatusCode"], response["Error"]["Code"]
+
+
+def test_what_its_owner_noted_comes_back_with_an_object(records: Cloud, bucket: str) -> None:
+    s3, named = records.client("s3"), {"Bucket": bucket, "Key": "one"}
+    noted = {"awsddp-signature": "0f" * 32}
+    put = s3.put_object(**named, Body=b"12345", ContentType="application/json", Metadata=noted)
+    for found in (s3.get_object(**named, Range="bytes=0-2"), s3.head_object(**named)):
+        assert (found["Metadata"], found["ContentType"]) == (noted, "application/json")
+        assert found["ETag"] == put["ETag"]
+    [listed] = s3.list_objects_v2(Bucket=bucket)["Contents"]
+    assert (listed["ETag"], listed["Size"]) == (put["ETag"], 5)
+    s3.put_object(**named, Body=b"123456")
+    assert s3.head_object(**named)["Metadata"] == {}
+
+
+def test_an_object_is_read_only_while_it_is_the_one_that_was_listed(records: Cloud, bucket: str) -> None:
+    s3, named = records.client("s3"), {"Bucket": bucket, "Key": "one"}
+    old = s3.put_object(**named, Body=b"old bytes")["ETag"]
+    part = {**named, "Range": "bytes=0-2", "IfMatch": old}
+    assert s3.get_object(**part)["Body"].read() == b"old"
+    assert s3.head_object(**named, IfMatch=old)["ContentLength"] == 9
+    s3.put_object(**named, Body=b"new bytes")
+    assert status(s3.get_object, **part) == (412, "PreconditionFailed")
+    assert status(s3.head_object, **named, IfMatch=old)[0] == 412
+
+
+def in_parts(s3: Any, named: dict[str, Any], body: bytes) -> dict[str, Any]:
+    """What completes an upload of one part."""
+    begun = s3.create_multipart_upload(**named)["UploadId"]
+    sent = s3.upload_part(**named, UploadId=begun, PartNumber=1, Body=body)
+    return {
+        **named,
+        "UploadId": begun,
+        "MultipartUpload": {"Parts": [{"PartNumber": 1, "ETag": sent["ETag"]}]},
+    }
+
+
+def test_an_object_is_replaced_only_while_it_is_the_one_that_is_expected(records: Cloud, bucket: str) -> None:
+    s3, named = records.client("s3"), {"Bucket": bucket, "Key": "one"}
+    whole = in_parts(s3, named, b"parts")
+    failed, absent = (412, "PreconditionFailed"), (404, "NoSuchKey")
+    assert status(s3.put_object, **named, Body=b"1", IfMatch='"none"') == absent
+    assert status(s3.complete_multipart_upload, **whole, IfMatch='"none"') == absent
+    first = s3.put_object(**named, Body=b"1")["ETag"]
+    assert status(s3.put_object, **named, Body=b"2", IfMatch='"none"') == failed
+    assert status(s3.put_object, **named, Body=b"2", IfNoneMatch="*") == failed
+    assert status(s3.complete_multipart_upload, **whole, IfMatch='"none"') == failed
+    assert status(s3.complete_multipart_upload, **whole, IfNoneMatch="*") == failed
+    assert s3.get_object(**named)["Body"].read() == b"1"
+    second = s3.put_object(**named, Body=b"2", IfMatch=first)["ETag"]
+    third = s3.complete_multipart_upload(**whole, IfMatch=second)["ETag"]
+    found = s3.get_object(**named, IfMatch=third)
+    assert (found["Body"].read(), len({first, second, third})) == (b"parts", 3)
+
+
+def test_who_may_not_read_an_object_learns_nothing_of_it_by_a_condition(records: Cloud, bucket: str) -> None:
+    mine, named = records.client("s3"), {"Bucket": bucket, "Key": "in/one"}
+    etag = mine.put_object(**named, Body=b"1")["ETag"]
+    _, writer = role(records, bucket, "s3:PutObject")
+    assert refusal(writer.put_object, **named, Body=b"2", IfMatch=etag) == "AccessDenied"
+    writer.put_object(**named, Body=b"2")
+
+
+@pytest.mark.parametrize(
+    ("parts", "code"),
+    [
+        (None, "MalformedXML"),
+        ([], "MalformedXML"),
+        ([{"PartNumber": 1}], "MalformedXML"),
+        ([{"ETag": '"0"'}], "MalformedXML"),
+        ([{"PartNumber": 2, "ETag": '"0"'}, {"PartNumber": 1, "ETag": '"0"'}], "InvalidPartOrder"),
+        ([{"PartNumber": 1, "ETag": '"0"'}, {"PartNumber": 1, "ETag": '"0"'}], "InvalidPartOrder"),
+        ([{"PartNumber": 1, "ETag": '"0"'}], "InvalidPart"),
+    ],
+)
+def test_an_upload_is_completed_by_its_parts_in_their_order(
+    records: Cloud, bucket: str, parts: Any, code: str
+) -> None:
+    s3 = records.client("s3")
+    whole = in_parts(s3, {"Bucket": bucket, "Key": "one"}, b"1")
+    del whole["MultipartUpload"]
+    named = {} if parts is None else {"MultipartUpload": {"Parts": parts}}
+    assert status(s3.complete_multipart_upload, **whole, **named) == (400, code)
+    assert keys(s3, bucket) == []
+
+
+def test_the_parts_of_an_upload_are_listed_with_their_times(records: Cloud, bucket: str) -> None:
+    s3, before = records.client("s3"), datetime.now(UTC).replace(microsecond=0)
+    begun = s3.create_multipart_upload(Bucket=bucket, Key="one")["UploadId"]
+    named: dict[str, Any] = {"Bucket": bucket, "Key": "one", "UploadId": begun}
+    assert s3.list_parts(**named).get("Parts", []) == []
+    sent = {n: s3.upload_part(**named, PartNumber=n, Body=b"x" * n)["ETag"] for n in (10, 2, 1)}
+    pages = list(s3.get_paginator("list_parts").paginate(**named, PaginationConfig={"PageSize": 2}))
+    listed = [(one["PartNumber"], one["Size"], one["ETag"]) for page in pages for one in page["Parts"]]
+    assert (listed, len(pages)) == ([(n, n, sent[n]) for n in (1, 2, 10)], 2)
+    assert all(before <= one["LastModified"] <= datetime.now(UTC) for page in pages for one in page["Parts"])
+    assert refusal(s3.upload_part, **named, PartNumber=10_001, Body=b"") == "InvalidArgument"
+    s3.abort_multipart_upload(**named)
+    assert status(s3.list_parts, **named) == (404, "NoSuchUpload")
+
+
 def test_keys_are_listed_in_their_order_and_in_pages(records: Cloud, bucket: str) -> None:
     s3 = records.client("s3")
     odd = ["a b+c%20", "a/ä/1", "a/ä/2", "a/z", "b\x01", "z//", "ü&<>'\"", "\U0001f600", "\ufffd"]
@@ -127,11 +235,50 @@ def test_keys_are_listed_in_their_order_and_in_pages(records: Cloud, bucket: str
     rest = s3.list_objects_v2(Bucket=bucket, Delimiter="/", ContinuationToken=short["NextContinuationToken"])
     assert short["CommonPrefixes"] == [{"Prefix": "a/"}]
     assert rest["KeyCount"] == 5
+    for token in ("x", "/w=="):
+        assert refusal(s3.list_objects_v2, Bucket=bucket, ContinuationToken=token) == "InvalidArgument"
     assert refusal(s3.delete_bucket, Bucket=bucket) == "BucketNotEmpty"
     for key in odd:
         s3.delete_object(Bucket=bucket, Key=key)
     s3.delete_bucket(Bucket=bucket)
     assert refusal(s3.head_bucket, Bucket=bucket) == "404"
+
+
+def reads(pid: int | None) -> int:
+    """How often a process has read from a file until now."""
+    lines = Path(f"/proc/{pid}/io").read_text().splitlines()
+    return int(dict(line.split(": ") for line in lines)["syscr"])
+
+
+def test_a_listing_reads_no_object_again_and_outlives_the_daemon(records: Cloud, bucket: str) -> None:
+    s3, wanted = records.client("s3"), [f"{number:03}" for number in range(200)]
+    for key in wanted:
+        s3.put_object(Bucket=bucket, Key=key, Body=b"")
+    for _ in range(2):
+        before = reads(records.info.pid)
+        assert keys(s3, bucket) == wanted
+        assert reads(records.info.pid) - before < len(wanted)
+        records.kill()
+        s3 = records.client("s3")
+        assert keys(s3, bucket) == wanted
+        s3.delete_object(Bucket=bucket, Key=wanted.pop(7))
+
+
+def test_uploads_are_listed_in_pages_and_outlive_the_daemon(records: Cloud, bucket: str) -> None:
+    s3 = records.client("s3")
+    begun = [
+        (key, s3.create_multipart_upload(Bucket=bucket, Key=key)["UploadId"])
+        for key in ("a", "in/1", "in/1", "in/1", "in/2")
+    ]
+    records.kill()
+    s3 = records.client("s3")
+    pages = s3.get_paginator("list_multipart_uploads").paginate(
+        Bucket=bucket, Prefix="in/", PaginationConfig={"PageSize": 2}
+    )
+    assert [(one["Key"], one["UploadId"]) for page in pages for one in page["Uploads"]] == begun[1:]
+    rest = s3.list_multipart_uploads(Bucket=bucket, KeyMarker="in/1")
+    assert [one["Key"] for one in rest["Uploads"]] == ["in/2"]
+    assert refusal(s3.list_multipart_uploads, Bucket=bucket, Delimiter="/") == "NotImplemented"
 
 
 def memory_kb(pid: int | None) -> int:
@@ -345,6 +492,27 @@ def test_the_aws_cli_copies_there_and_back(records: Cloud, bucket: str, tmp_path
     assert "folder/one" in aws("ls", "--recursive", f"s3://{bucket}")
     aws("cp", "--recursive", f"s3://{bucket}/folder", str(tmp_path / "back"))
     assert (tmp_path / "back/one").read_bytes() == body
+
+
+def test_nobody_else_reads_the_files_of_the_local_s3(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    place = Place(tmp_path)
+    place.buckets.mkdir(mode=0o755)
+    umask = os.umask(0)
+    try:
+        cloud = Cloud(tmp_path, control.start(tmp_path, mode="records"))
+    finally:
+        os.umask(umask)
+    try:
+        s3, named = cloud.client("s3"), {"Bucket": "mine", "Key": "one"}
+        s3.create_bucket(Bucket="mine")
+        s3.put_object(**named, Body=b"1")
+        in_parts(s3, named, b"part")
+        files = [path for at in (place.buckets, place.uploads) for path in (at, *at.rglob("*"))]
+        modes = {(path.is_dir(), oct(path.stat().st_mode & 0o777)) for path in files}
+        assert (modes, len(files)) == ({(True, "0o700"), (False, "0o600")}, 10)
+    finally:
+        control.stop(tmp_path)
 
 
 def test_stopping_takes_the_buckets_away(tmp_path: Path) -> None:

@@ -1,6 +1,10 @@
+import base64
+import fcntl
+import json
 import os
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta, timezone
@@ -69,7 +73,7 @@ class Machine:
     def boot(self, expires_at: datetime = EXPIRES, *, idle_s: int = 0) -> None:
         text = user_data(host_key=make_key("seed"), expires_at=expires_at, idle_s=idle_s)
         [script] = yaml.safe_load(text)["bootcmd"]
-        for folder in ("/etc/", "/run/", "/proc/"):
+        for folder in ("/etc/", "/run/", "/proc/", "/home/"):
             script = script.replace(folder, f"{self.root}{folder}")
         subprocess.run(["sh", "-eu", "-c", script], env=self.environ, check=True)
 
@@ -384,3 +388,70 @@ def test_idle_can_be_turned_off_or_changed_while_it_runs(machine: Machine, said:
     assert not node.ended()
     (machine.root / "etc/awsddp/idle").write_text("3600\n")
     assert node.ended()
+
+
+class SavedJob:
+    """The folder of a job whose results are saved, on a machine that notes which savers it starts."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.node = IdleMachine(machine, idle_s=0)
+        self.folder = machine.root / "home/ubuntu/.awsddp/jobs/train-1"
+        self.folder.mkdir(parents=True)
+        self.notes = machine.root / "started"
+        program = machine.root / "bin/systemd-run"
+        program.write_text(
+            f'#!/bin/sh\necho "$*" >> "{self.notes}"\nwhile [ "$1" != python3 ]; do shift; done\nexec "$@"\n'
+        )
+        program.chmod(0o755)
+        code = "import sys; print('says', sys.stdin.read())"
+        order = {"argv": [sys.executable, "-c", code], "stdin": base64.b64encode(b"the order").decode()}
+        (self.folder / "saver.json").write_text(json.dumps(order))
+        (self.folder / "saver.lock").touch()
+        self.ended(now=False)
+
+    def ended(self, *, now: bool) -> None:
+        (self.folder / "saving.json").write_text(
+            json.dumps({"files": 1, "error": '"ended": true', "ended": now})
+        )
+
+    def starts(self, *, uptime_s: float) -> int:
+        """Return how many savers were started by then."""
+        self.node.uptime(uptime_s)
+        self.node.ended()
+        return len(self.notes.read_text().splitlines()) if self.notes.exists() else 0
+
+
+def test_a_saver_that_has_died_is_started_again_as_its_jobs_user_and_less_often_each_time(
+    machine: Machine,
+) -> None:
+    job = SavedJob(machine)
+    starts = [job.starts(uptime_s=now) for now in (10, 19, 20, 39, 40, 79, 80, 81)]
+    assert starts == [0, 0, 1, 1, 2, 2, 3, 3]
+    words = job.notes.read_text().splitlines()[0].split()
+    assert f"--uid={job.folder.owner()}" in words
+    assert "--property=Before=awsddp-jobs.service" in words  # a shutdown waits for it, as for other jobs
+    assert (job.folder / "saver.log").read_text() == "says the order\n" * 3
+    assert (job.folder / "saver.log").stat().st_mode & 0o077 == 0
+
+
+def test_a_saver_that_lives_or_has_ended_is_left_alone(machine: Machine) -> None:
+    job = SavedJob(machine)
+    with (job.folder / "saver.lock").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert [job.starts(uptime_s=now) for now in (10, 20, 40)] == [0, 0, 0]
+    job.ended(now=True)
+    assert [job.starts(uptime_s=now) for now in (50, 60)] == [0, 0]
+    job.ended(now=False)
+    assert [job.starts(uptime_s=now) for now in (70, 80)] == [0, 1]
+
+
+def test_a_reboot_starts_the_savers_of_jobs_that_have_not_saved_all(machine: Machine) -> None:
+    job = SavedJob(machine)
+    assert [job.starts(uptime_s=now) for now in (10, 20)] == [0, 1]
+    assert machine.watchdog is not None
+    machine.watchdog.kill()
+    machine.watchdog.wait()
+    machine.watchdog = None
+    shutil.rmtree(machine.root / "run")
+    machine.boot(datetime.now(UTC) + timedelta(days=1))
+    assert [job.starts(uptime_s=now) for now in (5, 15)] == [1, 2]

@@ -148,6 +148,42 @@ def test_nodes_save_below_their_prefix_and_clients_read_there(
         assert found == ("allowed" if is_allowed else "implicitDeny")
 
 
+@pytest.mark.parametrize(
+    ("prefix", "own", "others"),
+    [
+        ("r*", "r*", ["r", "rest", "r[*]", "r${*}"]),
+        ("a?b", "a?b", ["axb", "ab", "a${?}b"]),
+        ("${aws:userid}", "${aws:userid}", ["AIDAME", "${$}{aws:userid}"]),
+        ("[ab]$1", "[ab]$1", ["a$1", "[ab]${$}1"]),
+    ],
+)
+def test_a_prefix_with_characters_of_policies_means_itself(prefix: str, own: str, others: list[str]) -> None:
+    job = JobSpec(
+        job=JobSection(save_to=f"s3://results/{prefix}"),
+        data=DataSection(sources=(f"in=s3://results/{prefix}",)),
+    )
+    for of in (role_policy, least_policy):
+        policies = [json.dumps(of(ClusterSpec(name="demo"), job))]
+
+        def may_in(name: str, policies: list[str] = policies) -> list[str]:
+            key, bucket = f"arn:aws:s3:::results/{name}/job/job.json", "arn:aws:s3:::results"
+            return [
+                decide(policies, "s3:GetObject", key, {}),
+                decide(policies, "s3:AbortMultipartUpload", key, {}),
+                decide(policies, "s3:ListBucket", bucket, {"s3:prefix": f"{name}/job/"}),
+            ]
+
+        assert may_in(own) == ["allowed"] * 3
+        assert {one for name in others for one in may_in(name)} == {"implicitDeny"}
+
+
+def test_the_name_of_a_key_pair_is_no_wildcard() -> None:
+    policy = least_policy(ClusterSpec(name="demo", access=AccessSection(key_file="~/.ssh/team-*.pem")))
+    mine, other = (f"arn:aws:ec2:us-east-1:123456789012:key-pair/team-{name}" for name in ("*", "b"))
+    assert decide([json.dumps(policy)], "ec2:RunInstances", mine, {}) == "allowed"
+    assert decide([json.dumps(policy)], "ec2:RunInstances", other, {}) == "implicitDeny"
+
+
 @pytest.mark.parametrize("action", ["s3:PutObject", "s3:DeleteObject"])
 def test_a_folder_that_goes_to_a_bucket_may_be_written_there_and_nothing_else(action: str) -> None:
     job = JobSpec(data=DATA.data, job=JobSection(save_to="s3://results/runs"))

@@ -1,7 +1,9 @@
 """Starting a job: one a node, one client at a time, and a refused launch undoes only what it did itself."""
 
 import os
+import shutil
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,12 +11,17 @@ from typing import Any
 import pytest
 
 from awsddp import train as starting
-from awsddp.errors import InUse, NodeError, UsageError
+from awsddp.answers import Slots
+from awsddp.errors import InUse, NodeError, NotFoundError, UsageError
+from awsddp.fetch import fetch
+from awsddp.follow import logs
 from awsddp.jobs.ranks import layout
 from awsddp.jobs.supervisor import requests
-from awsddp.known import end_ranks
+from awsddp.known import cancel, end_ranks, jobs_of_all
 from awsddp.reach import told_jobs
+from awsddp.records import MORE
 from awsddp.state import read_rows
+from awsddp.status import _refresh
 from tests.verbs.conftest import Line, World, start
 
 SLEEPS = "import time; time.sleep(600)\n"
@@ -92,15 +99,95 @@ def test_nodes_are_asked_again_where_another_client_held_the_claim_just_before(
     assert line.asked[1:3] == [{0: ["claim"]}, {0: ["slots"], 1: ["slots"]}]
 
 
-def test_name_of_a_job_that_is_not_fetched_yet_is_refused_and_its_tag_stays(world: World) -> None:
+def test_name_that_is_taken_is_refused_with_where_its_job_is_and_its_tag_stays(world: World) -> None:
     start(world, SLEEPS, name="nm")
     end_ranks(world.handle(), "nm", grace_s=0)
-    for name in ("nm", "gone"):
-        if name == "gone":  # its part was on a machine that has been replaced: only a tag tells of it
-            world.tags["i-1"].append("gone")
-        with pytest.raises(UsageError, match=f"job {name} already exists"):
+    (world.project / "runs" / "kept").mkdir(parents=True)
+    causes = {"nm": "node0, node1 has a job of that name: awsddp jobs nm", "kept": "runs/kept exists"}
+    for name, why in causes.items():
+        with pytest.raises(UsageError, match=f"job {name} already exists") as refused:
             start(world, SLEEPS, name=name)
-    assert world.tags == {"i-0": ["nm"], "i-1": ["nm", "gone"]}
+        assert refused.value.why.endswith(why)
+    assert world.tags == {"i-0": ["nm"], "i-1": ["nm"]}
+
+
+def test_name_that_only_the_tag_of_a_node_names_which_is_not_asked_is_taken(world: World) -> None:
+    world.tags["i-1"] = ["away"]
+    cluster, known = world.handle(), Slots(used=(), taken=(), jobs={})
+    told = "node1 holds results of a job of that name, by its tag"
+    assert starting._why_taken(cluster, "away", {0: known}) == told
+    assert starting._why_taken(cluster, "away", {0: known, 1: known}) == ""
+
+
+def tagged_and_killed(world: World, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Kill a client after it has tagged the nodes with a job, and before it launches that."""
+
+    class Killed(BaseException):
+        pass
+
+    def killed(*_: object, **__: object) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patched, pytest.raises(Killed):
+        patched.setattr(starting, "claim", killed)
+        patched.setattr(starting, "end_ranks", killed)  # nor does it undo anything
+        start(world, SLEEPS, name=name)
+    assert world.tags == {"i-0": [name], "i-1": [name]}
+
+
+def test_name_of_a_job_that_never_began_is_free_and_other_such_tags_go(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tagged_and_killed(world, monkeypatch, "first")
+    world.tags = {key: [*jobs, "second"] for key, jobs in world.tags.items()}
+    start(world, SLEEPS, name="first")
+    assert world.tags == {"i-0": ["first"], "i-1": ["first"]}
+
+
+@pytest.mark.parametrize("verb", ["jobs", "status", "fetch", "logs", "cancel"])
+def test_who_looks_releases_nodes_of_a_job_that_never_began(
+    world: World, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    tagged_and_killed(world, monkeypatch, "j")
+    looks: dict[str, Callable[[], object]] = {
+        "jobs": lambda: jobs_of_all(world.ctx()),
+        "status": lambda: _refresh(world.handle()),
+        "fetch": lambda: fetch(world.ctx(), job="j", start=print),
+        "logs": lambda: logs(world.ctx(), job="j", follow=False, on_lines=print),
+        "cancel": lambda: cancel(world.ctx(), job="j"),
+    }
+    if verb in ("jobs", "status"):
+        looks[verb]()
+    else:
+        with pytest.raises(NotFoundError, match="job j never began") as told:
+            looks[verb]()
+        assert told.value.next == "awsddp train --name j ...   # its name is free"
+    assert world.tags == {"i-0": [], "i-1": []}
+
+
+def test_tags_stay_while_another_client_may_be_about_to_launch(world: World) -> None:
+    world.tags = {"i-0": ["j"], "i-1": ["j"]}
+    holder = world.homes.start(0, requests.Claim(owner="ann", wait_s=0), close=False)
+    assert holder.stdout is not None
+    while b"claimed" not in holder.stdout.readline():
+        pass
+    jobs_of_all(world.ctx())
+    assert world.tags == {"i-0": ["j"], "i-1": ["j"]}
+    holder.communicate(b"")
+    world.cut = {0}  # the node that gives the right to launch cannot be asked
+    jobs_of_all(world.ctx())
+    assert world.tags == {"i-0": ["j"], "i-1": ["j"]}
+    world.cut = set()
+    jobs_of_all(world.ctx())
+    assert world.tags == {"i-0": [], "i-1": []}
+
+
+def test_tag_of_a_job_that_one_node_knows_stays_there_alone(world: World) -> None:
+    start(world, SLEEPS, name="j")
+    end_ranks(world.handle(), "j", grace_s=0)
+    shutil.rmtree(world.homes.folder(1, "j"))
+    jobs_of_all(world.ctx())
+    assert world.tags == {"i-0": ["j"], "i-1": ["j"]}, "whoever fetches it releases both"
 
 
 @pytest.mark.prove
@@ -219,10 +306,10 @@ def test_launch_that_one_node_refuses_leaves_neither_a_rank_nor_a_tag(world: Wor
     record = world.folder.read()
     assert record is not None
     world.folder.write(replace(record, prepared=tuple(host.prepared for host in world.homes.hosts)))
-    world.tags["i-0"] = ["older"]
+    world.tags["i-0"] = [MORE]
     with pytest.raises(NodeError, match="/no/python cannot be run"):
         start(world, SLEEPS, name="half")
-    assert world.tags == {"i-0": ["older"], "i-1": []}
+    assert world.tags == {"i-0": [MORE], "i-1": []}
     assert states(world) == {"half": "cancelled"}
 
 

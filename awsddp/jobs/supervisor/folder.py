@@ -11,6 +11,8 @@
                      reserve        room for the last state.json on a full disk
                      samples.json   what the ranks use (samples.py)
                      saving.json    how far its results are in S3 (saver.py); saver.log
+                     saver.json     how the saver is started; it holds the secret of its lists (0600)
+                     saver.lock     held for as long as the saver lives
                      helper/        the sitecustomize of the ranks (helper.py)
                      stacks/        its requests and answers (stacks.py)
                      run/           AWSDDP_RUN_DIR
@@ -153,6 +155,8 @@ class JobFolder:
         self.reserve = self.path / "reserve"
         self.samples = self.path / "samples.json"
         self.saving = self.path / "saving.json"
+        self.saver = self.path / "saver.json"
+        self.saver_lock = self.path / "saver.lock"
         self.workers = self.path / "workers.jsonl"
 
     def log(self, rank: int) -> Path:

@@ -214,12 +214,25 @@ def _fill(folder: JobFolder, request: Launch) -> int:
         path.mkdir(mode=0o700)
     (folder.helper / "sitecustomize.py").write_text(request.helper, encoding="utf-8")
     write_json(folder.path / "job.json", _without_secrets(request))
+    if request.saving:
+        _expect_saver(folder, request)
     for process in request.processes:
         for name, text in process.files.items():
             (folder.path / name).write_text(text, encoding="utf-8")
     folder.reserve.write_bytes(bytes(_RESERVE_BYTES))
     folder.snapshot.write_text(json.dumps(snapshot(Path(request.workdir))), encoding="utf-8")
     return lock
+
+
+def _expect_saver(folder: JobFolder, request: Launch) -> None:
+    """Write down that results are saved, and how, before the saver says so itself.
+
+    The node's watchdog starts it again by this where it dies (templates/user_data.yaml).
+    """
+    nothing = dict.fromkeys(("files", "bytes", "pending_files", "pending_bytes"), 0)
+    write_json(folder.saving, {**nothing, "error": "", "ended": False, "at": time.time()})
+    write_json(folder.saver, request.saving)
+    folder.saver_lock.touch(mode=0o600)
 
 
 def _without_secrets(request: Launch) -> Launch:

@@ -95,11 +95,21 @@ def state(_: State) -> dict[str, list[Document]]:
 
 def _with_metrics(folder: JobFolder) -> Document:
     document = folder.document()
-    document.saving = read_json(folder.saving)
+    document.saving = _saving(folder)
     if document.state == "running":
         document.metrics = metrics(folder)
         document.samples = (read_json(folder.samples) or {"ranks": []})["ranks"]
     return document
+
+
+def _saving(folder: JobFolder) -> dict[str, Any] | None:
+    """Return what saving.json says, with `silent_s`, how long ago the saver gave its last sign of life."""
+    saving: dict[str, Any] | None = read_json(folder.saving)
+    if saving is not None:
+        at = saving.pop("at", None)
+        silent_s = time.time() - at if isinstance(at, (int, float)) and not saving.get("ended") else 0.0
+        saving["silent_s"] = max(0.0, round(silent_s, 1))
+    return saving
 
 
 def cancel(request: Cancel) -> Document:

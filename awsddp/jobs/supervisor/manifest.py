@@ -50,6 +50,9 @@ def manifest(request: Manifest, folder: JobFolder | None = None) -> Told:
     for output in dict.fromkeys([*launched.outputs, *request.outputs]):
         found.add_output(output)
     found.add_changed(json.loads(folder.snapshot.read_text(encoding="utf-8")))
+    found.separate_homes()
+    if request.events is not None:
+        found.keep_new_events(request.events)
     found.add_links()
     return found.listed()
 
@@ -72,15 +75,18 @@ class Line(Sparse):
 
     `path` is absolute and leads through no link, `home` where it belongs in the folder of results. A file is
     `limited` where it counts against job.results_limit, `ephemeral` where a stop loses it, `sparse` where it
-    has holes, `writing` where it is in the middle of a write; one that is small has `data` (base64). A link
-    has `target`: where it leads in the folder of results. What is skipped has `why` and `owed`: the job made
-    it, and it is not fetched.
+    has holes, `writing` where it is in the middle of a write; one that is small has `data` (base64). Each has
+    a `home` of its own; `changed` (ns) and `inode` tell a file that was rewritten with its size and time. A
+    link has `target`: where it leads in the folder of results. What is skipped has `why` and `owed`: the job
+    made it, and it is not fetched.
     """
 
     path: str = ""
     home: str = ""
     size: int = 0
     modified: int = 0  # ns since 1970
+    changed: int = 0
+    inode: int = 0
     limited: bool = False
     ephemeral: bool = False
     sparse: bool = False
@@ -111,7 +117,7 @@ class _Excluded:
 
 class _Found:
     def __init__(self, node: int, workdir: Path, folder: JobFolder, request: Manifest) -> None:
-        self.node, self._excluded, self._events = f"node{node}", _Excluded(request.exclude), request.events
+        self.node, self._excluded = f"node{node}", _Excluded(request.exclude)
         self._at_once = self._data_left = request.at_once
         self._watched = real(folder.logs)
         self._workdir = real(workdir)
@@ -162,6 +168,7 @@ class _Found:
         try:
             info = path.stat()
             line.size, line.modified = info.st_size, info.st_mtime_ns
+            line.changed, line.inode = info.st_ctime_ns, info.st_ino
             if self._at_once:
                 line.sample = sample(path, line.size)
             is_here = path.parent == self._watched and line.size  # who watched has what was said
@@ -182,8 +189,6 @@ class _Found:
             return
         try:
             info = path.lstat()
-            if self._events is not None and not self._is_new_event(path.name, home, info):
-                return
             self._homes[path] = home
             if stat.S_ISLNK(info.st_mode):
                 self._links.append((path, home, limited))
@@ -195,11 +200,6 @@ class _Found:
             return
         except OSError as error:
             self.skip(path, error.strerror or str(error), owed=True)
-
-    def _is_new_event(self, name: str, home: str, info: os.stat_result) -> bool:
-        """Tell whether a file is an event file that has grown, and still comes with the list."""
-        fits = stat.S_ISREG(info.st_mode) and info.st_size <= self._data_left
-        return name.startswith(EVENTS) and fits and (self._events or {}).get(home) != info.st_size
 
     def add_tree(self, top: Path, home: str) -> None:
         """Take in what a folder holds. `home` is where the folder belongs."""
@@ -244,9 +244,41 @@ class _Found:
             if not self._excluded.count(path, info.st_size):
                 self.add(whole, f"{self.node}/{path}", limited=True)
 
+    def separate_homes(self) -> None:
+        """Give each file and link a home of its own: of those with one home all but the first get a suffix.
+
+        Files come before links, then the order is that of their paths: model.pt, model.pt~2, model.pt~3.
+        """
+        homes = [line.home for line in self._lines] + [home for _, home, _ in self._links]
+        taken: set[str] = set()
+        if len(set(homes)) == len(homes):
+            return
+        files, links = (Path(line.path) for line in self._lines), (path for path, *_ in self._links)
+        for paths in (files, links):
+            for path in sorted(paths, key=lambda path: (self._homes[path], str(path))):
+                home, count = self._homes[path], 1
+                while self._homes[path] in taken:
+                    count += 1
+                    self._homes[path] = f"{home}~{count}"
+                taken.add(self._homes[path])
+        for line in self._lines:
+            line.home = self._homes[Path(line.path)]
+
+    def keep_new_events(self, known: Mapping[str, int]) -> None:
+        """Leave only event files that have another size than is known, and that still come with the list."""
+        self._links = []
+        self._lines = [
+            line
+            for line in self._lines
+            if Path(line.path).name.startswith(EVENTS)
+            and line.size <= self._data_left
+            and known.get(line.home) != line.size
+        ]
+
     def add_links(self) -> None:
         """Decide on the links, once it is known what is fetched."""
-        for path, home, limited in self._links:
+        for path, _, limited in self._links:
+            home = self._homes[path]
             try:
                 self._add_link(path, home, limited)
             except FileNotFoundError:

@@ -35,7 +35,7 @@ _LIVES = ("claimed", "waiting", "running")
 _DAY, _WEEK = timedelta(days=1), timedelta(days=7)
 MOST_BYTES = 2 << 20
 """How long a document of JSON may be, written or read."""
-_MOST_ITEMS = 100_000
+_MOST_ITEMS = 300_000
 """How many objects and arrays a document may hold: parsed, it then takes less than 64 MB of memory."""
 PART_BYTES = 8 << 20
 """From what size on an object travels in parts."""
@@ -97,6 +97,12 @@ def parsed(body: bytes) -> Any:
         return json.loads(body)
     except RecursionError as error:
         raise ValueError(str(error)) from error
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Tell whether S3 refused a request, so that it has no effect, also later."""
+    reply = getattr(error, "response", {}).get("ResponseMetadata", {})
+    return 400 <= int(reply.get("HTTPStatusCode", 0)) < 500
 
 
 def signature(secret: str, launch: str, name: str, body: bytes) -> str:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
 
 _DENIED = ("AccessDenied", "AllAccessDisabled", "403")
+_BUSY = ("SlowDown", "RequestTimeout", "Throttling", "ThrottlingException", "RequestLimitExceeded")
+_CLAIM_S = 900.0
+"""After what time a name is free again that was claimed for a job that never began."""
 _TRIAL = ".awsddp"
 """A small object below the prefix, the same for all jobs."""
 
@@ -37,17 +40,27 @@ def attempt(order: Mapping[str, Any]) -> dict[str, Any]:
         store = store_of(order)
     except ImportError as error:
         return {"code": "boto3", "said": str(error)}
-    from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
+    from botocore.exceptions import (
+        BotoCoreError,
+        ClientError,
+        ConnectTimeoutError,
+        EndpointConnectionError,
+        NoCredentialsError,
+    )
 
     try:
         return _tried(store, Place(*order["place"]), order)
     except NoCredentialsError as error:
         return {"code": "role", "said": str(error)}
-    except BotoCoreError as error:
+    except (EndpointConnectionError, ConnectTimeoutError) as error:
         return {"code": "unreachable", "said": str(error)}
+    except BotoCoreError as error:
+        return {"code": "throttled", "said": str(error)}
     except ClientError as error:
-        code = error.response["Error"]["Code"]
+        code, status = error.response["Error"]["Code"], error.response["ResponseMetadata"]["HTTPStatusCode"]
         kind = "right" if code in _DENIED else "bucket" if code in ("404", "NoSuchBucket") else "other"
+        if status >= 500 or code in _BUSY:
+            kind = "throttled"
         right = error.operation_name.replace("ListObjectsV2", "ListBucket")
         return {"code": kind, "what": f"s3:{right}", "said": str(error)}
 
@@ -63,15 +76,38 @@ def _tried(store: Store, top: Place, order: Mapping[str, Any]) -> dict[str, Any]
     _abort_nothing(store, top)
     store.read(top, _TRIAL)
     store.abort(top, over=())
-    job = {"job": order["job"], "save": 1, "by": order["by"], "state": "claimed"}
-    if store.write(at, "job.json", job, new=True):
+    if _claim(store, at, order):
         return {"code": ""}
-    # It is there: of a put whose reply was lost, or of a launch by this node that failed after its claim.
-    with contextlib.suppress(ValueError):
-        if store.read(at, "job.json") == job:
-            return {"code": ""}
     alike = store.folders(top, name=order["job"].rstrip("0123456789"))  # so that the next choice is free
     return {"code": "taken", "names": [one for one in alike if NAME.fullmatch(one)]}
+
+
+def _claim(store: Store, at: Place, order: Mapping[str, Any]) -> bool:
+    """Claim a job's name, which may have been claimed for a job that never began; tell whether it is ours."""
+    job = {"job": order["job"], "save": 2, "by": order["by"], "launch": order["launch"]}
+    job |= {"state": "claimed", "at": time.time()}
+    instead_of = ""
+    for _ in range(2):
+        if store.write(at, "job.json", job, instead_of=instead_of):
+            return True
+        found = store.document(at, "job.json")
+        try:
+            there = found.parse() if found is not None else None
+        except ValueError:
+            return False
+        if found is None or not isinstance(there, dict) or there.get("save") != 2:
+            return False
+        if there.get("launch") == order["launch"]:  # the reply to the write was lost
+            return True
+        is_free = there.get("by") == order["by"] or _is_old(there.get("at"))
+        if there.get("state") != "claimed" or not is_free:
+            return False
+        instead_of = found.etag
+    return False
+
+
+def _is_old(claimed_at: object) -> bool:
+    return isinstance(claimed_at, (int, float)) and time.time() - claimed_at > _CLAIM_S
 
 
 def _abort_nothing(store: Store, top: Place) -> None:
