@@ -70,7 +70,7 @@ def walk(top: Path, on_trouble: OnTrouble) -> Iterator[tuple[str, os.stat_result
 
 
 def open_file(path: Path) -> BinaryIO:
-    """Open a file to read it. Raises FileNotFoundError for a FIFO in its place: it would wait for a writer."""
+    """Open a file to read it. Raises FileNotFoundError for a FIFO in its place, which would wait."""
     stream = os.fdopen(os.open(str(path), os.O_RDONLY | os.O_NONBLOCK), "rb")
     if stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
         return stream
