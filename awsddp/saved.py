@@ -81,7 +81,8 @@ class Saved:
 
     def __init__(self, cluster: "Cluster", store: Store, where: Place) -> None:
         self._cluster, self._store, self.where = cluster, store, where
-        self._lists = Lists(store, where, secret=_secret(cluster, where))
+        self._secret = _secret(cluster, where)
+        self._lists = Lists(store, where, secret=self._secret)
         index = self._lists.index()
         if index is None or index.document is None:
             raise self._nothing(is_job=index is not None)
@@ -103,6 +104,8 @@ class Saved:
 
         What the lists name must be in the bucket, as they name it.
         """
+        if self._secret is None:
+            return "this machine has no key that shows who wrote what is there"
         if not job.nodes or set(self.job.nodes) != set(job.nodes):
             return "what is there is of other nodes"
         if not self.is_over:

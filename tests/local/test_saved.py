@@ -26,6 +26,7 @@ from awsddp.report import Event
 from awsddp.results import is_fetched, saved_job
 from awsddp.returns import NodeFiles
 from awsddp.saved import Changing, Saved, in_bucket, signing_secret, store_at
+from awsddp.search import target_for
 from awsddp.state import Folder, Record
 from tests.local.conftest import Cloud, fault_add, fault_clear
 from tests.local.saved_job import SavedJob, row
@@ -307,13 +308,14 @@ def test_many_small_files_cost_one_request_each_and_no_thread_each(shelf: Shelf)
 # ---- who wrote it
 
 
-def knows(shelf: Shelf, save_to: str) -> None:
+def knows(shelf: Shelf, save_to: str, target: Target | None = None) -> None:
     """Have this machine the cluster's key, and know the job."""
     shelf.cluster.folder.path.mkdir(parents=True)
     shelf.cluster.folder.key.write_text("the cluster's key")
     job = JobRecord(job="first", state="running", cause=None, ranks=(), home="runs/first", save_to=save_to)
     now = datetime.now(UTC)
-    of_cluster = {"id": "c", "owner": "o", "target": Target(name="local"), "created": now, "expires": now}
+    of_cluster: dict[str, Any] = {"id": "c", "owner": "o", "created": now, "expires": now}
+    of_cluster["target"] = target or Target(name="local")
     more = {"instance_type": "t", "nodes": 1, "gpus_per_node": 1, "pretended": False, "ssh_user": "u"}
     shelf.cluster.folder.write(Record(**of_cluster, **more, jobs=(job,)))
 
@@ -596,9 +598,14 @@ STORED: dict[str, tuple[Callable[[Shelf], object], str]] = {
 }
 
 
-@pytest.mark.parametrize("what", ["all is well", "fewer machines", *LISTED, *STORED])
+@pytest.mark.parametrize("what", ["all is well", "fewer machines", "no key", *LISTED, *STORED])
 def test_nodes_may_go_only_when_all_is_there_as_it_is_listed(shelf: Shelf, aws: None, what: str) -> None:
+    with target_for(shelf.cluster, None) as target:
+        knows(shelf, f"s3://{shelf.where.bucket}/runs of mine", target)
     made = SavedJob({HOME: BODY, "node1/log": b"12345678", "logs/rank1.log": b"said"})
+    made.secret = signing_secret(shelf.cluster, "first")
+    if what == "no key":
+        shelf.cluster.folder.key.unlink()
     made.objects["parts/node1/log/0"] = made.objects.pop("node1/log")
     made.rows["node1/log"] = row("parts/node1/log/0", b"12345678")
     made.rows["node1/log"]["parts"][0][3] = hashlib.sha256(b"12345678").hexdigest()

@@ -28,7 +28,8 @@ from awsddp.jobs.supervisor.requests import Launch
 from awsddp.known import jobs_of_all
 from awsddp.records import MORE, JobNode, JobRecord, Saving
 from awsddp.results import missing, refuse_another
-from awsddp.saving import abort, signing_secret, wait_until_saved
+from awsddp.saved import signing_secret
+from awsddp.saving import abort, wait_until_saved
 from awsddp.search import require_live
 from tests.verbs.conftest import World, start
 
