@@ -7,7 +7,6 @@ The nodes do the rest: jobs/supervisor/saver.py.
 import base64
 import contextlib
 import hashlib
-import hmac
 import json
 import time
 from collections.abc import Iterable, Mapping
@@ -30,7 +29,7 @@ from awsddp.reach import told_jobs
 from awsddp.records import JobRecord, Target
 from awsddp.records import Saving as SavingNow
 from awsddp.report import Event, amount, node_name, saving_text
-from awsddp.saved import store_at
+from awsddp.saved import signing_secret, store_at
 from awsddp.values import data_sources, s3_place
 
 if TYPE_CHECKING:
@@ -149,14 +148,6 @@ def claim(cluster: "Cluster", launches: Mapping[int, Launch], refused: list[str]
         more = {"do": "save", "look_s": LOOK_S, "parts_s": PARTS_S, "beat_s": BEAT_S}
         argv, stdin = node_program(pythons[node], SAVER, {**order, **more})
         one.saving = {"argv": argv, "stdin": base64.b64encode(stdin).decode()}
-
-
-def signing_secret(cluster: "Cluster", job: str) -> str:
-    """Return the key with which the nodes of a job sign their lists in S3.
-
-    Whoever has the cluster's key derives it; others who may write below the prefix do not know it.
-    """
-    return hmac.new(cluster.folder.key.read_bytes(), f"saving {job}".encode(), hashlib.sha256).hexdigest()
 
 
 def _tried(cluster: "Cluster", node: int, python: str, order: Mapping[str, Any]) -> Tried:
