@@ -41,8 +41,6 @@ _CLAIM_S = 240.0
 _STILL_S = 120.0
 """For how long nothing may be saved before `down` fetches what is left."""
 _POLL_S = 1.0
-_NO_WAY = ("Could not connect", "Connect timeout")
-"""How botocore words that there was no connection at all; one that was cut reads otherwise."""
 
 
 REHEARSED = "awsddp-local"
@@ -193,15 +191,14 @@ def _refusal(found: Tried, cluster: "Cluster", node: int) -> AwsddpError:
 
 def _later(code: str, *, who: str, where: str, said: str, region: str) -> CloudError:
     """Return the error for S3 that did not do what a node asked: the same command may succeed later."""
-    failed, kind = f"S3 did not take what {who} wrote to {where}", "throttled"
-    steps = ["run the same command again in a minute"]
+    failed, steps = f"S3 did not take what {who} wrote to {where}", ["run the same command again in a minute"]
     if code == "unreachable":
-        failed, kind = f"{who} does not reach {where}", "unavailable"
-        if any(words in said for words in _NO_WAY):
-            endpoint = f"--service-name com.amazonaws.{region}.s3 --route-table-ids TABLE"
-            steps.append(
-                f"aws ec2 create-vpc-endpoint --vpc-id VPC {endpoint}   # if its subnet has no way to S3"
-            )
+        failed = f"{who} does not reach {where}"
+        endpoint = f"--service-name com.amazonaws.{region}.s3 --route-table-ids TABLE"
+        steps.append(
+            f"aws ec2 create-vpc-endpoint --vpc-id VPC {endpoint}   # if its subnet has no way to S3"
+        )
+    kind = "throttled" if "SlowDown" in said else "unavailable"
     error = CloudError(failed, said, "\n".join(steps), kind=kind)
     error.retryable = True
     return error
