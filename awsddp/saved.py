@@ -368,7 +368,7 @@ def in_bucket(cluster: "Cluster", job: JobRecord) -> bool:
 def signing_secret(cluster: "Cluster", job: str) -> str:
     """Return the key with which the nodes of a job sign what they list in S3. Raises OSError.
 
-    Who has the cluster's key derives it; others who may write below the prefix do not know it.
+    Whoever has the cluster's key derives it; others who may write below the prefix do not know it.
     """
     return hmac.new(cluster.folder.key.read_bytes(), f"saving {job}".encode(), hashlib.sha256).hexdigest()
 

@@ -95,14 +95,18 @@ class Saving:
 
     def body(self, parts: list[Any]) -> bytes:
         """Return what a reader makes of the parts of a file."""
-        return b"".join(self.object(key)[:length] for key, length in parts)
+        return b"".join(self.object(key)[:length] for key, length, *_ in parts)
 
     def lists(self) -> list[tuple[str, int, list[Any]]]:
         """Return what node0.json and job.json name: a file, its size, its parts."""
-        node, job = (json.loads(self.object(name) or b"{}") for name in ("node0.json", "job.json"))
-        found = [(home, one["size"], one["parts"]) for home, one in node.get("files", {}).items()]
-        checkpoint = job.get("checkpoint") or {"files": []}
-        return found + [(home, size, parts) for _, home, size, parts in checkpoint["files"]]
+        while True:
+            node, job = (json.loads(self.object(name) or b"{}") for name in ("node0.json", "job.json"))
+            refs = [*node.get("pages", ()), *(job.get("checkpoint") or {"pages": ()})["pages"]]
+            pages = [self.object(key) for key, *_ in refs]
+            if [hashlib.md5(page).hexdigest() for page in pages] == [etag for *_, etag in refs]:
+                break
+        rows = [row for page in pages for row in json.loads(page).get("files", {}).items()]
+        return [(home, one["size"], one["parts"]) for home, one in rows]
 
     def check(self) -> int:
         """Return how many files are named. Raises AssertionError for one that is not as it was."""
