@@ -69,12 +69,18 @@ def test_a_job_saves_its_checkpoints_and_down_waits_for_the_last(lab: Lab, clien
     assert f"the results of {job} are in s3://results/runs/{job}" in shown.stderr
     found = job_json(client, job, "succeeded")
     assert found["facts"]["save_to"] == "s3://results/runs"
-    for _, home, size, parts in found["checkpoint"]["files"]:
-        saved = [
-            client.get_object(Bucket="results", Key=f"runs/{job}/{key}")["Body"].read() for key, _ in parts
-        ]
-        assert b"".join(saved) == (lab.project / "runs" / job / home).read_bytes()
-        assert sum(map(len, saved)) == size
+
+    def get(key: str) -> bytes:
+        body: bytes = client.get_object(Bucket="results", Key=f"runs/{job}/{key}")["Body"].read()
+        return body
+
+    pages = [json.loads(get(key)) for key, *_ in found["checkpoint"]["pages"]]
+    files = [item for page in pages for item in page["files"].items()]
+    assert files
+    for home, row in files:
+        saved = b"".join(get(key) for key, *_ in row["parts"])
+        assert saved == (lab.project / "runs" / job / home).read_bytes()
+        assert len(saved) == row["size"]
     (lab.project / "runs").rename(lab.project / "older")
     again = lab.run(*train, "--name", job)
     assert (again.returncode, "already exists" in again.stderr) == (2, True), again.stderr
