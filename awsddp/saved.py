@@ -171,9 +171,9 @@ class Saved:
 
         def last(changed: Sequence[ResultFile]) -> Mapping[str, bytes]:
             unread.extend(one for one in changed if one.path in self._nodes[one.node].rows)
-            lacking = () if is_here else self.lacking if whole else self._nodes
-            missing = tuple(sorted({*lacking, *(one.node for one in unread)}))
-            return {} if is_here and not missing else {"job.json": encode(replace(job, missing=missing))}
+            lacking = {*(self.lacking if whole else self._nodes), *(one.node for one in unread)}
+            made = encode(replace(job, missing=tuple(sorted(lacking))))
+            return {} if is_here else {"job.json": made}
 
         came = pull(
             self._wanted(folder, whole=whole, is_here=is_here),
@@ -355,8 +355,8 @@ def in_bucket(cluster: "Cluster", job: JobRecord) -> bool:
             why = saved.why_not_all(job)
             if not why:
                 saved.bring(whole=False)
-    except AwsddpError as error:
-        why = error.summary
+    except (AwsddpError, OSError) as error:
+        why = error.summary if isinstance(error, AwsddpError) else str(error)
     if why:
         cluster.say(f"not all results of {job.job} are in {where}: {why}")
     return not why

@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import json
 import shlex
+import threading
 import tracemalloc
 import uuid
 from collections.abc import Callable, Iterator
@@ -19,7 +20,7 @@ from awsddp.config import load
 from awsddp.errors import CloudError, ConfigError, NodeError, NotFoundError
 from awsddp.fetch import fetch
 from awsddp.jobs.lists import Lists
-from awsddp.jobs.supervisor.objects import MOST_BYTES, Place, Store
+from awsddp.jobs.supervisor.objects import AT_ONCE, MOST_BYTES, Place, Store
 from awsddp.records import JobNode, JobRecord, Target
 from awsddp.report import Event
 from awsddp.results import is_fetched, saved_job
@@ -284,6 +285,23 @@ def test_nodes_without_files_are_named_in_one_line(shelf: Shelf) -> None:
     assert about == [
         f"no files of {', '.join(f'node{node}' for node in range(1, 11))} and 39 more at {shelf.where}"
     ]
+
+
+def test_many_small_files_cost_one_request_each_and_no_thread_each(shelf: Shelf) -> None:
+    files = {f"node0/{number}": b"%d" % number for number in range(300)}
+    SavedJob(files).put(shelf.store, shelf.where)
+    asked: list[str] = []
+    threads: set[int] = set()
+
+    def note(key: str) -> None:
+        asked.append(key)
+        threads.add(threading.get_ident())
+
+    with shelf.on_get(note):
+        shelf.read()
+    assert sorted(asked) == sorted([JOB, NODE, PAGE, *files])
+    assert len(threads) <= AT_ONCE + 2, "those of the store, of who reads, and of the lists"
+    assert shelf.files == files
 
 
 # ---- who wrote it

@@ -127,7 +127,10 @@ def serve_git(folder: Path, *, password: str = "") -> Iterator[Served]:
         def do_GET(self) -> None:
             self.served.asked.append(f"{self.command} {self.path}")
             if password and self.headers.get("Authorization") != wanted:
-                self.send_error(401)
+                self.send_response(401)
+                self.send_header("WWW-Authenticate", 'Basic realm="git"')
+                self.send_header("Content-Length", "0")
+                self.end_headers()
                 return
             path, _, query = self.path.partition("?")
             environ = {
@@ -297,13 +300,15 @@ def certificate_only(file: Path) -> str:
     return file.read_text().partition("-----BEGIN PRIVATE")[0]
 
 
-def make_repository(folder: Path, name: str) -> Path:
-    """Make a bare git repository of a package, to be served as files; return it."""
+def make_repository(folder: Path, name: str, files: Mapping[str, str] = {}) -> Path:
+    """Make a bare git repository of a package, with more files, to be served; return it."""
     tree, bare = folder / "tree", folder / f"{name}.git"
     tree.mkdir(parents=True)
     (tree / "setup.py").write_text(f"from setuptools import setup\nsetup(py_modules=[{name!r}])\n")
     (tree / "pyproject.toml").write_text(f"{BUILT_BY}[project]\nname = {name!r}\nversion = '1.0'\n")
     (tree / f"{name}.py").write_text("VERSION = '1.0 of git'\n")
+    for path, text in files.items():
+        (tree / path).write_text(text)
     who = ("-c", "user.name=a", "-c", "user.email=a@b")
     for words in (("init", "-q"), ("add", "."), (*who, "commit", "-qm", "one")):
         subprocess.run(["git", "-C", tree, *words], check=True)

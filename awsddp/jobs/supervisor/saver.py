@@ -17,7 +17,6 @@ import math
 import os
 import re
 import signal
-import stat
 import subprocess
 import sys
 import time
@@ -44,6 +43,7 @@ from awsddp.jobs.supervisor.pages import PageReader, Pages
 from awsddp.jobs.supervisor.requests import Manifest, plain
 from awsddp.jobs.supervisor.shelf import Shelf, folders_above, keys
 from awsddp.jobs.supervisor.trial import attempt, store_of
+from awsddp.jobs.supervisor.walk import open_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -426,9 +426,9 @@ class Saver:
 
         It is held open, so that it arrives, too, where the job removes or replaces it meanwhile.
         """
-        held = os.open(line.path, os.O_RDONLY | os.O_NONBLOCK)  # a FIFO in its place would wait for ever
-        info = os.fstat(held)
-        if not stat.S_ISREG(info.st_mode) or _stamp_of(info) != _stamp(line):
+        with open_file(Path(line.path)) as stream:
+            held, info = os.dup(stream.fileno()), os.fstat(stream.fileno())
+        if _stamp_of(info) != _stamp(line):
             os.close(held)
             return
         version = self._free(line.home, file) if file.parts else file.version
@@ -538,7 +538,7 @@ class Saver:
         Raises Changed where what was sent before is not what it begins with by now, OSError, ClientError.
         """
         parts = [*file.parts]
-        with open(os.open(line.path, os.O_RDONLY | os.O_NONBLOCK), "rb") as stream:  # noqa: PTH123
+        with open_file(Path(line.path)) as stream:
             if os.fstat(stream.fileno()).st_ino != line.inode:
                 raise Changed(line.home)
             if is_checked:
