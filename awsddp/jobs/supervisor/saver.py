@@ -240,7 +240,7 @@ class Saver:
             gives_up = is_stuck and now > min(self._good_at + _LATE_S, self._end_by)
             if gives_up:
                 self._error = self._error or f"still being written: {', '.join(self._pending)}"
-            self._tell(ended=all_done or gives_up)
+            self._tell(ended=all_done or (gives_up and self._end_by == math.inf))  # after a boot it goes on
             if all_done or gives_up:
                 self.close()
                 return 1 if gives_up else 0
