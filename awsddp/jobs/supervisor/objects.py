@@ -8,22 +8,20 @@ https://docs.aws.amazon.com/AmazonS3/latest/userguide/conditional-reads.html
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import hmac
 import json
-import os
 import shutil
-import stat
 import threading
 from concurrent.futures import ThreadPoolExecutor, wait
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
+from awsddp.jobs.supervisor.walk import open_file
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
-    from typing import BinaryIO
 
 _Item = TypeVar("_Item")
 
@@ -512,15 +510,6 @@ def _as_listed(key: str) -> Iterator[None]:
         if error.response["ResponseMetadata"]["HTTPStatusCode"] in (404, 412, 416):
             raise Changed(key) from error
         raise
-
-
-def open_file(path: Path) -> BinaryIO:
-    """Open a file to read it. Raises OSError, also for what is none: a pipe would wait for a writer."""
-    file = os.fdopen(os.open(str(path), os.O_RDONLY | os.O_NONBLOCK), "rb")
-    if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-        return file
-    file.close()
-    raise OSError(errno.EINVAL, "it is no longer a file", str(path))
 
 
 def _remember_key(params: Mapping[str, Any], context: dict[str, Any], **_: object) -> None:
