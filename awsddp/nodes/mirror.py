@@ -53,8 +53,9 @@ _NAMED = 200
 _GIT = {"GET": "/info/refs?service=git-upload-pack", "POST": "/git-upload-pack"}
 _ASKED = (
     *("Accept", "Accept-Encoding", "User-Agent", "Range", "If-Range", "If-None-Match", "If-Modified-Since"),
-    *("Content-Type", "Content-Encoding", "Content-Length", "Git-Protocol"),
+    "Git-Protocol",
 )
+_OF_BODY = ("Content-Type", "Content-Encoding", "Content-Length")
 _ANSWERED = (
     *("Content-Type", "Content-Encoding", "Content-Length", "Content-Range", "Accept-Ranges"),
     *("Cache-Control", "ETag", "Last-Modified", "Expires", "Retry-After"),
@@ -253,7 +254,8 @@ class _Client(http.server.BaseHTTPRequestHandler):
             yield data
 
     def _headers(self) -> dict[str, str]:
-        return {name: self.headers[name] for name in _ASKED if name in self.headers}
+        names = (*_ASKED, *_OF_BODY) if self.command == "POST" else _ASKED
+        return {name: self.headers[name] for name in names if name in self.headers}
 
     def _send_file(self, url: str, *, is_named: bool) -> None:
         """Answer with a file of a folder or of a host."""

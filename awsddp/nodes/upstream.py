@@ -32,7 +32,10 @@ _FILE_HOSTS = frozenset(
         *("conda.anaconda.org", "repo.anaconda.com", "binstar-cio-packages-prod.s3.amazonaws.com"),
     }
 )
-"""Where the public indexes, channels and releases keep their files: reached through a proxy, too."""
+"""Where the public indexes, channels and releases keep their files, by https: as if a user had named them.
+
+They are reached through a proxy, and where a company's DNS leads them to its own mirror, with its certificate.
+"""
 
 
 class RefusedError(OSError):
@@ -136,8 +139,9 @@ class Upstream:
         parts = urlsplit(request.full_url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise RefusedError(place_of(request.full_url), "not a URL of http or https")
+        is_named = is_named or (parts.scheme == "https" and parts.netloc in _FILE_HOSTS)
         is_proxied = bool(self._proxies.get(parts.scheme)) and not urllib.request.proxy_bypass(parts.netloc)
-        if is_proxied and not is_named and parts.hostname not in _FILE_HOSTS:
+        if is_proxied and not is_named:
             raise RefusedError(
                 place_of(request.full_url), "no configuration names it, and a proxy resolves it"
             )

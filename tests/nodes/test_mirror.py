@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
+from uv import find_uv_bin
 
 from awsddp.errors import NodeError
 from awsddp.nodes.catalog import Catalog
@@ -338,6 +339,8 @@ def test_nothing_is_sent_to_an_index(catalog: Catalog, method: str) -> None:
         index = catalog.show_index(f"http://reader:{PASSWORD}@127.0.0.1:{server.port}/simple")
         assert node.ask(f"{index}/small/", method, b"x")[0] in (403, 501) and not server.asked
         assert node.ask(f"{index}/small/", headers={"Content-Length": "5"})[0] == 200
+        assert node.ask(node.links(f"{index}/small/")[1], headers={"Content-Length": "5"}) == (200, b"two")
+        assert all(one.startswith("GET ") for one in server.asked)
 
 
 def test_a_link_that_no_page_has_is_refused(catalog: Catalog) -> None:
@@ -581,3 +584,19 @@ def test_a_simple_index_that_is_a_folder_here_is_seen_by_nodes(
     monkeypatch.setenv("PIP_INDEX_URL", f"file://{tmp_path}/mirror/simple")
     found = made(lab(1), dataclasses.replace(PLAN, packages_from=packages_from), python)
     assert imported(found[0].python, "import small, tiny") == ""
+
+
+def test_uv_gets_its_pythons_from_the_mirror(catalog: Catalog, tmp_path: Path) -> None:
+    """By the true uv; there is none behind it."""
+    with serve_replies({}) as server, mirrored(catalog) as node:
+        shown = catalog.show(f"{server.url}/releases/download", "tree")
+        own = {
+            "UV_PYTHON_INSTALL_MIRROR": shown,
+            "UV_PYTHON_INSTALL_DIR": str(tmp_path),
+            "UV_HTTP_RETRIES": "0",
+        }
+        environ = {**os.environ, **node.mirror.environ(node.port, ()), **own}
+        words = [find_uv_bin(), "venv", "--no-project", "--python", "3.9.7", tmp_path / "venv"]
+        done = subprocess.run(words, env=environ, capture_output=True, text=True)
+    assert done.returncode and "404 Not Found" in node.mirror.translate(done.stderr)
+    assert server.asked and server.asked[0].startswith("GET /releases/download/2021")
