@@ -34,7 +34,7 @@ _FILE_HOSTS = frozenset(
 )
 """Where the public indexes, channels and releases keep their files, by https: as if a user had named them.
 
-They are reached through a proxy, and where a company's DNS leads them to its own mirror, with its certificate.
+They are reached through a proxy, and where a company's DNS leads to its own mirror, with its certificate.
 """
 
 
