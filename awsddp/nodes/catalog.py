@@ -5,15 +5,18 @@ names by a link that this machine has signed. The user's configuration, or a tab
 """
 
 import base64
+import contextlib
 import hashlib
 import hmac
 import json
+import os
 import re
 import secrets
+import tempfile
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from awsddp.nodes.upstream import Grant, Kind, RefusedError, origin, place_of, without_login
+from awsddp.nodes.upstream import Grant, Kind, RefusedError, host_port, origin, without_login
 
 _HOST = "awsddp.invalid"
 FILES = f"files.{_HOST}"
@@ -51,8 +54,7 @@ class Catalog:
 
     def name(self, url: str) -> str:
         """Return how a node names a URL, which is granted or not."""
-        of = origin(url)
-        host = f"{hashlib.sha256(of.encode()).hexdigest()[:12]}.{_HOST}"
+        host = f"{hashlib.sha256(origin(url).encode()).hexdigest()[:12]}.{_HOST}"
         parts = urlsplit(url)
         self.origins[host] = f"{parts.scheme}://{parts.netloc}"
         return f"http://{host}{parts.path}" + (f"?{parts.query}" if parts.query else "")
@@ -65,31 +67,31 @@ class Catalog:
             self.grants.append(one)
         return self.link(plain, is_named=True) if kind == "file" else self.name(plain)
 
-    def show(self, place: str, kind: Kind) -> str:
+    def show(self, location: str, kind: Kind) -> str:
         """Return how a node names a URL or a folder, which is granted: by a name of our own, or as it is."""
-        if not (is_here(place) or _LOGIN.match(place) or (self.everything and _URL.fullmatch(place))):
-            return place
-        if _URL.match(place):
-            # whoever installs says what is wrong with a malformed one
-            return self.grant(kind, place) if place_of(place) else place
-        path = Path(unquote(urlsplit(place).path) if place.startswith("file:") else place).resolve()
+        is_served = _LOGIN.match(location) or (self.everything and _URL.fullmatch(location))
+        if not (is_served and host_port(location)) and not is_here(location):
+            return location
+        if _URL.match(location):
+            return self.grant(kind, location)
+        path = Path(unquote(urlsplit(location).path) if location.startswith("file:") else location).resolve()
         return self.grant(kind, path.as_uri() + "/" * path.is_dir())
 
-    def show_index(self, place: str) -> str:
+    def show_index(self, location: str) -> str:
         """Return how a node names an index."""
-        return self.show(place, "index")
+        return self.show(location, "index")
 
-    def show_links(self, place: str) -> str:
+    def show_links(self, location: str) -> str:
         """Return how a node names a page, or a folder, of links."""
-        return self.show(place, "page")
+        return self.show(location, "page")
 
     def show_line(self, line: str) -> str:
         """Return a requirement as a node gets it: with the name of its URL, and its revision as it is."""
 
-        def shown(found: re.Match[str]) -> str:
-            repository = _REVISION.fullmatch(found["url"]) if found["git"] else None
+        def shown(match: re.Match[str]) -> str:
+            repository = _REVISION.fullmatch(match["url"]) if match["git"] else None
             if repository is None:
-                return self.show(found["url"], "file")
+                return self.show(match["url"], "file")
             return f"git+{self.show(repository['url'], 'git')}{repository['revision'] or ''}"
 
         return _SOURCE.sub(shown, line)
@@ -106,8 +108,8 @@ class Catalog:
         """Return a package of conda, or a list of those of pip, as a node gets it."""
         if isinstance(package, dict):
             return {"pip": [self.show_line(line) for line in package["pip"]]}
-        found = _CHANNEL.search(package)
-        channel = (found[1] or found[2]) if found else ""
+        match = _CHANNEL.search(package)
+        channel = (match[1] or match[2]) if match else ""
         return package.replace(channel, self.show_channel(channel), 1) if channel else package
 
     def show_channel(self, channel: str) -> str:
@@ -135,8 +137,8 @@ class Catalog:
 
     def link(self, url: str, *, is_named: bool) -> str:
         """Return a link that this machine signs; `is_named`: its host may have a private address."""
-        told = ("+" if is_named else "-") + url
-        text = base64.urlsafe_b64encode(told.encode()).decode().rstrip("=")
+        payload = ("+" if is_named else "-") + url
+        text = base64.urlsafe_b64encode(payload.encode()).decode().rstrip("=")
         return f"http://{FILES}/{self._sign(text)}/{text}/{urlsplit(url).path.rpartition('/')[2]}"
 
     def read_link(self, path: str) -> tuple[str, bool]:
@@ -144,8 +146,8 @@ class Catalog:
         _, signature, text, name, *_ = [*path.split("/"), "", "", "", ""]
         if not hmac.compare_digest(signature.encode(), self._sign(text).encode()):
             raise RefusedError(FILES, "no page has this link")
-        told = _decode(text)
-        return told[1:] + METADATA * name.endswith(METADATA), told.startswith("+")
+        payload = _decode(text)
+        return payload[1:] + METADATA * name.endswith(METADATA), payload.startswith("+")
 
     def _sign(self, text: str) -> str:
         return hmac.new(self._key, text.encode(), "sha256").hexdigest()[:32]
@@ -159,7 +161,7 @@ def is_here(place: str) -> bool:
 
 def urls_in(text: str) -> list[str]:
     """Return the URLs of a text that name a host."""
-    return list(filter(place_of, _URL.findall(text)))
+    return list(filter(host_port, _URL.findall(text)))
 
 
 def signing_key(folder: Path) -> bytes:
@@ -167,8 +169,10 @@ def signing_key(folder: Path) -> bytes:
     file = folder / "mirror.key"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not file.exists():
-        file.touch(mode=0o600)
-        file.write_bytes(secrets.token_bytes(32))
+        with tempfile.NamedTemporaryFile(dir=folder) as new, contextlib.suppress(FileExistsError):
+            new.write(secrets.token_bytes(32))
+            new.flush()
+            os.link(new.name, file)  # whole, or that of another command
     return file.read_bytes()
 
 

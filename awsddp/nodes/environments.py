@@ -56,8 +56,9 @@ def ensure(
             send_files()
         here = functools.cache(indexes_here)
         chosen = _choose(fleet, plan, found[missing[0]].platform, cache, here)
-        key = signing_key(cache)
-        with _lent(fleet, chosen, missing, here, key) as (lent, environs, mirror):
+        with _lent(fleet, chosen, missing, here, signing_key(cache)) as (lent, environs, mirror):
+            is_conda = plan.kind == "conda"
+            miniforge = mirror.catalog.show(_MINIFORGE, "tree") if is_conda else _MINIFORGE
             builds = {
                 node: _request(
                     lent,
@@ -66,7 +67,7 @@ def ensure(
                     install={**lent.indexes.environ, **environs.get(node, {})},
                     stamp=plan.stamp,
                     constraints=[*lent.constraints, *_pins(plan, found[node])],
-                    miniforge=mirror.catalog.show(_MINIFORGE, "tree") + _INSTALLER,
+                    miniforge=miniforge + _INSTALLER,
                 )
                 for node in missing
             }

@@ -26,14 +26,14 @@ import paramiko
 from awsddp.nodes.catalog import FILES, Catalog
 from awsddp.nodes.pages import is_package, open_folder, open_package, write_links
 from awsddp.nodes.upstream import (
-    Asked,
     Grant,
+    NodeRequest,
     RefusedError,
     Upstream,
     depth_below,
+    host_port,
     is_below,
     origin,
-    place_of,
     without_login,
 )
 from awsddp.parallel import soon
@@ -49,17 +49,18 @@ _CONNECTIONS = 64
 """How many connections of a node are served at once."""
 _NOTES = 5
 _NAMED = 200
-"""How much of a URL is told."""
+"""How much of a URL an error holds."""
 _GIT = {"GET": "/info/refs?service=git-upload-pack", "POST": "/git-upload-pack"}
-_ASKED = (
+_REQUEST_HEADERS = (
     *("Accept", "Accept-Encoding", "User-Agent", "Range", "If-Range", "If-None-Match", "If-Modified-Since"),
-    *("Content-Type", "Content-Encoding", "Content-Length", "Git-Protocol"),
+    "Git-Protocol",
 )
-_ANSWERED = (
+_BODY_HEADERS = ("Content-Type", "Content-Encoding", "Content-Length")
+_RESPONSE_HEADERS = (
     *("Content-Type", "Content-Encoding", "Content-Length", "Content-Range", "Accept-Ranges"),
     *("Cache-Control", "ETag", "Last-Modified", "Expires", "Retry-After"),
 )
-_FOR_PAGES = {"Accept": "application/vnd.pypi.simple.v1+html, text/html;q=0.9, */*;q=0.1"}
+_PAGE_HEADERS = {"Accept": "application/vnd.pypi.simple.v1+html, text/html;q=0.9, */*;q=0.1"}
 _FAULTS = (OSError, EOFError, ValueError, HTTPException, paramiko.SSHException)
 
 
@@ -90,14 +91,14 @@ class Mirror:
     def environ(self, port: int, urls: Iterable[str]) -> dict[str, str]:
         """Return the variables by which programs of a node find the mirror at its `port`."""
         hosts = {urlsplit(url).hostname or "" for url in urls}
-        around = [] if self.catalog.everything else sorted(hosts - set(self.catalog.names))
-        found = {"http_proxy": f"http://{self.login}@127.0.0.1:{port}", "no_proxy": ",".join(around)}
+        direct = [] if self.catalog.everything else sorted(hosts - set(self.catalog.names))
+        variables = {"http_proxy": f"http://{self.login}@127.0.0.1:{port}", "no_proxy": ",".join(direct)}
         if self.catalog.everything:
-            found["https_proxy"] = found["http_proxy"]
-        upper = {name.upper(): value for name, value in found.items()}
-        patience = dict.fromkeys(("PIP_DEFAULT_TIMEOUT", "UV_HTTP_TIMEOUT"), str(_PATIENCE_S))
+            variables["https_proxy"] = variables["http_proxy"]
+        upper = {name.upper(): value for name, value in variables.items()}
+        timeouts = dict.fromkeys(("PIP_DEFAULT_TIMEOUT", "UV_HTTP_TIMEOUT"), str(_PATIENCE_S))
         own = {"GIT_HTTP_PROXY_AUTHMETHOD": "basic", "UV_CONCURRENT_DOWNLOADS": "16"}
-        return found | upper | patience | own
+        return variables | upper | timeouts | own
 
     def translate(self, text: str) -> str:
         """Return what a node's program said, with the real names of indexes; and what was refused."""
@@ -107,7 +108,7 @@ class Mirror:
         """Return a page of HTML, its URL, and the status that its host gave. Raises what `fetch` does."""
         if grant.is_folder:
             return open_folder(grant, url), url, 200
-        page, base = self.upstream.fetch(url, Asked("GET", _FOR_PAGES), is_named=True)
+        page, base = self.upstream.fetch(url, NodeRequest("GET", _PAGE_HEADERS), is_named=True)
         if page.status == 200 and "html" not in page.headers.get("Content-Type", ""):
             page.close()
             raise RefusedError(url, "its page is not HTML")
@@ -176,15 +177,15 @@ class _Client(http.server.BaseHTTPRequestHandler):
         """Return whether a request came, from a client that knows the password."""
         if not super().parse_request():
             return False
-        wanted = "Basic " + base64.b64encode(self.mirror.login.encode()).decode()
-        if secrets.compare_digest(wanted.encode(), self.headers.get("Proxy-Authorization", "").encode()):
+        expected = "Basic " + base64.b64encode(self.mirror.login.encode()).decode()
+        if secrets.compare_digest(expected.encode(), self.headers.get("Proxy-Authorization", "").encode()):
             return True
         self.send_error(407)
         return False
 
     def do_CONNECT(self) -> None:
         """Refuse: no program of a node gets a connection of its own."""
-        self._refuse(RefusedError(place_of(f"https://{self.path}"), "no packages come from there"))
+        self._refuse(RefusedError(host_port(f"https://{self.path}"), "no packages come from there"))
 
     def do_GET(self) -> None:
         """Answer with a page, a file or a repository that is granted, or linked by such a page."""
@@ -209,7 +210,7 @@ class _Client(http.server.BaseHTTPRequestHandler):
             is_granted = origin(url) in {origin(grant.url) for grant in self.mirror.catalog.grants}
             self._send_file(url, is_named=is_named and is_granted)
         elif real is None:
-            raise RefusedError(place_of(self.path), "no packages come from there")
+            raise RefusedError(host_port(self.path), "no packages come from there")
         else:
             self._send(real + parts.path, f"?{parts.query}" if parts.query else "")
 
@@ -238,10 +239,10 @@ class _Client(http.server.BaseHTTPRequestHandler):
         base = upstream.moved.get(grant, grant.url)
         data = self._body(size) if self.command == "POST" else None
         is_named = origin(base) == origin(grant.url)
-        asked = Asked(self.command, self._headers(), data, grant)
-        response, last = upstream.fetch(base + suffix, asked, is_named=is_named)
-        if self.command == "GET" and last.endswith(suffix):
-            upstream.moved[grant] = last.removesuffix(suffix)
+        request = NodeRequest(self.command, self._headers(), data, grant)
+        response, final_url = upstream.fetch(base + suffix, request, is_named=is_named)
+        if self.command == "GET" and final_url.endswith(suffix):
+            upstream.moved[grant] = final_url.removesuffix(suffix)
         self._pass_back(response)
 
     def _body(self, size: int) -> Iterator[bytes]:
@@ -253,7 +254,8 @@ class _Client(http.server.BaseHTTPRequestHandler):
             yield data
 
     def _headers(self) -> dict[str, str]:
-        return {name: self.headers[name] for name in _ASKED if name in self.headers}
+        names = (*_REQUEST_HEADERS, *_BODY_HEADERS) if self.command == "POST" else _REQUEST_HEADERS
+        return {name: self.headers[name] for name in names if name in self.headers}
 
     def _send_file(self, url: str, *, is_named: bool) -> None:
         """Answer with a file of a folder or of a host."""
@@ -263,8 +265,8 @@ class _Client(http.server.BaseHTTPRequestHandler):
                 self._begin(200, {"Content-Type": "application/octet-stream", "Content-Length": str(size)})
                 self._copy(stream)
         else:
-            asked = Asked(self.command, self._headers())
-            self._pass_back(self.mirror.upstream.fetch(url, asked, is_named=is_named)[0])
+            request = NodeRequest(self.command, self._headers())
+            self._pass_back(self.mirror.upstream.fetch(url, request, is_named=is_named)[0])
 
     def _pass_back(self, response: Any) -> None:
         """Pass a file or an answer for git on, of a failure its number alone."""
@@ -272,8 +274,8 @@ class _Client(http.server.BaseHTTPRequestHandler):
             if response.status not in (200, 206, 304):
                 self.send_error(response.status)
                 return
-            found = {name: response.headers[name] for name in _ANSWERED if name in response.headers}
-            self._begin(response.status, found | {"Connection": "close"})
+            headers = {name: response.headers[name] for name in _RESPONSE_HEADERS if name in response.headers}
+            self._begin(response.status, headers | {"Connection": "close"})
             self._copy(response)
 
     def _send_page(self, grant: Grant, url: str) -> None:
@@ -306,12 +308,12 @@ class _Client(http.server.BaseHTTPRequestHandler):
         if isinstance(error, FileNotFoundError):
             self.send_error(404)
             return
-        code, words = 504, f"{self.path[:_NAMED]}: not reached from here: {' '.join(str(error).split())}"
+        status, reason = 504, f"{self.path[:_NAMED]}: not reached from here: {' '.join(str(error).split())}"
         if isinstance(error, RefusedError):
-            code, words = 403, str(error)
+            status, reason = 403, str(error)
         if len(self.mirror.refused) < _NOTES:
-            self.mirror.refused.add(self.mirror.catalog.real_names(words))
-        self.send_error(code, f"awsddp: {words}".encode("ascii", "replace").decode())
+            self.mirror.refused.add(self.mirror.catalog.real_names(reason))
+        self.send_error(status, f"awsddp: {reason}".encode("ascii", "replace").decode())
 
-    def log_message(self, *words: object) -> None:
+    def log_message(self, *args: object) -> None:
         """Say nothing."""

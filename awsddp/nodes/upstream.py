@@ -32,14 +32,17 @@ _FILE_HOSTS = frozenset(
         *("conda.anaconda.org", "repo.anaconda.com", "binstar-cio-packages-prod.s3.amazonaws.com"),
     }
 )
-"""Where the public indexes, channels and releases keep their files: reached through a proxy, too."""
+"""Where the public indexes, channels and releases keep their files, by https: as if a user had named them.
+
+They are reached through a proxy, and where a company's DNS leads to its own mirror, with its certificate.
+"""
 
 
 class RefusedError(OSError):
     """A URL is not fetched for a node: where, and why, which environment.explain knows."""
 
-    def __init__(self, place: str, why: str) -> None:
-        super().__init__(f"{place}: {why}")
+    def __init__(self, subject: str, why: str) -> None:
+        super().__init__(f"{subject}: {why}")
 
 
 @dataclass(frozen=True)
@@ -77,7 +80,7 @@ class Grant:
 
 
 @dataclass(frozen=True)
-class Asked:
+class NodeRequest:
     """A request of a node; `git` has the only login that one of a repository may have."""
 
     method: str
@@ -103,7 +106,7 @@ class Upstream:
         """Return whether the configuration names a URL, or a path above it."""
         return any(grant.covers(url) for grant in self.grants)
 
-    def fetch(self, url: str, asked: Asked, *, is_named: bool) -> tuple[Any, str]:
+    def fetch(self, url: str, request: NodeRequest, *, is_named: bool) -> tuple[Any, str]:
         """Return the response behind all redirects, and its URL.
 
         `is_named`: the configuration names its host, which then may be private. Raises RefusedError, OSError,
@@ -111,35 +114,36 @@ class Upstream:
         """
         for _ in range(_HOPS):
             url = without_login(url)
-            headers = {**asked.headers, **self._login(url, asked.git)}
-            request = urllib.request.Request(url, asked.data, headers, method=asked.method)
-            response = self._open(request, is_named)
+            headers = {**request.headers, **self._login(url, request.git)}
+            sent = urllib.request.Request(url, request.data, headers, method=request.method)
+            response = self._open(sent, is_named)
             location = response.headers["Location"] if response.status in _REDIRECTS else None
-            if not location or asked.data is not None:
+            if not location or request.data is not None:
                 return response, url
             response.close()
-            further = urljoin(url, location)
-            is_named = self.is_granted(further) or (is_named and origin(further) == origin(url))
-            url = further
-        raise RefusedError(place_of(url), "too many redirects")
+            target = urljoin(url, location)
+            is_named = self.is_granted(target) or (is_named and origin(target) == origin(url))
+            url = target
+        raise RefusedError(host_port(url), "too many redirects")
 
     def _login(self, url: str, git: Grant | None) -> dict[str, str]:
         """Return the header with the login of the longest path that was given one."""
-        givers = [git] if git else [one for one in self.grants if one.kind != "git"]
-        fits = [one for one in givers if one.login and one.covers(url)]
-        if not fits:
+        candidates = [git] if git else [one for one in self.grants if one.kind != "git"]
+        covering = [one for one in candidates if one.login and one.covers(url)]
+        if not covering:
             return {}
-        login = unquote(max(fits, key=lambda one: len(one.url)).login)
+        login = unquote(max(covering, key=lambda one: len(one.url)).login)
         return {"Authorization": "Basic " + base64.b64encode(login.encode()).decode()}
 
     def _open(self, request: urllib.request.Request, is_named: bool) -> Any:
         parts = urlsplit(request.full_url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise RefusedError(place_of(request.full_url), "not a URL of http or https")
+            raise RefusedError(host_port(request.full_url), "not a URL of http or https")
+        is_named = is_named or (parts.scheme == "https" and parts.netloc in _FILE_HOSTS)
         is_proxied = bool(self._proxies.get(parts.scheme)) and not urllib.request.proxy_bypass(parts.netloc)
-        if is_proxied and not is_named and parts.hostname not in _FILE_HOSTS:
+        if is_proxied and not is_named:
             raise RefusedError(
-                place_of(request.full_url), "no configuration names it, and a proxy resolves it"
+                host_port(request.full_url), "no configuration names it, and a proxy resolves it"
             )
         any_address = is_named or is_proxied
         setattr(request, "dial", partial(_dial, any_address=any_address))  # noqa: B010
@@ -178,13 +182,13 @@ def _dial(
 ) -> socket.socket:
     """Return a connection to a host, all of whose addresses are public. Raises RefusedError, OSError."""
     host, port = address
-    found = [place for *_, place in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
-    if not any_address and not all(is_public(str(place[0])) for place in found):
+    addresses = [str(name[0]) for *_, name in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
+    if not any_address and not all(map(is_public, addresses)):
         raise RefusedError(f"{host}:{port}", "its address is not public")
     failed = OSError(f"{host} has no address")
-    for place in found:
+    for one in addresses:
         try:
-            return socket.create_connection((str(place[0]), port), timeout)
+            return socket.create_connection((one, port), timeout)
         except OSError as error:
             failed = error
     raise failed
@@ -227,11 +231,11 @@ def _segments(url: str) -> list[str] | None:
 
 def origin(url: str) -> str:
     """Return scheme, host and port of a URL; "" for what is none."""
-    place = place_of(url)
-    return f"{urlsplit(url).scheme}://{place}" if place else "file://" * url.startswith("file:///")
+    host = host_port(url)
+    return f"{urlsplit(url).scheme}://{host}" if host else "file://" * url.startswith("file:///")
 
 
-def place_of(url: str) -> str:
+def host_port(url: str) -> str:
     """Return the host and the port of a URL, "" for what has none."""
     try:
         parts = urlsplit(url)

@@ -29,7 +29,7 @@ from awsddp.local import image
 from benchmarks._rehearsal import Rehearsal
 from benchmarks.campaigns._campaign import Row, arguments, campaign, cluster
 from tests.nodes import channel
-from tests.nodes.servers import PASSWORD, make_repository, serve_folder, serve_index, serve_proxy
+from tests.nodes.servers import PASSWORD, make_repository, serve_folder, serve_git, serve_index, serve_proxy
 from tests.nodes.wheels import installed_wheel, wheel
 
 CONDA = """#!/bin/sh
@@ -273,7 +273,7 @@ def made() -> Iterator[World]:
         _packages(lab.root, wheels)
         open_index = stack.enter_context(serve_index(wheels))
         private = stack.enter_context(serve_index(wheels, password=PASSWORD))
-        git = stack.enter_context(serve_folder(lab.root / "repositories"))
+        git = stack.enter_context(serve_git(lab.root / "repositories"))
         files = stack.enter_context(serve_folder(wheels))
         proxy = stack.enter_context(serve_proxy(password=PASSWORD))
         _conda_on_nodes(lab)

@@ -19,13 +19,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
+from uv import find_uv_bin
 
 from awsddp.errors import NodeError
-from awsddp.nodes.catalog import Catalog
+from awsddp.nodes.catalog import Catalog, signing_key
 from awsddp.nodes.mirror import Mirror
 from awsddp.nodes.transport import Fleet
-from awsddp.nodes.upstream import Asked, Upstream, is_public
-from awsddp.parallel import soon
+from awsddp.nodes.upstream import NodeRequest, Upstream, is_public
+from awsddp.parallel import each, soon
 from awsddp.plan.indexes import Indexes
 from tests.nodes.servers import (
     PASSWORD,
@@ -274,7 +275,7 @@ def test_the_address_that_was_checked_is_the_one_that_is_reached(
         patch.setattr(socket, "getaddrinfo", resolve)
         patch.setattr(socket, "create_connection", dial)
         upstream = Upstream(catalog.grants, ca="", proxies={})
-        upstream.fetch("http://turns.example/x.whl", Asked("GET", {}), is_named=False)
+        upstream.fetch("http://turns.example/x.whl", NodeRequest("GET", {}), is_named=False)
     assert dialed == ["93.184.215.14"]
 
 
@@ -338,6 +339,8 @@ def test_nothing_is_sent_to_an_index(catalog: Catalog, method: str) -> None:
         index = catalog.show_index(f"http://reader:{PASSWORD}@127.0.0.1:{server.port}/simple")
         assert node.ask(f"{index}/small/", method, b"x")[0] in (403, 501) and not server.asked
         assert node.ask(f"{index}/small/", headers={"Content-Length": "5"})[0] == 200
+        assert node.ask(node.links(f"{index}/small/")[1], headers={"Content-Length": "5"}) == (200, b"two")
+        assert all(one.startswith("GET ") for one in server.asked)
 
 
 def test_a_link_that_no_page_has_is_refused(catalog: Catalog) -> None:
@@ -581,3 +584,26 @@ def test_a_simple_index_that_is_a_folder_here_is_seen_by_nodes(
     monkeypatch.setenv("PIP_INDEX_URL", f"file://{tmp_path}/mirror/simple")
     found = made(lab(1), dataclasses.replace(PLAN, packages_from=packages_from), python)
     assert imported(found[0].python, "import small, tiny") == ""
+
+
+def test_the_key_of_links_is_kept_for_one_user(tmp_path: Path) -> None:
+    folder = tmp_path / "packages"
+    keys = each(lambda _: signing_key(folder), range(8))
+    assert len(set(keys)) == 1 and len(keys[0]) == 32
+    assert [(one.name, one.stat().st_mode & 0o777) for one in folder.iterdir()] == [("mirror.key", 0o600)]
+
+
+def test_uv_gets_its_pythons_from_the_mirror(catalog: Catalog, tmp_path: Path) -> None:
+    """By the true uv; there is none behind it."""
+    with serve_replies({}) as server, mirrored(catalog) as node:
+        shown = catalog.show(f"{server.url}/releases/download", "tree")
+        own = {
+            "UV_PYTHON_INSTALL_MIRROR": shown,
+            "UV_PYTHON_INSTALL_DIR": str(tmp_path),
+            "UV_HTTP_RETRIES": "0",
+        }
+        environ = {**os.environ, **node.mirror.environ(node.port, ()), **own}
+        words = [find_uv_bin(), "venv", "--no-project", "--python", "3.9.7", tmp_path / "venv"]
+        done = subprocess.run(words, env=environ, capture_output=True, text=True)
+    assert done.returncode and "404 Not Found" in node.mirror.translate(done.stderr)
+    assert server.asked and server.asked[0].startswith("GET /releases/download/2021")

@@ -250,11 +250,18 @@ def test_only_what_torch_is_made_of_is_pinned() -> None:
         ("- nothing provides deep >=9 needed by greedy-1.0-0", "no channel has a deep that fits"),
         ("└─ nope >=7 * does not exist (perhaps a typo)", "no channel has a nope that fits"),
         ("The following packages are incompatible\n├─ a", "its packages have conflicting versions"),
+        ("h:443: no packages come from there", "a package needs h:443, where none of its indexes has files"),
+        ("10.1.2.3:80: its address is not public", "leads to 10.1.2.3:80, whose address is not public"),
+        ("h:80: no configuration names it, and a proxy resolves it", "whose address only the proxy knows"),
+        ("https://h/x: only what the configuration names", "https://h/x, which no line, index or channel"),
         ("a compiler error", "could not be installed"),
     ],
 )
 def test_the_last_words_of_pip_are_explained(said: str, words: str) -> None:
-    assert words in explain(said, name="requirements.txt").message
+    for internet in (None, False, True):
+        explained = explain(said, name="requirements.txt", internet=internet)
+        assert words in explained.message and "{" not in explained.next
+        assert internet is not False or "packages_from=node" not in explained.next
 
 
 def test_nodes_that_differ_are_refused_by_what_differs() -> None:
