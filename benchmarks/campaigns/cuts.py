@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from awsddp.jobs.supervisor.objects import PARTS, Place
+from awsddp.jobs.supervisor.objects import MOST_PART_BYTES, PARTS, Place
 from awsddp.local import control, machine, s3
 from benchmarks.campaigns._campaign import Row, arguments, campaign
 from tests.jobs.test_saver import MB, Bucket, until
@@ -95,14 +95,14 @@ class Saving:
 
     def body(self, parts: list[Any]) -> bytes:
         """Return what a reader makes of the parts of a file."""
-        return b"".join(self.object(key)[:length] for key, length in parts)
+        return b"".join(self.object(key)[:length] for key, length, *_ in parts)
 
     def lists(self) -> list[tuple[str, int, list[Any]]]:
         """Return what node0.json and job.json name: a file, its size, its parts."""
         node, job = (json.loads(self.object(name) or b"{}") for name in ("node0.json", "job.json"))
-        found = [(home, one["size"], one["parts"]) for home, one in node.get("files", {}).items()]
-        checkpoint = job.get("checkpoint") or {"files": []}
-        return found + [(home, size, parts) for _, home, size, parts in checkpoint["files"]]
+        named = [*node.get("pages", ()), *(job.get("checkpoint") or {}).get("pages", ())]
+        pages = [json.loads(self.object(key) or b"{}").get("files", {}) for key, *_ in named]
+        return [(home, one["size"], one["parts"]) for page in pages for home, one in page.items()]
 
     def check(self) -> int:
         """Return how many files are named. Raises AssertionError for one that is not as it was."""
@@ -214,8 +214,20 @@ def resume(cloud: Cloud, top: Path, dice: random.Random) -> Row:
     wanted, files = {}, {}
     for number in range(dice.randint(1, 12)):
         parts = [dice.randbytes(_size(dice)) for _ in range(dice.randint(1, 3))]
-        node.put(**{f"{number}_{at}": part + b"more" for at, part in enumerate(parts)})
-        files[f"step-1/{number}"] = [[f"{number}/{at}", len(part)] for at, part in enumerate(parts)]
+        grows = max(map(len, parts)) <= MOST_PART_BYTES
+        if not grows:
+            del parts[1:]
+        bodies = [part + b"more" * grows for part in parts]
+        node.put(**{f"{number}_{at}": body for at, body in enumerate(bodies)})
+        files[f"step-1/{number}"] = [
+            [
+                f"{number}/{at}",
+                len(part),
+                hashlib.md5(body).hexdigest(),
+                grows * hashlib.sha256(part).hexdigest(),
+            ]
+            for at, (part, body) in enumerate(zip(parts, bodies, strict=True))
+        ]
         wanted[f"step-1/{number}"] = b"".join(parts)
     said, failed = faults(cloud, node.bucket, dice, ("GetObject",)), 0
     node.top = node.home / "awsddp/resume-first"

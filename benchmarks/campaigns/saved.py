@@ -98,10 +98,11 @@ def listed_step(s3: Any, name: str) -> int:
     checkpoint = json.loads(content("job.json"))["checkpoint"]
     if checkpoint is None:
         return 0
-    [(_, _, size, parts)] = checkpoint["files"]
-    data = b"".join(content(key)[:length] for key, length in parts)
-    if len(data) != size:
-        raise EOFError(f"{name}: {len(data)} bytes of {size}")
+    pages = [json.loads(content(key)) for key, *_ in checkpoint["pages"]]
+    [row] = [row for page in pages for row in page["files"].values()]
+    data = b"".join(content(key)[:length] for key, length, *_ in row["parts"])
+    if len(data) != row["size"]:
+        raise EOFError(f"{name}: {len(data)} bytes of {row['size']}")
     return int(torch.load(io.BytesIO(data), weights_only=True)["at"]["step"])
 
 

@@ -289,7 +289,7 @@ class Saver:
         if found is not None:
             self._generation = int(found["generation"]) + 1
             self._look = found["look"]
-            for home, row in PageReader().read(self._store, self._at, found["pages"])["files"].items():
+            for home, row in self._rows(found["pages"]).items():
                 file = self._files[home] = _File()
                 file.parts, file.sample, file.is_torn = row["parts"], row["sample"], "torn" in row
                 file.saved = file.seen = (row["size"], row["modified"], *row["stamp"])
@@ -297,13 +297,19 @@ class Saver:
                 file.version = self._version(home, row["parts"])
                 self._changed.add(home)
         job = self._signed("job.json") if self._is_first else None
-        if job and job["checkpoint"]:
+        if job and job.get("checkpoint") and (files := self._rows(job["checkpoint"]["pages"])):
             named = job["checkpoint"]
-            files = PageReader().read(self._store, self._at, named["pages"])["files"]
             self._shelf.checkpoint = {"name": named["name"], "modified": named["modified"], "files": files}
         self._pages = Pages(f"lists/node{self._node}-{self._generation}")
         self._checkpoint = Pages(f"lists/checkpoint-{self._generation}")
         self._has_list = True
+
+    def _rows(self, pages: Iterable[Sequence[Any]]) -> dict[str, Any]:
+        """Return the files that pages list; none where others have replaced or deleted a page."""
+        try:
+            return PageReader().read(self._store, self._at, pages).get("files", {})
+        except Changed:
+            return {}
 
     def _version(self, home: str, parts: list[list[Any]]) -> int:
         """Return the version that the keys of a file's parts have."""
@@ -317,7 +323,10 @@ class Saver:
 
     def _signed(self, name: str) -> Any:
         """Return a document that a saver of this launch wrote; None where there is no such one."""
-        found = self._store.document(self._at, name)
+        try:
+            found = self._store.document(self._at, name)
+        except ValueError:  # it is longer than what a saver writes
+            return None
         if found is None:
             return None
         wanted = self._signature(name, found.body)
@@ -424,18 +433,23 @@ class Saver:
         rest_s = self._order["beat_s"] * (_OWN_BEATS if self._is_first else _OTHERS_BEATS)
         rested = [one for one, left_at in file.left.items() if time.monotonic() - left_at >= rest_s]
         if rested:
-            named = keys(self._shelf.checkpoint) | self._named()
-            named |= {dirname(key).partition("/")[2] for key in named}
-            rested = [one for one in rested if file.key(home, one) not in named]
+            named = self._named()
+            rested = [one for one in rested if named is not None and file.key(home, one) not in named]
         return min(rested, default=max(file.version, *file.left, 0) + 1)
 
-    def _named(self) -> set[str]:
-        """Return the keys that the checkpoint of job.json names."""
+    def _named(self) -> set[str] | None:
+        """Return the keys that a checkpoint of job.json names, or will; None where that cannot be read now."""
         if self._is_first:
-            return keys(self._published[1]) if self._published else set()
-        found = self._signed("job.json") or {}
-        pages = (found.get("checkpoint") or {}).get("pages", ())
-        return keys(PageReader().read(self._store, self._at, pages))
+            named = keys(self._published[1]) if self._published else set()
+        else:
+            found = self._signed("job.json") or {}
+            pages = (found.get("checkpoint") or {}).get("pages", ())
+            try:
+                named = keys(PageReader().read(self._store, self._at, pages))
+            except Changed:
+                return None
+        named |= keys(self._shelf.checkpoint)
+        return named | {dirname(key).partition("/")[2] for key in named}
 
     def _cancel_outdated(self) -> None:
         """Give up the uploads of files that were written to since they began: they would be mixtures.
@@ -575,8 +589,8 @@ class Saver:
         for home in gone - self._changed:  # what has just been saved is listed first: it may be a checkpoint
             if self._files[home].seen or self._files[home].saved:
                 self._again(home, self._files[home])
-        if len(gone) > _MOST_GONE:
-            named, rest_s = self._named(), self._order["beat_s"] * _OTHERS_BEATS
+        if len(gone) > _MOST_GONE and (named := self._named()) is not None:
+            rest_s = self._order["beat_s"] * _OTHERS_BEATS
             for home in gone - self._sending.keys() - self._growing.keys():
                 file = self._files[home]
                 is_rested = all(time.monotonic() - left_at > rest_s for left_at in file.left.values())
@@ -634,9 +648,9 @@ class Saver:
         }
 
     def _verify(self) -> None:
-        """Compare what is listed with what S3 holds; what differs is sent again."""
+        """Compare what is listed, and the lists, with what S3 holds; what differs is sent again."""
         keys_of = {home: [part[0] for part in file.parts] for home, file in self._files.items()}
-        tops = {_top(key) for several in keys_of.values() for key in several}
+        tops = {"lists/", *(_top(key) for several in keys_of.values() for key in several)}
         start = len(self._at.key(""))
         there = {
             one.key[start:]: (one.size, one.etag)
@@ -644,6 +658,8 @@ class Saver:
             for one in self._store.list(self._at, name=top)
         }
         self._is_verified = True
+        self._pages.rewrite_missing(there)
+        self._checkpoint.rewrite_missing(there)
         for home, file in self._files.items():
             if any(there.get(key) != (size, etag) for key, size, etag, _ in file.parts):
                 sys.stderr.write(f"{home} is not in S3 as it was sent: again\n")
