@@ -43,6 +43,7 @@ SHORTEST = {
     "campaigns/projects": "--runs 1",
     "campaigns/saved": "--runs 1",
     "campaigns/saves": "--runs 1",
+    "campaigns/trees": "--runs 1 --parallel 1",
 }
 """What measures least, by program."""
 CHEAP = ("start", "startup", "campaigns/hostile_node")

@@ -61,7 +61,7 @@ from tests.local.conftest import Cloud
 from tests.local.saved_job import SavedJob
 
 JOB, LAUNCH, CREATED = "job-1", "launch-1", "2026-01-01T00:00:00Z"
-_END_S = 60.0
+_END_S = 240.0
 
 
 class Job:
@@ -710,7 +710,7 @@ def run(cloud: Cloud, number: int, dice: random.Random) -> Row:
     row: Row = {"kind": kind, "s": 0.0, "ok": True}
     with (
         tempfile.TemporaryDirectory() as top,
-        contextlib.closing(_Bucket(cloud, Path(top, "nodes"))) as bucket,
+        contextlib.closing(LocalBucket(cloud, Path(top, "nodes"))) as bucket,
     ):
         nodes = dice.choice((1, 1, 2))
         clients = (
@@ -731,7 +731,9 @@ def run(cloud: Cloud, number: int, dice: random.Random) -> Row:
     return row
 
 
-class _Bucket(Bucket):
+class LocalBucket(Bucket):
+    """A bucket of the local cloud whose stores share what botocore reads of the services."""
+
     def store(self) -> Store:
         session, info = _session(self.cloud.info.access_key_id), self.cloud.info
         session.set_credentials(info.access_key_id, info.secret_access_key)

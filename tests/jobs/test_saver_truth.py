@@ -73,12 +73,18 @@ def replace(path: Path, body: bytes) -> None:
     part.replace(path)
 
 
-def test_two_results_of_one_place_are_both_saved(steps: Steps) -> None:
-    put(steps.node.run / "model.pt", b"R" * 1000)
-    put(steps.node.work / "run" / "model.pt", b"W" * 2000)
+LONGEST = "x" * 255
+
+
+@pytest.mark.parametrize(
+    ("name", "second"), [("model.pt", "model.pt~2"), (LONGEST, f"{LONGEST[:-2]}~2")], ids=["short", "longest"]
+)
+def test_two_results_of_one_place_are_both_saved(steps: Steps, name: str, second: str) -> None:
+    put(steps.node.run / name, b"R" * 1000)
+    put(steps.node.work / "run" / name, b"W" * 2000)
     steps.end()
-    assert steps.bucket.saved("node0/run/model.pt") == b"R" * 1000
-    assert steps.bucket.saved("node0/run/model.pt~2") == b"W" * 2000
+    assert steps.bucket.saved(f"node0/run/{name}") == b"R" * 1000
+    assert steps.bucket.saved(f"node0/run/{second}") == b"W" * 2000
 
 
 def test_a_file_that_is_rewritten_with_its_size_and_time_is_saved_again(steps: Steps) -> None:

@@ -438,7 +438,7 @@ class Saver:
         return min(rested, default=max(file.version, *file.left, 0) + 1)
 
     def _named(self) -> set[str] | None:
-        """Return the keys that a checkpoint of job.json names, or will; None where that cannot be read now."""
+        """Return the keys that a checkpoint of job.json names, or will; None where it cannot be read now."""
         if self._is_first:
             named = keys(self._published[1]) if self._published else set()
         else:
