@@ -255,6 +255,7 @@ class Tried(msgspec.Struct, frozen=True, kw_only=True):
     """What came of the claim of a job's name in S3 (trial.py): "" where it is the job's.
 
     `what` is the right that is missing, or the bucket's region; `names` are those taken that begin alike.
+    "throttled" is whatever may be over in a minute, "unreachable" that there was no connection at all.
     """
 
     code: Literal[

@@ -12,7 +12,7 @@ from awsddp.errors import AwsddpError, ConfigError, LeftoverError, NodeError, Us
 from awsddp.fetch import Ephemeral, bring, refuse_ephemeral
 from awsddp.known import bill_of, end_job, jobs_of
 from awsddp.reach import OFF, reachable, told_jobs
-from awsddp.records import ACTIVE, ENDED, JobRecord, Listed, Node, unfetched_jobs
+from awsddp.records import ACTIVE, ENDED, MORE, JobRecord, Listed, Node, unfetched_jobs
 from awsddp.report import money, node_name
 from awsddp.results import is_fetched, is_home, is_owed, still_missing
 from awsddp.returns import ClusterDocument, DownDocument
@@ -105,7 +105,7 @@ def _end(cluster: "Cluster", clusters: Sequence[Listed]) -> tuple[str, ...]:
 
 
 def _owing(cluster: "Cluster", listed: Listed) -> Listed:
-    """Return a cluster without what its tags name and is here, or in S3 of a job none of whose nodes runs.
+    """Return a cluster without what its tags name and is here, or in S3 where no node that runs holds it.
 
     Of what is in S3, also of other jobs, the logs and metrics come here: no node will tell of them any more.
     A node that runs is asked first (`fetch_all`): others may write in S3, and its word counts.
@@ -113,7 +113,7 @@ def _owing(cluster: "Cluster", listed: Listed) -> Listed:
     record = cluster.known if cluster.known is not None and cluster.known.id == listed.id else None
     saved = set()
     for job in record.jobs if record is not None else ():
-        if is_fetched(cluster.results / job.job, job) or not _is_off(listed, job):
+        if is_fetched(cluster.results / job.job, job) or _is_held(listed, job):
             continue
         if in_bucket(cluster, job):
             cluster.say(f"the results of {job.job} are in {job.save_to}/{job.job}")
@@ -126,23 +126,28 @@ def _owing(cluster: "Cluster", listed: Listed) -> Listed:
     return replace(listed, nodes=tuple(replace(node, unfetched=owed(node)) for node in listed.nodes))
 
 
-def _is_off(listed: Listed, job: JobRecord) -> bool:
-    """Tell whether AWS lists each node of a job as stopped or gone, or no longer lists it."""
-    states = {node.instance_id: node.state for node in listed.nodes}
-    found = [states.get(one.instance_id, "terminated") for one in job.nodes]
-    return bool(found) and all(state in (*OFF, *ENDED) for state in found)
+def _is_held(listed: Listed, job: JobRecord) -> bool:
+    """Tell whether a node that AWS does not list as stopped or gone holds results of a job, by its tag."""
+    ran_on = {one.instance_id for one in job.nodes}
+    return any(
+        node.state not in (*OFF, *ENDED) and not {job.job, MORE}.isdisjoint(node.unfetched)
+        for node in listed.nodes
+        if node.instance_id in ran_on
+    )
 
 
 def _what_ends(cluster: "Cluster", listed: Listed, *, discard: bool) -> str:
     question = [f"Cluster {listed.name}: {machines(cluster, listed)}{_made(listed)} will be terminated."]
-    for job in (one.job for one in jobs_of(cluster, living(cluster.folder))):
+    jobs = [one.job for one in jobs_of(cluster, living(cluster.folder))]
+    for job in jobs:
         if job.state in ACTIVE and is_owed(cluster, listed.unfetched, job):
             waits = job.state == "waiting"
             grace = "" if discard or waits else f" and has {cluster.job_spec.job.grace} to save"
             does = "waits" if waits else "still runs"
             question.append(f"Job {job.job} {does} (as last seen): it is ended{grace}.")
     if listed.unfetched:
-        fate = "are lost" if discard else "are fetched first"
+        saves = any(job.save_to is not None and job.job in listed.unfetched for job in jobs)
+        fate = "are lost" if discard else "are fetched first" + ", unless S3 holds them" * saves
         question.append(f"The results of {', '.join(listed.unfetched)} {fate}.")
     return "\n".join(question)
 

@@ -264,7 +264,7 @@ class Saving(Frozen):
     error: Text = ""
     ended: bool = False
     silent_s: Amount = 0.0
-    unasked: tuple[NodeNumber, ...] = ()
+    unasked: Annotated[tuple[NodeNumber, ...], Meta(max_length=10_000)] = ()
 
     @property
     def is_whole(self) -> bool:

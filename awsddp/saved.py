@@ -81,10 +81,10 @@ class Saved:
 
     def __init__(self, cluster: "Cluster", store: Store, where: Place) -> None:
         self._cluster, self._store, self.where = cluster, store, where
-        known, secret = _known(cluster, where), None
+        known, self._secret = _known(cluster, where), None
         if known is not None and cluster.folder.key.exists():
-            secret = signing_secret(cluster, known.job)
-        self._lists = Lists(store, where, secret=secret)
+            self._secret = signing_secret(cluster, known.job)
+        self._lists = Lists(store, where, secret=self._secret)
         index = self._lists.index()
         if index is None or index.document is None:
             raise self._nothing(is_job=index is not None)
@@ -112,6 +112,8 @@ class Saved:
 
         What the lists name must be in the bucket, as they name it.
         """
+        if self._secret is None:
+            return "this machine has no key that shows who wrote what is there"
         if not job.nodes or set(self.job.nodes) != set(job.nodes):
             return "what is there is of other nodes"
         if not self.is_over:
@@ -180,9 +182,9 @@ class Saved:
 
         def last(changed: Sequence[ResultFile]) -> Mapping[str, bytes]:
             unread.extend(one for one in changed if one.path in self._nodes[one.node].rows)
-            lacking = () if is_here else self.lacking if whole else self._nodes
-            missing = tuple(sorted({*lacking, *(one.node for one in unread)}))
-            return {} if is_here and not missing else {"job.json": encode(replace(job, missing=missing))}
+            lacking = {*(self.lacking if whole else self._nodes), *(one.node for one in unread)}
+            made = encode(replace(job, missing=tuple(sorted(lacking))))
+            return {} if is_here else {"job.json": made}
 
         came = pull(
             self._wanted(folder, whole=whole, is_here=is_here),
@@ -364,8 +366,8 @@ def in_bucket(cluster: "Cluster", job: JobRecord) -> bool:
             why = saved.why_not_all(job)
             if not why:
                 saved.bring(whole=False)
-    except AwsddpError as error:
-        why = error.summary
+    except (AwsddpError, OSError) as error:
+        why = error.summary if isinstance(error, AwsddpError) else str(error)
     if why:
         cluster.say(f"not all results of {job.job} are in {where}: {why}")
     return not why
@@ -374,7 +376,7 @@ def in_bucket(cluster: "Cluster", job: JobRecord) -> bool:
 def signing_secret(cluster: "Cluster", job: str) -> str:
     """Return the key with which the nodes of a job sign what they list in S3. Raises OSError.
 
-    Who has the cluster's key derives it; others who may write below the prefix do not know it.
+    Whoever has the cluster's key derives it; others who may write below the prefix do not know it.
     """
     return hmac.new(cluster.folder.key.read_bytes(), f"saving {job}".encode(), hashlib.sha256).hexdigest()
 

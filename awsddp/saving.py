@@ -7,7 +7,6 @@ The nodes do the rest: jobs/supervisor/saver.py.
 import base64
 import contextlib
 import hashlib
-import hmac
 import json
 import time
 from collections.abc import Iterable, Mapping
@@ -30,7 +29,7 @@ from awsddp.reach import told_jobs
 from awsddp.records import JobRecord, Target
 from awsddp.records import Saving as SavingNow
 from awsddp.report import Event, amount, node_name, saving_text
-from awsddp.saved import store_at
+from awsddp.saved import signing_secret, store_at
 from awsddp.values import data_sources, s3_place
 
 if TYPE_CHECKING:
@@ -42,8 +41,6 @@ _CLAIM_S = 240.0
 _STILL_S = 120.0
 """For how long nothing may be saved before `down` fetches what is left."""
 _POLL_S = 1.0
-_NO_WAY = ("Could not connect", "Connect timeout")
-"""How botocore words that there was no connection at all; one that was cut reads otherwise."""
 
 
 REHEARSED = "awsddp-local"
@@ -151,14 +148,6 @@ def claim(cluster: "Cluster", launches: Mapping[int, Launch], refused: list[str]
         one.saving = {"argv": argv, "stdin": base64.b64encode(stdin).decode()}
 
 
-def signing_secret(cluster: "Cluster", job: str) -> str:
-    """Return the key with which the nodes of a job sign their lists in S3.
-
-    Whoever has the cluster's key derives it; others who may write below the prefix do not know it.
-    """
-    return hmac.new(cluster.folder.key.read_bytes(), f"saving {job}".encode(), hashlib.sha256).hexdigest()
-
-
 def _tried(cluster: "Cluster", node: int, python: str, order: Mapping[str, Any]) -> Tried:
     """Have a node claim the name with every right that saving needs. Raises NodesFailed."""
     from awsddp.nodes.environments import answers
@@ -202,15 +191,14 @@ def _refusal(found: Tried, cluster: "Cluster", node: int) -> AwsddpError:
 
 def _later(code: str, *, who: str, where: str, said: str, region: str) -> CloudError:
     """Return the error for S3 that did not do what a node asked: the same command may succeed later."""
-    failed, kind = f"S3 did not take what {who} wrote to {where}", "throttled"
-    steps = ["run the same command again in a minute"]
+    failed, steps = f"S3 did not take what {who} wrote to {where}", ["run the same command again in a minute"]
     if code == "unreachable":
-        failed, kind = f"{who} does not reach {where}", "unavailable"
-        if any(words in said for words in _NO_WAY):
-            endpoint = f"--service-name com.amazonaws.{region}.s3 --route-table-ids TABLE"
-            steps.append(
-                f"aws ec2 create-vpc-endpoint --vpc-id VPC {endpoint}   # if its subnet has no way to S3"
-            )
+        failed = f"{who} does not reach {where}"
+        endpoint = f"--service-name com.amazonaws.{region}.s3 --route-table-ids TABLE"
+        steps.append(
+            f"aws ec2 create-vpc-endpoint --vpc-id VPC {endpoint}   # if its subnet has no way to S3"
+        )
+    kind = "throttled" if "SlowDown" in said else "unavailable"
     error = CloudError(failed, said, "\n".join(steps), kind=kind)
     error.retryable = True
     return error

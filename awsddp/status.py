@@ -115,12 +115,17 @@ def _refresh(cluster: "Cluster") -> tuple[JobRecord, ...]:
 
 def _is_due(cluster: "Cluster", jobs: Collection[JobRecord]) -> bool:
     """Tell whether the nodes may know more than this machine: of a job that ran or saved when it was last
-    seen, or of one that their tags name and it does not know.
+    seen, or of one that their tags name and it does not know. Whoever asks them uses them.
     """
     if set(cluster.unfetched) - {job.job for job in jobs} - {MORE}:
         return True
-    saves = {job.job for job in jobs if job.save_to is not None}.intersection(cluster.unfetched)
-    return any(job.state in ACTIVE or job.job in saves for job in jobs)
+    return any(job.state in ACTIVE or (job.job in cluster.unfetched and _saves(job)) for job in jobs)
+
+
+def _saves(job: JobRecord) -> bool:
+    """Tell whether a job saved to S3 when last seen, or had saved all, so that its nodes can be released."""
+    saving = job.saving
+    return job.save_to is not None and (saving is None or not saving.ended or saving.is_whole)
 
 
 def cluster_document(cluster: "Cluster", told: Collection[JobRecord] = ()) -> ClusterDocument:

@@ -14,6 +14,7 @@ build left is continued; another stamp's stays until its successor is ready, and
 job may still run in it.
 """
 
+import contextlib
 import fcntl
 import json
 import os
@@ -127,12 +128,24 @@ def ask(python, program):
         raise Failed("asking " + str(python), said or "no answer") from None
 
 
-def write(path, text):
+def write(path, text, mode=0o644):
     """Replace a file at once."""
     path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_name(path.name + ".new")
+    new.unlink(missing_ok=True)
+    new.touch(mode=mode)
     new.write_text(text)
     new.replace(path)
+
+
+@contextlib.contextmanager
+def private(path, text):
+    """Write a file that may hold passwords, for this user alone and until the end of a block."""
+    write(path, text, mode=0o600)
+    try:
+        yield path
+    finally:
+        path.unlink()
 
 
 def read(path):
@@ -179,10 +192,14 @@ def pip_install(python):
 
 def install(pip, place, asked, env, kept=()):
     """Install the project's packages by a pip; `kept` are pins of what stays as it is."""
-    lines, constraints = place / "awsddp/requirements.txt", place / "awsddp/constraints.txt"
-    write(lines, "".join(one + "\n" for one in asked["lines"]))
-    write(constraints, "".join(one + "\n" for one in [*asked["constraints"], *kept]))
-    if asked["lines"]:
+    if not asked["lines"]:
+        return
+    files = {"requirements": asked["lines"], "constraints": [*asked["constraints"], *kept]}
+    with contextlib.ExitStack() as stack:
+        lines, constraints = (
+            stack.enter_context(private(place / f"awsddp/{name}.txt", "".join(one + "\n" for one in of)))
+            for name, of in files.items()
+        )
         run("installing", [*pip, "-r", lines, "-c", constraints], env=env)
 
 
@@ -269,10 +286,10 @@ def conda(place, asked, env):
     program = conda_program(asked, env)
     python = place / "bin/python"
     if asked["conda"]:
-        write(PLACE / "environment.yml", asked["conda"])
         verb, yes = ("update", []) if (place / "conda-meta").exists() else ("create", ["--yes"])
-        words = ["env", verb, "--prefix", place, "--file", PLACE / "environment.yml", *yes]
-        run("making the environment by conda", [program, *words], env=env)
+        with private(PLACE / "environment.yml", asked["conda"]) as file:
+            words = ["env", verb, "--prefix", place, "--file", file, *yes]
+            run("making the environment by conda", [program, *words], env=env)
     elif not python.exists():
         words = ["create", "--yes", "--prefix", place, "python=" + asked["python"], "numpy", "pip"]
         run("making the environment by conda", [program, *words], env=env)

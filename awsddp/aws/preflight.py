@@ -75,7 +75,7 @@ _RULE = {
     "ID": "cut uploads",
     "Status": "Enabled",
     "Filter": {"Prefix": ""},
-    "AbortIncompleteMultipartUpload": {"DaysAfterInitiation": 1},
+    "AbortIncompleteMultipartUpload": {"DaysAfterInitiation": 7},
 }
 
 

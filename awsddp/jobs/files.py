@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import unicodedata
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from os import fsdecode, fsencode
@@ -135,6 +136,7 @@ class _Names:
 
     def __init__(self) -> None:
         self._taken: set[tuple[str, str]] = set()
+        self._counts: defaultdict[tuple[str, str], int] = defaultdict(lambda: 1)
         self._folders = {"": ""}
         self._files: dict[str, str] = {}
 
@@ -155,10 +157,10 @@ class _Names:
         folder = self._folders[above]
         name = fsdecode(fsencode(harmless.name(name))[:_LONGEST])
         stem = f"{name}~" if _key(name) == ".git" else name  # git runs what the settings in a .git say
-        name, count = stem, 1
+        name, wanted = stem, (folder, _key(stem))
         while (folder, _key(name)) in self._taken:
-            count += 1
-            suffix = f"~{count}"
+            self._counts[wanted] += 1
+            suffix = f"~{self._counts[wanted]}"
             name = fsdecode(fsencode(stem)[: _LONGEST - len(suffix)]) + suffix
         self._taken.add((folder, _key(name)))
         return posixpath.join(folder, name)

@@ -197,7 +197,8 @@ class Lists:
         if isinstance(found, dict) and name == "job.json" and (save := found.get("save")) != FORMAT:
             raise ValueError(f"its format is {save!r:.20}; this awsddp reads {FORMAT}")
         read = converted(found, kind, paths=True)
-        self._verify(name, document, read.launch)
+        if not isinstance(read, _Index) or read.document is not None:  # a claim says nothing
+            self._verify(name, document, read.launch)
         return read
 
     def _verify(self, name: str, document: Document, launch: str) -> None:

@@ -195,7 +195,10 @@ class Buckets:
 
     def _list_objects_v2(self, call: Call) -> dict[str, Any]:
         asked = call.asked
-        after = base64.urlsafe_b64decode(asked.get("ContinuationToken", "")).decode()
+        try:
+            after = base64.urlsafe_b64decode(asked.get("ContinuationToken", "")).decode()
+        except ValueError:
+            raise Refusal("InvalidArgument", "The continuation token provided is incorrect") from None
         with self._lock:
             page, more = self._objects(call.bucket).page(
                 asked.get("Prefix", ""),

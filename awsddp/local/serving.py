@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import traceback
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any
 
 from werkzeug.exceptions import InternalServerError
@@ -52,11 +53,15 @@ class Handler(WSGIRequestHandler):
         if self.headers.get("Expect", "").lower() == "100-continue":
             self.wfile.write(b"HTTP/1.1 100 Continue\r\n\r\n")
             self.wfile.flush()
+        length = self.headers.get("Content-Length", "0")
+        if not length.isdecimal():
+            self.send_error(400)
+            return
         environ = self.make_environ()
         body: Any = environ["wsgi.input"]
         is_chunked = "wsgi.input_terminated" in environ
         if not is_chunked:
-            body = environ["wsgi.input"] = Body(self.rfile, int(self.headers.get("Content-Length") or 0))
+            body = environ["wsgi.input"] = Body(self.rfile, int(length))
         try:
             is_whole = self._answer(environ)
             while body.read(DRAINED):  # who is refused early sees the reply once all was taken
@@ -105,6 +110,11 @@ class Handler(WSGIRequestHandler):
             return False
         finally:
             self.connection.settimeout(None)
+
+    def finish(self) -> None:
+        """Close the connection; what its client did not wait for is lost."""
+        with suppress(ConnectionError):
+            super().finish()
 
     def log_request(self, code: int | str = "-", size: int | str = "-") -> None:
         """No line for each request."""

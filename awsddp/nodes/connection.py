@@ -37,6 +37,7 @@ _FORWARDING = (
     "-o env.packages_from=node   # where nodes have internet"
 )
 _WINDOW = 8 * 2**20  # bytes in flight: 2 MiB, the default, holds a log to 10 MB/s at 200 ms
+_FORWARD_WINDOW = 64 * 1024  # what a node sends ahead over each of many connections: requests, no logs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,13 +63,15 @@ class Connection:
         return channel.result()
 
     def _open_ahead(self) -> None:
-        self.channels.put(soon(self.transport.open_session))
+        self.channels.put(soon(self.transport.open_session, window_size=_WINDOW))
 
     def forward(self, serve: Callable[[paramiko.Channel], None]) -> int:
         """Listen on a port of the node's loopback interface, and return it; `serve` gets each connection.
 
-        It runs on the connection's own thread. Raises NodeFailure.
+        It runs on the connection's own thread. What the node sends ahead is held in memory, so that a channel
+        takes little of it. Raises NodeFailure.
         """
+        self.transport.default_window_size = _FORWARD_WINDOW
         try:
             return self.transport.request_port_forward("127.0.0.1", 0, lambda channel, *_: serve(channel))
         except (paramiko.SSHException, OSError, EOFError) as error:
@@ -80,6 +83,7 @@ class Connection:
 
     def end_forward(self, port: int) -> None:
         """Stop listening on a port, without waiting for the node."""
+        self.transport.default_window_size = _WINDOW
         with contextlib.suppress(paramiko.SSHException, OSError, EOFError):
             self.transport.global_request("cancel-tcpip-forward", ("127.0.0.1", port), wait=False)
 

@@ -12,10 +12,11 @@ import msgspec
 
 from awsddp.answers import Answer, Environment, Platform, read_answer, take
 from awsddp.errors import NodeError
+from awsddp.nodes.catalog import Catalog, signing_key, urls_in
 from awsddp.nodes.failures import NodeFailure
-from awsddp.nodes.proxy import Proxy, urls_in
+from awsddp.nodes.mirror import Mirror
 from awsddp.nodes.transport import Fleet, Request, Result
-from awsddp.parallel import each, split
+from awsddp.parallel import split
 from awsddp.plan.environment import EnvironmentPlan, explain, image_constraints, refuse_unlike
 from awsddp.plan.indexes import Indexes, indexes_here, is_folder_here
 from awsddp.records import Count
@@ -23,16 +24,11 @@ from awsddp.report import Event, node_name
 from awsddp.resources import template
 
 _PYPI = "https://pypi.org/simple"
-_MINIFORGE = "https://github.com/conda-forge/miniforge/releases/latest/download/Miniforge3-Linux-{}.sh"
-_PROGRAMS = {
-    "venv": ("https://releases.astral.sh/", _MINIFORGE.format("x86_64")),
-    "conda": (
-        _MINIFORGE.format("x86_64"),
-        "https://conda.anaconda.org/conda-forge/noarch/repodata.json.zst",
-        "https://repo.anaconda.com/pkgs/main/noarch/repodata.json.zst",
-    ),
-}
-"""What each kind fetches beside packages: uv its Pythons, at GitHub where the first host fails."""
+_MINIFORGE = "https://github.com/conda-forge/miniforge/releases/latest/download/"
+_INSTALLER = "Miniforge3-Linux-{}.sh"
+_UV_PYTHONS = "https://github.com/astral-sh/python-build-standalone/releases/download"
+"""Where uv has its Pythons, which UV_PYTHON_INSTALL_MIRROR replaces
+(https://docs.astral.sh/uv/reference/environment/#uv_python_install_mirror)."""
 _LOOK_S = 60.0
 _SILENT_S = 2400.0
 """How long a build may say nothing: a large package travels, or is unpacked."""
@@ -60,7 +56,8 @@ def ensure(
             send_files()
         here = functools.cache(indexes_here)
         chosen = _choose(fleet, plan, found[missing[0]].platform, cache, here)
-        with _lent(fleet, chosen, missing, here) as (lent, environs, proxy):
+        key = signing_key(cache)
+        with _lent(fleet, chosen, missing, here, key) as (lent, environs, mirror):
             builds = {
                 node: _request(
                     lent,
@@ -69,10 +66,11 @@ def ensure(
                     install={**lent.indexes.environ, **environs.get(node, {})},
                     stamp=plan.stamp,
                     constraints=[*lent.constraints, *_pins(plan, found[node])],
+                    miniforge=mirror.catalog.show(_MINIFORGE, "tree") + _INSTALLER,
                 )
                 for node in missing
             }
-            found |= _ask(fleet, plan, builds, _SILENT_S, proxy.translate)
+            found |= _ask(fleet, plan, builds, _SILENT_S, mirror.translate)
         for node in missing:
             torch = found[node].facts.get("torch")
             fleet.on_event(
@@ -107,53 +105,67 @@ def _pins(plan: EnvironmentPlan, found: Environment) -> tuple[str, ...]:
 
 @contextlib.contextmanager
 def _lent(
-    fleet: Fleet, plan: EnvironmentPlan, nodes: Sequence[int], here: Callable[[], Indexes]
-) -> Iterator[tuple[EnvironmentPlan, Mapping[int, Mapping[str, str]], Proxy]]:
-    """Yield what nodes install, the variables by which each finds this machine's proxy, and the proxy.
+    fleet: Fleet, plan: EnvironmentPlan, nodes: Sequence[int], here: Callable[[], Indexes], key: bytes
+) -> Iterator[tuple[EnvironmentPlan, Mapping[int, Mapping[str, str]], Mirror]]:
+    """Yield what nodes install, the variables by which each finds this machine's mirror, and the mirror.
 
-    All packages come through it, or only those of a folder here and of an index with a password.
+    All packages come from it, or only those of a folder here and of an index with a password.
     Raises NodesFailed.
     """
     everything, indexes = plan.packages_from == "client", plan.indexes.otherwise(here())
-    with Proxy(everything=everything, ca=indexes.ca, proxy=plan.environ.get("https_proxy", "")) as proxy:
+    proxy = plan.environ.get("https_proxy", "")
+    catalog = Catalog(everything=everything, key=key)
+    with Mirror(catalog, ca=indexes.ca, proxy=proxy) as mirror:
         if plan.packages_from == "node" or not plan.has_packages:
-            own = _placed(indexes, lambda one: "" if is_folder_here(one) else one)
-            yield replace(plan, indexes=own), {}, proxy
+            own = tuple(one for one in indexes.find_links if not is_folder_here(one))
+            yield replace(plan, indexes=replace(indexes, find_links=own)), {}, mirror
             return
-        if everything and not indexes.no_index:
-            indexes = replace(indexes, index_url=indexes.index_url or _PYPI)
-        torch = [
-            one.replace("--index", "--extra-index") for one in plan.torch[: 2 if indexes.no_index else None]
-        ]
-        lent = replace(
-            plan,
-            indexes=_placed(indexes, proxy.show),
-            torch=tuple(map(proxy.show, torch)) if everything else plan.torch,
-            lines=tuple(map(proxy.show_logins, plan.lines)),
-            constraints=tuple(map(proxy.show_logins, plan.constraints)),
-            conda=proxy.show_logins(plan.conda),
-        )
-        if not everything and not proxy.names:
-            yield lent, {}, proxy
+        lent = _shown(replace(plan, indexes=indexes), catalog)
+        if not everything and not catalog.names:
+            yield lent, {}, mirror
             return
-        trusted = (*indexes.trusted_hosts, *proxy.names)
+        trusted = (*indexes.trusted_hosts, *catalog.names)
         lent = replace(lent, indexes=replace(lent.indexes, trusted_hosts=trusted))
-        urls = urls_in(json.dumps(asdict(lent)))
         if everything:
             fleet.on_event(Event("packages come through this machine", ""))
-            each(proxy.allow, (*urls, *_PROGRAMS.get(plan.kind, ())))
-        with fleet.forwarded(nodes, proxy.serve) as ports:
-            yield lent, {node: proxy.environ(port, urls) for node, port in ports.items()}, proxy
+        own_programs = _programs(plan, catalog) if everything else {}
+        urls = urls_in(json.dumps(asdict(lent)))
+        with fleet.forwarded(nodes, mirror.serve) as ports:
+            yield (
+                lent,
+                {node: mirror.environ(port, urls) | own_programs for node, port in ports.items()},
+                mirror,
+            )
 
 
-def _placed(indexes: Indexes, show: Callable[[str], str]) -> Indexes:
-    """Return indexes with the names that nodes use for their places, without those that they do not see."""
+def _shown(plan: EnvironmentPlan, catalog: Catalog) -> EnvironmentPlan:
+    """Return a plan with the names by which nodes find its indexes, repositories, files and channels."""
+    indexes = plan.indexes
+    if catalog.everything and not indexes.no_index:
+        indexes = replace(indexes, index_url=indexes.index_url or _PYPI)
+    torch = plan.torch[: 2 if indexes.no_index else None]
     return replace(
-        indexes,
-        index_url=show(indexes.index_url),
-        extra_index_urls=tuple(filter(None, map(show, indexes.extra_index_urls))),
-        find_links=tuple(filter(None, map(show, indexes.find_links))),
+        plan,
+        indexes=replace(
+            indexes,
+            index_url=catalog.show_index(indexes.index_url),
+            extra_index_urls=tuple(map(catalog.show_index, indexes.extra_index_urls)),
+            find_links=tuple(map(catalog.show_links, indexes.find_links)),
+        ),
+        torch=tuple(catalog.show_index(one.replace("--index", "--extra-index")) for one in torch)
+        if catalog.everything
+        else plan.torch,
+        lines=tuple(map(catalog.show_line, plan.lines)),
+        constraints=tuple(map(catalog.show_line, plan.constraints)),
+        conda=catalog.show_conda(plan.conda) if plan.conda else "",
     )
+
+
+def _programs(plan: EnvironmentPlan, catalog: Catalog) -> dict[str, str]:
+    """Return the variables by which uv and conda find what they fetch besides packages."""
+    if plan.kind == "conda":
+        return catalog.conda_environ()
+    return {"UV_PYTHON_INSTALL_MIRROR": catalog.show(_UV_PYTHONS, "tree")} if plan.kind == "venv" else {}
 
 
 def _request(plan: EnvironmentPlan, do: str, image: str, **more: object) -> Request:
@@ -163,7 +175,6 @@ def _request(plan: EnvironmentPlan, do: str, image: str, **more: object) -> Requ
         "ca": plan.indexes.ca,
         "stamp": plan.stamp,
         "setup_stamp": plan.setup_stamp,
-        "miniforge": _MINIFORGE,
         "do": do,
         "image": image,
         **more,
@@ -243,5 +254,6 @@ def _outcome(
         return NodeFailure(
             node, "command", f"env.setup: {found.failed!r} failed", found.said, "correct the command"
         )
-    refusal = explain(translate(found.said), name="[env]" if plan.name == plan.kind else plan.name)
+    name = "[env]" if plan.name == plan.kind else plan.name
+    refusal = explain(translate(found.said), name=name, internet=plan.internet)
     return NodeFailure(node, "command", f"{found.failed}: {refusal.message}", refusal.why, refusal.next)

@@ -30,7 +30,7 @@ class EnvironmentPlan(Requirements):
     """What is made on each node, of what a file asks for.
 
     `environ` are variables that pip, uv, conda and the job get, `variables` those of an environment.yml, for
-    the job alone.
+    the job alone. `internet` is None where it is not known whether the nodes have it.
     """
 
     kind: Literal["image", "venv", "conda"] = "image"
@@ -41,6 +41,7 @@ class EnvironmentPlan(Requirements):
     environ: Mapping[str, str] = dataclasses.field(default_factory=dict)
     packages_from: Literal["node", "client"] | None = None
     """Whether all comes through this machine, or nothing; None: a folder of it and what needs a password."""
+    internet: bool | None = None
 
     @property
     def has_packages(self) -> bool:
@@ -85,6 +86,7 @@ def make_environment_plan(env: EnvSection, *, internet: bool | None, driver: str
         setup=env.setup,
         environ=_environ(env),
         packages_from=packages_from,
+        internet=internet,
     )
 
 
@@ -237,12 +239,29 @@ _NOT_IN_CHANNEL = re.compile(
     r"(?P<deep>[\w.-]+)[^\n]*, for which no candidates were found"
 )
 """The solvers of conda: libmamba's two ways, the classic one, rattler's two."""
+_FOLDER = "or put its wheel into a folder: --find-links FOLDER"
+_ELSE = f"{_FOLDER}\n-o env.packages_from=node   # where nodes reach it"
 # What pip, uv and conda say, what that means, and what to do: {name} lists the packages, {package} is one.
 _SAID = (
     (
         re.compile(r"(\S+): no packages come from there"),
         "{name}: a package needs {package}, where none of its indexes has files",
-        "-o env.packages_from=node   # if nodes reach it; or name what comes from there by its URL",
+        f"name what comes from there by its URL in {{name}}, {_ELSE}",
+    ),
+    (
+        re.compile(r"(\S+): its address is not public"),
+        "{name}: an index page leads to {package}, whose address is not public",
+        f"--find-links URL   # a line for {{name}}, if that host may serve packages to nodes; {_ELSE}",
+    ),
+    (
+        re.compile(r"(\S+): no configuration names it, and a proxy resolves it"),
+        "{name}: an index page leads to {package}, whose address only the proxy knows",
+        f"--find-links URL   # a line for {{name}}, if that host may serve packages to nodes; {_ELSE}",
+    ),
+    (
+        re.compile(r"(\S+): only what the configuration names"),
+        "{name}: a package needs {package}, which no line, index or channel names",
+        f"name it by a line of {{name}}, {_ELSE}",
     ),
     (
         re.compile("No space left on device"),
@@ -278,14 +297,20 @@ _SAID = (
 )
 
 
-def explain(said: str, *, name: str) -> NodeError:
-    """Explain the last output of pip, uv or conda; `name` is the file that lists the packages."""
+def explain(said: str, *, name: str, internet: bool | None = None) -> NodeError:
+    """Explain the last output of pip, uv or conda; `name` is the file that lists the packages.
+
+    Nodes without `internet` get no advice that needs it.
+    """
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     tail = "\n".join(lines[-10:])
     for pattern, message, advice in _SAID:
         if found := pattern.search(said):
             package = next(filter(None, found.groups()), "")
-            return NodeError(message.format(name=name, package=package), tail, advice.format(name=name))
+            if internet is False:
+                advice = advice.partition("\n-o env.packages_from=node")[0]
+            words = {"name": name, "package": package}
+            return NodeError(message.format(**words), tail, advice.format(**words))
     return NodeError(f"{name} could not be installed", tail, f"correct {name}, and repeat the command")
 
 

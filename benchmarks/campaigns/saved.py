@@ -98,9 +98,9 @@ def listed_step(s3: Any, name: str) -> int:
     checkpoint = json.loads(content("job.json"))["checkpoint"]
     if checkpoint is None:
         return 0
-    pages = [json.loads(content(key)) for key, *_ in checkpoint["pages"]]
-    [row] = [row for page in pages for row in page["files"].values()]
-    data = b"".join(content(key)[:length] for key, length, *_ in row["parts"])
+    [page] = [json.loads(content(key)) for key, *_ in checkpoint["pages"]]
+    [row] = page["files"].values()
+    data = b"".join(content(key)[:size] for key, size, *_ in row["parts"])
     if len(data) != row["size"]:
         raise EOFError(f"{name}: {len(data)} bytes of {row['size']}")
     return int(torch.load(io.BytesIO(data), weights_only=True)["at"]["step"])

@@ -58,6 +58,10 @@ def job_json(s3: Any, job: str, state: str) -> Any:
         time.sleep(0.5)
 
 
+def body_of(s3: Any, job: str, key: str) -> bytes:
+    return bytes(s3.get_object(Bucket="results", Key=f"runs/{job}/{key}")["Body"].read())
+
+
 @pytest.mark.prove
 @pytest.mark.timeout(400)
 def test_a_job_saves_its_checkpoints_and_down_waits_for_the_last(lab: Lab, client: Any) -> None:
@@ -69,12 +73,12 @@ def test_a_job_saves_its_checkpoints_and_down_waits_for_the_last(lab: Lab, clien
     assert f"the results of {job} are in s3://results/runs/{job}" in shown.stderr
     found = job_json(client, job, "succeeded")
     assert found["facts"]["save_to"] == "s3://results/runs"
-    for _, home, size, parts in found["checkpoint"]["files"]:
-        saved = [
-            client.get_object(Bucket="results", Key=f"runs/{job}/{key}")["Body"].read() for key, _ in parts
-        ]
-        assert b"".join(saved) == (lab.project / "runs" / job / home).read_bytes()
-        assert sum(map(len, saved)) == size
+    [page] = [json.loads(body_of(client, job, key)) for key, *_ in found["checkpoint"]["pages"]]
+    assert page["files"]
+    for home, row in page["files"].items():
+        saved = b"".join(body_of(client, job, key)[:size] for key, size, *_ in row["parts"])
+        assert saved == (lab.project / "runs" / job / home).read_bytes()
+        assert len(saved) == row["size"]
     (lab.project / "runs").rename(lab.project / "older")
     again = lab.run(*train, "--name", job)
     assert (again.returncode, "already exists" in again.stderr) == (2, True), again.stderr

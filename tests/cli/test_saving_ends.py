@@ -6,12 +6,13 @@ import signal
 import time
 from pathlib import Path
 
+import boto3
 import pytest
 
 from awsddp.local import control
 from tests.cli.conftest import Lab
-from tests.cli.test_detached import becomes
-from tests.cli.test_saving import WITH_ROLE, files, with_bucket
+from tests.cli.test_detached import LATE_S, becomes
+from tests.cli.test_saving import WITH_ROLE, files, job_json, with_bucket
 from tests.seed import drawn
 
 pytestmark = pytest.mark.prove
@@ -42,6 +43,22 @@ def made(rank: int) -> dict[str, bytes]:
     }
 
 
+def nobody_looks_until(lab: Lab, state: str) -> None:
+    """Wait until all instances are in this state by themselves; a verb of awsddp would release them."""
+    info = control.find(lab.home)
+    assert info is not None
+    keys = {"aws_access_key_id": info.access_key_id, "aws_secret_access_key": info.secret_access_key}
+    ec2 = boto3.client("ec2", endpoint_url=info.endpoint, region_name=info.region, **keys)
+    end = time.monotonic() + LATE_S
+    while True:
+        rows = ec2.describe_instances()["Reservations"]
+        states = {one["State"]["Name"] for row in rows for one in row["Instances"]}
+        if states == {state}:
+            return
+        assert time.monotonic() < end, states
+        time.sleep(1)
+
+
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("ends", drawn(["it comes back", "second home", "spot"], 1, what="laptops"))
 def test_a_laptop_that_never_comes_back_loses_nothing(lab: Lab, tmp_path: Path, ends: str) -> None:
@@ -54,7 +71,7 @@ def test_a_laptop_that_never_comes_back_loses_nothing(lab: Lab, tmp_path: Path, 
     assert any(b"job left runs" in line for line in gone.stderr)
     os.killpg(gone.pid, signal.SIGKILL)
     gone.communicate()
-    becomes(lab, "ending" if ends == "spot" else "stopped")
+    nobody_looks_until(lab, "terminated" if ends == "spot" else "stopped")
 
     second, info = Lab(tmp_path / "second"), control.find(lab.home)  # it has a login to AWS, and nothing else
     assert info is not None
@@ -110,3 +127,50 @@ def test_what_could_not_be_saved_stays_on_a_node_that_stops_and_fetch_starts_it(
     for node in range(2):
         made = lab.project / f"runs/left/node{node}/run/last.pt"
         assert made.read_text() == "at the last moment"
+
+
+@pytest.mark.timeout(400)
+def test_a_job_that_dies_at_once_is_saved_and_leaves_no_claim(lab: Lab) -> None:
+    s3, _ = with_bucket(lab)
+    lab.script("bad.py", "import missing_module_of_mine\n")
+    words = ("run", "--local", "bad.py", *WITH_ROLE, "2", "--world-size", "2")
+    ended = lab.run(*words, "--save-to", "s3://results/runs")
+    assert ended.returncode == 1, ended.stderr
+    assert "the results of bad-1 are in s3://results/runs/bad-1" in ended.stderr
+    assert "its nodes do not go on" not in ended.stderr
+    assert job_json(s3, "bad-1", "failed")["document"]["state"] == "failed"
+
+
+KILL_SAVER = "kill -9 $(ps -eo pid=,ni=,comm= | awk '$2 == 19 && $3 == \"awsddp-job\" {print $1}')"
+
+
+@pytest.mark.timeout(600)
+def test_a_saver_that_is_killed_or_goes_with_a_reboot_goes_on(lab: Lab) -> None:
+    s3, _ = with_bucket(lab)
+    lab.script("keeps.py", KEEPS)
+    words = ("run", "--local", "keeps.py", *WITH_ROLE, "2", "--world-size", "2", "--detach")
+    assert lab.run(*words, "--name", "left", "--save-to", "s3://results/runs").returncode == 0
+    while lab.run("logs").stdout.count("waits") < 2:
+        time.sleep(0.5)
+
+    def names() -> list[str]:
+        found = s3.list_objects_v2(Bucket="results", Prefix="runs/left/")
+        return [one["Key"].removeprefix("runs/left/") for one in found["Contents"]]
+
+    def saves(name: str) -> None:
+        end = time.monotonic() + 120
+        while f"node1/run/{name}" not in names():
+            assert time.monotonic() < end, names()
+            time.sleep(1)
+
+    def kill_saver_and_make(name: str) -> None:
+        made = f"~/.awsddp/jobs/left/run/{name}"
+        line = f"{KILL_SAVER}; echo text > {made}.part && mv {made}.part {made} && sync"
+        assert lab.run("exec", "--node", "1", line).returncode == 0
+
+    kill_saver_and_make("killed.pt")
+    saves("killed.pt")
+    kill_saver_and_make("rebooted.pt")
+    lab.run("exec", "--node", "1", "sudo systemctl reboot -ff")
+    saves("rebooted.pt")
+    assert lab.run("down", "-y").returncode == 0

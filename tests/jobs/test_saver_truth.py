@@ -343,20 +343,15 @@ def test_pages_that_another_writer_deleted_or_replaced_are_written_again(
 
 
 @pytest.mark.parametrize("name", ["job.json", "node0.json", "node1.json"])
-@pytest.mark.parametrize(
-    "body", [b" " * (2 * MB + 1), b"[" * 100_000, b'"\xff'], ids=["long", "deep", "text"]
-)
-def test_documents_that_no_node_writes_keep_no_node_from_saving(
-    bucket: Bucket, name: str, body: bytes
-) -> None:
+def test_documents_that_are_too_long_keep_no_node_from_saving(bucket: Bucket, name: str) -> None:
     nodes = bucket.run(2, starts=False)
     several = [Steps(bucket, node, beat_s=0.0) for node in nodes]
     for one in several:
         put(one.node.run / "model.pt", b"one")
         one.until(lambda: one.saver._written)  # noqa: B023
-    bucket.s3.put_object(Bucket=bucket.name, Key=f"runs/job-1/{name}", Body=body)
+    bucket.s3.put_object(Bucket=bucket.name, Key=f"runs/job-1/{name}", Body=b" " * (2 * MB + 1))
     several = [Steps(bucket, node, beat_s=0.0) for node in nodes]  # started again
-    for text in (b"two", b"three", b"four"):
+    for text in (b"two", b"three"):
         for number, one in enumerate(several):
             put(one.node.run / "model.pt", text)
             home = f"node{number}/run/model.pt"
@@ -380,3 +375,51 @@ def test_the_other_nodes_save_while_pages_of_the_checkpoint_are_gone(bucket: Buc
         second.until(lambda now=text: bucket.saved("node1/run/model.pt", 1) == now)  # type: ignore[misc]
     second.end()
     first.end()
+
+
+@pytest.mark.parametrize("lost", ["nothing was saved", "a page was replaced"])
+def test_a_saver_that_cannot_go_on_from_its_list_begins_anew(steps: Steps, lost: str) -> None:
+    bucket, node = steps.bucket, steps.node
+    node.log.unlink(missing_ok=True)
+    if lost == "a page was replaced":
+        put(node.run / "model.pt", b"mine")
+        steps.until(lambda: bucket.checkpoint["name"])
+        for key in [one for one in bucket.names() if one.startswith("lists/")]:
+            bucket.s3.put_object(Bucket=bucket.name, Key=f"runs/job-1/{key}", Body=b"{}")
+    else:
+        steps.until(lambda: bucket.json("job.json"))
+    put(node.run / "model.pt", b"later")
+    Steps(bucket, node).end()
+    assert bucket.saved("node0/run/model.pt") == b"later"
+
+
+def test_an_upload_that_failed_and_may_arrive_late_leaves_its_key(
+    steps: Steps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, key = steps.node.run / "model.pt", "runs/job-1/node0/run/model.pt"
+    monkeypatch.setattr(steps.saver._store, "put", late := Late(steps.saver._store.put))
+    put(path, b"old")
+    with pytest.raises(OSError, match="no reply"):
+        steps.until(lambda: False)
+    monkeypatch.undo()
+    put(path, b"newer")
+    steps.until(lambda: steps.bucket.saved("node0/run/model.pt") == b"newer")
+    late.arrive()
+    assert steps.bucket.s3.get_object(Bucket=steps.bucket.name, Key=key)["Body"].read() == b"old"
+    assert steps.bucket.saved("node0/run/model.pt") == b"newer"
+
+
+class Late:
+    """A put whose request is still on its way when it has failed."""
+
+    def __init__(self, put: Callable[..., Any]) -> None:
+        self._put, self._asked = put, ()
+
+    def __call__(self, *asked: Any, **more: Any) -> Any:
+        if not asked[1].startswith("node0/run/"):
+            return self._put(*asked, **more)
+        self._asked = asked
+        raise OSError("no reply came")
+
+    def arrive(self) -> None:
+        self._put(*self._asked)

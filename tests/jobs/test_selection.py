@@ -1,5 +1,6 @@
 """Which results are fetched, and their names at home."""
 
+import itertools
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,13 @@ def test_folders_that_differ_in_case_stay_two_folders() -> None:
 def test_name_with_the_suffix_is_no_way_to_collide() -> None:
     names, _ = named("n/A", "n/a", "n/a~2")
     assert sorted(names.values()) == ["n/A", "n/a~2", "n/a~2~2"]
+
+
+@pytest.mark.timeout(20)
+def test_a_hostile_node_that_lists_names_that_all_collide_holds_nobody_up() -> None:
+    spellings = ["".join(letters) for letters in itertools.product("aA", repeat=14)]
+    names, _ = named(*(f"n/{one}" for one in spellings))
+    assert len({name.casefold() for name in names.values()}) == len(spellings)
 
 
 def test_names_of_all_nodes_are_decided_together() -> None:

@@ -235,6 +235,8 @@ def test_keys_are_listed_in_their_order_and_in_pages(records: Cloud, bucket: str
     rest = s3.list_objects_v2(Bucket=bucket, Delimiter="/", ContinuationToken=short["NextContinuationToken"])
     assert short["CommonPrefixes"] == [{"Prefix": "a/"}]
     assert rest["KeyCount"] == 5
+    for token in ("x", "/w=="):
+        assert refusal(s3.list_objects_v2, Bucket=bucket, ContinuationToken=token) == "InvalidArgument"
     assert refusal(s3.delete_bucket, Bucket=bucket) == "BucketNotEmpty"
     for key in odd:
         s3.delete_object(Bucket=bucket, Key=key)

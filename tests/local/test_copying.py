@@ -1,5 +1,7 @@
 """The program that copies data on a node, against the S3 of a local cloud."""
 
+import fcntl
+import hashlib
 import json
 import os
 import subprocess
@@ -11,13 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from botocore.exceptions import ClientError
 
 from awsddp import data
 from awsddp.errors import ConfigError
 from awsddp.jobs import protocol
 from awsddp.jobs.supervisor import copying
-from awsddp.jobs.supervisor.copying import Place, Refusal, Stamp, Thing
+from awsddp.jobs.supervisor.copying import Changed, Place, Refusal, Stamp, Thing
 from awsddp.local import machine
 from awsddp.values import data_sources
 from tests.local.conftest import Cloud, fault_add, fault_clear
@@ -240,7 +241,7 @@ def test_a_bucket_that_changes_is_listed_again(node: Node, monkeypatch: pytest.M
     assert (node.files, len(listed)) == ({"a": b"new"}, 1)
 
     def changing(*_: object) -> None:
-        raise ClientError({"Error": {"Code": "PreconditionFailed"}}, "GetObject")
+        raise Changed("set/a")
 
     monkeypatch.setattr(copying, "_fill", changing)
     with pytest.raises(Refusal, match="changes while"):
@@ -293,6 +294,85 @@ def test_a_client_that_is_gone_ends_the_copy_which_goes_on_with_the_next(node: N
     left = node.copy()["copied"]
     assert len(node.files) == 40 and left <= 40
     assert node.copy() == {"copied": 0, "bytes": 0}
+
+
+def test_what_the_user_changed_stays_where_the_source_has_it_no_more(node: Node) -> None:
+    node.put(a=b"1", b=b"2", c=b"3")
+    node.copy()
+    (node.top / "b").write_bytes(b"mine, and longer")
+    for key in ("set/b", "set/c"):
+        node.s3.delete_object(Bucket=node.bucket, Key=key)
+    assert node.copy() == {"copied": 0, "bytes": 0}
+    assert node.files == {"a": b"1", "b": b"mine, and longer"}
+
+
+def test_a_second_client_waits_until_the_first_has_copied(node: Node) -> None:
+    node.put(a=b"1")
+    node.top.parent.mkdir(parents=True)
+    with (node.top.parent.parent / "data.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        process = node.begin()
+        assert process.stdout is not None
+        for _ in range(2):  # a second each
+            assert json.loads(process.stdout.readline()) == {"at": "looking at the data"}
+        assert not node.top.exists()
+    assert json.loads(process.communicate()[0].splitlines()[-1]) == {"copied": 1, "bytes": 1}
+    assert node.files == {"a": b"1"}
+
+
+class Checkpoint:
+    """A checkpoint of two files: one is an object, one parts of which the last has grown since."""
+
+    def __init__(self, node: Node) -> None:
+        self.node, self.large = node, os.urandom(9 * MB)
+        parts = {"node0/run/model.pt": self.large, "parts/1": b"1234", "parts/2": b"5678 and more"}
+        self.etags = {key: self.write(key, body) for key, body in parts.items()}
+        digests = [hashlib.sha256(text).hexdigest() for text in (b"1234", b"5678")]
+        self.files = {
+            "model.pt": [["node0/run/model.pt", 9 * MB, self.etags["node0/run/model.pt"], ""]],
+            "sub/log": [
+                [f"parts/{at}", 4, "of then", digest] for at, digest in zip((1, 2), digests, strict=True)
+            ],
+        }
+
+    def write(self, key: str, body: bytes) -> str:
+        reply = self.node.s3.put_object(Bucket=self.node.bucket, Key=f"runs/first/{key}", Body=body)
+        return str(reply["ETag"]).strip('"')
+
+    def copy(self) -> dict[str, Any]:
+        return self.node.copy(place=[self.node.bucket, "runs/first"], files=self.files)
+
+
+def test_a_checkpoint_comes_as_it_is_listed_in_place_of_what_was_there(node: Node) -> None:
+    made, folder = Checkpoint(node), node.home / "awsddp/data"
+    folder.mkdir(parents=True)
+    (folder / "older").write_bytes(b"x")
+    assert made.copy() == {"copied": 2, "bytes": 9 * MB + 8}
+    found = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    assert found == {"model.pt": made.large, "sub/log": b"12345678"}
+
+
+@pytest.mark.parametrize(
+    ("key", "body"),
+    [
+        ("node0/run/model.pt", b"x" * 9 * MB),
+        ("node0/run/model.pt", b"x" * 10 * MB),
+        ("node0/run/model.pt", b"short"),
+        ("node0/run/model.pt", None),
+        ("parts/2", b"5679 and more"),
+        ("parts/2", b"567"),
+    ],
+)
+def test_a_checkpoint_of_which_an_object_is_another_one_says_so(
+    node: Node, key: str, body: bytes | None
+) -> None:
+    made = Checkpoint(node)
+    if body is None:
+        node.s3.delete_object(Bucket=node.bucket, Key=f"runs/first/{key}")
+    else:
+        made.write(key, body)
+    told = made.copy()
+    assert told["changed"] and f"runs/first/{key} is another object" in told["why"]
 
 
 def test_what_does_not_fit_is_not_begun(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:

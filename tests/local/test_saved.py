@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import json
 import shlex
+import threading
 import tracemalloc
 import uuid
 from collections.abc import Callable, Iterator
@@ -19,12 +20,13 @@ from awsddp.config import load
 from awsddp.errors import CloudError, ConfigError, NodeError, NotFoundError
 from awsddp.fetch import fetch
 from awsddp.jobs.lists import Lists
-from awsddp.jobs.supervisor.objects import MOST_BYTES, Place, Store
+from awsddp.jobs.supervisor.objects import AT_ONCE, MOST_BYTES, Place, Store
 from awsddp.records import JobNode, JobRecord, Target
 from awsddp.report import Event
 from awsddp.results import is_fetched, saved_job
 from awsddp.returns import NodeFiles
 from awsddp.saved import Changing, Saved, in_bucket, signing_secret, store_at
+from awsddp.search import target_for
 from awsddp.state import Folder, Record
 from tests.local.conftest import Cloud, fault_add, fault_clear
 from tests.local.saved_job import SavedJob, row
@@ -286,17 +288,37 @@ def test_nodes_without_files_are_named_in_one_line(shelf: Shelf) -> None:
     ]
 
 
+def test_many_small_files_cost_one_request_each_and_no_thread_each(shelf: Shelf) -> None:
+    files = {f"node0/{number}": b"%d" % number for number in range(300)}
+    SavedJob(files).put(shelf.store, shelf.where)
+    asked: list[str] = []
+    threads: set[int] = set()
+
+    def note(key: str) -> None:
+        asked.append(key)
+        threads.add(threading.get_ident())
+
+    with shelf.on_get(note):
+        shelf.read()
+    assert sorted(asked) == sorted([JOB, NODE, PAGE, *files])
+    assert len(threads) <= AT_ONCE + 2, "those of the store, of who reads, and of the lists"
+    assert shelf.files == files
+
+
 # ---- who wrote it
 
 
-def knows(shelf: Shelf, save_to: str, *, nodes: tuple[JobNode, ...] = ()) -> None:
+def knows(
+    shelf: Shelf, save_to: str, target: Target | None = None, *, nodes: tuple[JobNode, ...] = ()
+) -> None:
     """Have this machine the cluster's key, and know the job."""
     shelf.cluster.folder.path.mkdir(parents=True)
     shelf.cluster.folder.key.write_text("the cluster's key")
     of_job = {"job": "first", "state": "running", "cause": None, "ranks": (), "home": "runs/first"}
     job = JobRecord(**of_job, save_to=save_to, nodes=nodes)
     now = datetime.now(UTC)
-    of_cluster = {"id": "c", "owner": "o", "target": Target(name="local"), "created": now, "expires": now}
+    of_cluster: dict[str, Any] = {"id": "c", "owner": "o", "created": now, "expires": now}
+    of_cluster["target"] = target or Target(name="local")
     more = {"instance_type": "t", "nodes": 1, "gpus_per_node": 1, "pretended": False, "ssh_user": "u"}
     shelf.cluster.folder.write(Record(**of_cluster, **more, jobs=(job,)))
 
@@ -579,9 +601,14 @@ STORED: dict[str, tuple[Callable[[Shelf], object], str]] = {
 }
 
 
-@pytest.mark.parametrize("what", ["all is well", "fewer machines", *LISTED, *STORED])
+@pytest.mark.parametrize("what", ["all is well", "fewer machines", "no key", *LISTED, *STORED])
 def test_nodes_may_go_only_when_all_is_there_as_it_is_listed(shelf: Shelf, aws: None, what: str) -> None:
+    with target_for(shelf.cluster, None) as target:
+        knows(shelf, f"s3://{shelf.where.bucket}/runs of mine", target)
     made = SavedJob({HOME: BODY, "node1/log": b"12345678", "logs/rank1.log": b"said"})
+    made.secret = signing_secret(shelf.cluster, "first")
+    if what == "no key":
+        shelf.cluster.folder.key.unlink()
     made.objects["parts/node1/log/0"] = made.objects.pop("node1/log")
     made.rows["node1/log"] = row("parts/node1/log/0", b"12345678")
     made.rows["node1/log"]["parts"][0][3] = hashlib.sha256(b"12345678").hexdigest()

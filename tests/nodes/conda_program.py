@@ -7,13 +7,14 @@ CONDA_CACHE a folder for rattler's caches. Like conda it runs pip for what is be
 import argparse
 import asyncio
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 from typing import NoReturn
 
 import yaml
-from rattler import Channel, Gateway, MatchSpec, Subdir, VirtualPackage, install, solve
+from rattler import Channel, ChannelConfig, Gateway, MatchSpec, Subdir, VirtualPackage, install, solve
 from rattler.networking import Client
 from rattler.networking.middleware import MirrorMiddleware
 
@@ -59,11 +60,13 @@ def end(code: int) -> NoReturn:
 async def make(prefix: Path, channels: list[str], specs: list[str]) -> None:
     """Solve and install. A failure ends the program with what rattler says of it."""
     cache = Path(os.environ["CONDA_CACHE"])
-    client = Client([MirrorMiddleware({"https://conda.anaconda.org/": [os.environ["CONDA_MIRROR"]]})])
+    alias = os.environ.get("CONDA_CHANNEL_ALIAS", "https://conda.anaconda.org")
+    mirror = os.environ.get("CONDA_MIRROR")
+    client = Client([MirrorMiddleware({"https://conda.anaconda.org/": [mirror]})] if mirror else [])
     try:
         records = await solve(
-            sources=[Channel(name) for name in channels],
-            specs=[MatchSpec(spec) for spec in specs],
+            sources=[Channel(name, ChannelConfig(alias)) for name in channels],
+            specs=[MatchSpec(re.sub(r"^([\w-]+)::", rf"{alias}/\1::", spec)) for spec in specs],
             gateway=Gateway(cache_dir=cache / "repodata", client=client),
             platforms=[Subdir.current(), "noarch"],
             virtual_packages=VirtualPackage.detect(),

@@ -5,13 +5,15 @@ import datetime
 import functools
 import http.server
 import ipaddress
+import os
+import re
 import select
 import shutil
 import socket
 import ssl
 import subprocess
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -69,6 +71,95 @@ def serve_folder(folder: Path, *, tls: Path | None = None) -> Iterator[Served]:
     """Serve a folder, over TLS with a certificate."""
     own = type("Folder", (_Quiet,), {"served": Served()})
     with _running(functools.partial(own, directory=str(folder)), own.served, tls) as served:
+        yield served
+
+
+@dataclass
+class Reply:
+    """What a server answers; names of headers are sent in lower case, as HTTP/2 gateways do."""
+
+    body: bytes = b""
+    status: int = 200
+    headers: dict[str, str] = field(default_factory=dict)
+
+
+def page(*urls: str, base: str = "") -> Reply:
+    """Return an index page with links."""
+    text = "".join(f'<a data-requires-python="&gt;=3.8" href="{url}">x</a>' for url in urls)
+    return Reply(
+        (f'<base href="{base}">' * bool(base) + text).encode(), headers={"content-type": "text/html"}
+    )
+
+
+@contextmanager
+def serve_replies(replies: Mapping[str, Reply]) -> Iterator[Served]:
+    """Serve replies by path, 404 for others; what was asked is noted with the login that came."""
+
+    class Replies(_Quiet):
+        served = Served()
+
+        def do_GET(self) -> None:
+            reply = replies.get(self.path, Reply(status=404))
+            self.send_response_only(reply.status)
+            for name, value in {"content-length": str(len(reply.body)), **reply.headers}.items():
+                self.send_header(name, value)
+            self.end_headers()
+            if self.command != "HEAD":
+                self.wfile.write(reply.body)
+            login = self.headers.get("Authorization", "").removeprefix("Basic ")
+            words = (self.command, self.path, base64.b64decode(login).decode())
+            self.served.asked.append(" ".join(filter(None, words)))
+
+        do_HEAD = do_POST = do_GET
+
+    with _running(Replies, Replies.served) as served:
+        yield served
+
+
+@contextmanager
+def serve_git(folder: Path, *, password: str = "") -> Iterator[Served]:
+    """Serve the repositories of a folder by git's own program; "reader" may push, too, with the password."""
+    wanted = "Basic " + base64.b64encode(f"reader:{password}".encode()).decode()
+
+    class Git(_Quiet):
+        served = Served()
+
+        def do_GET(self) -> None:
+            self.served.asked.append(f"{self.command} {self.path}")
+            if password and self.headers.get("Authorization") != wanted:
+                self.send_response(401)
+                self.send_header("WWW-Authenticate", 'Basic realm="git"')
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+                return
+            path, _, query = self.path.partition("?")
+            environ = {
+                **os.environ,
+                "GIT_PROJECT_ROOT": str(folder),
+                "GIT_HTTP_EXPORT_ALL": "1",
+                "REMOTE_USER": "reader",
+                "PATH_INFO": path,
+                "QUERY_STRING": query,
+                "REQUEST_METHOD": self.command,
+                "CONTENT_TYPE": self.headers.get("Content-Type", ""),
+                "HTTP_CONTENT_ENCODING": self.headers.get("Content-Encoding", ""),
+                "GIT_PROTOCOL": self.headers.get("Git-Protocol", ""),
+            }
+            size = int(self.headers.get("Content-Length", 0))
+            done = subprocess.run(
+                ["git", "http-backend"], input=self.rfile.read(size), env=environ, stdout=subprocess.PIPE
+            )
+            head, _, body = done.stdout.partition(b"\r\n\r\n")
+            status = re.search(rb"Status: (\d+)", head)
+            self.send_response(int(status[1]) if status else 200)
+            for line in head.decode().splitlines():
+                self.send_header(*line.split(": ", 1))
+            self.end_headers()
+            self.wfile.write(body)
+
+        do_POST = do_GET
+
+    with _running(Git, Git.served) as served:
         yield served
 
 
@@ -135,9 +226,10 @@ def serve_proxy(*, password: str = "") -> Iterator[Served]:
             words = "".join(f"{name}: {value}\r\n" for name, value in self.headers.items())
             path = url.path + (f"?{url.query}" if url.query else "")
             line = f"{self.command} {path} HTTP/1.0\r\n{words}\r\n"
-            self._through(str(url.hostname), url.port or 80, line.encode())
+            size = int(self.headers.get("Content-Length", 0))
+            self._through(str(url.hostname), url.port or 80, line.encode() + self.rfile.read(size))
 
-        do_HEAD = do_GET
+        do_HEAD = do_POST = do_GET
 
         def _through(self, host: str, port: int, first: bytes) -> None:
             self.served.asked.append(f"{self.command} {self.path}")
@@ -208,17 +300,20 @@ def certificate_only(file: Path) -> str:
     return file.read_text().partition("-----BEGIN PRIVATE")[0]
 
 
-def make_repository(folder: Path, name: str) -> Path:
-    """Make a bare git repository of a package, to be served as files; return it."""
+def make_repository(folder: Path, name: str, files: Mapping[str, str] = {}) -> Path:
+    """Make a bare git repository of a package, with more files, to be served; return it."""
     tree, bare = folder / "tree", folder / f"{name}.git"
     tree.mkdir(parents=True)
     (tree / "setup.py").write_text(f"from setuptools import setup\nsetup(py_modules=[{name!r}])\n")
     (tree / "pyproject.toml").write_text(f"{BUILT_BY}[project]\nname = {name!r}\nversion = '1.0'\n")
     (tree / f"{name}.py").write_text("VERSION = '1.0 of git'\n")
+    for path, text in files.items():
+        (tree / path).write_text(text)
     who = ("-c", "user.name=a", "-c", "user.email=a@b")
     for words in (("init", "-q"), ("add", "."), (*who, "commit", "-qm", "one")):
         subprocess.run(["git", "-C", tree, *words], check=True)
     subprocess.run(["git", "clone", "-q", "--bare", tree, bare], check=True)
     subprocess.run(["git", "-C", bare, "update-server-info"], check=True)
+    subprocess.run(["git", "-C", bare, "config", "uploadpack.allowFilter", "true"], check=True)
     shutil.rmtree(tree)
     return bare

@@ -169,25 +169,33 @@ def test_what_no_channel_can_meet_is_named(
     assert said.startswith("node0: making the environment by conda: environment.yml") and words in said
 
 
-def test_nodes_without_internet_reach_the_channels_through_this_machine(
-    lab: Callable[[int], Lab], mirror: str, index: Path, python: str, tmp_path: Path
+@pytest.mark.parametrize("by", ["name", "URL"])
+def test_nodes_without_internet_get_the_channels_through_this_machine(
+    lab: Callable[[int], Lab],
+    mirror: str,
+    index: Path,
+    python: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    by: str,
 ) -> None:
     """As in the local cloud: conda and its pip find what the file names, and nothing else."""
-    here = lab(2)
-    for host in here.hosts:
-        program = f"export CONDA_CACHE='{{home}}/cache'\nexec '{sys.executable}' '{PROGRAM}' \"$@\"\n"
-        host.script("conda", f"#!/bin/sh\nexport CONDA_MIRROR=http://elsewhere.example\n{program}")
+    monkeypatch.setattr("awsddp.nodes.catalog._CONDA", mirror)
+    here = lab(1)
+    run = f"export CONDA_CACHE='{{home}}/cache'\nexec '{sys.executable}' '{PROGRAM}' \"$@\"\n"
+    here.hosts[0].script("conda", f"#!/bin/sh\n{run}")
+    channel = "conda-forge" if by == "name" else f"{mirror}/conda-forge"
     file = tmp_path / "environment.yml"
-    lines = f"- python={MINOR}\n- numpy<2\n- pip:\n  - --find-links {index}\n  - small\n"
-    file.write_text(f"channels: [{mirror}/conda-forge]\ndependencies:\n{lines}")
-    env = EnvSection(file=str(file))
-    plan = make_environment_plan(env, internet=False, driver=None)
+    lines = f"- python={MINOR}\n- {channel}::numpy<2\n- pip:\n  - --find-links {index}\n  - small\n"
+    file.write_text(f"channels: [{channel}]\ndependencies:\n{lines}")
+    plan = make_environment_plan(EnvSection(file=str(file)), internet=False, driver=None)
     assert plan.packages_from == "client"
-    for one in made(here, plan, python).values():
-        assert imported(one.python, "import small, tiny, numpy; print(numpy.VERSION)") == "1.26.4"
-    file.write_text(file.read_text().replace(f"{mirror}/conda-forge", "conda-forge"))
-    with pytest.raises(NodeError, match=r"elsewhere\.example"):
-        made(here, make_environment_plan(env, internet=False, driver=None), python)
+    found = made(here, plan, python)[0]
+    assert imported(found.python, "import small, tiny, numpy; print(numpy.VERSION)") == "1.26.4"
+    here.hosts[0].script("conda", f"#!/bin/sh\nexport CONDA_CHANNEL_ALIAS={mirror}/conda-forge\n{run}")
+    file.write_text("channels: [other]\ndependencies: [python]\n")
+    with pytest.raises(NodeError, match=mirror.removeprefix("http://")):
+        made(here, make_environment_plan(EnvSection(file=str(file)), internet=False, driver=None), python)
 
 
 def test_a_channel_may_be_a_folder_of_the_nodes(

@@ -18,7 +18,7 @@ from awsddp.parallel import soon
 from awsddp.plan.environment import EnvironmentPlan
 from awsddp.plan.indexes import Indexes
 from awsddp.report import Event
-from tests.nodes.servers import BUILT_BY, PASSWORD, make_repository, serve_folder, serve_index
+from tests.nodes.servers import BUILT_BY, PASSWORD, make_repository, serve_folder, serve_git, serve_index
 from tests.nodes.ssh_hosts import Lab
 from tests.nodes.wheels import add, image, installed_wheel, wheel
 
@@ -151,13 +151,13 @@ def test_a_package_without_a_wheel_is_built_on_the_node_also_one_of_a_url_or_of_
     wheel(index, "deep_speed", "0.3")
     sdist(tmp_path / "elsewhere", tmp_path, "pure", "")
     wheel(tmp_path / "elsewhere", "tiny", "2.0")
-    make_repository(tmp_path / "elsewhere", "gitted")
-    with serve_folder(tmp_path / "elsewhere") as server:
+    make_repository(tmp_path / "repositories", "gitted")
+    with serve_folder(tmp_path / "elsewhere") as server, serve_git(tmp_path / "repositories") as git:
         lines = (
             "Deep.Speed>=0.1",
             f"{server.url}/pure-1.0.tar.gz",
             f"tiny @ {server.url}/tiny-2.0-py3-none-any.whl ; python_version > '3'",
-            f"git+{server.url}/gitted.git",
+            f"git+{git.url}/gitted.git",
         )
         found = made(lab(2), dataclasses.replace(PLAN, lines=lines), python)
     words = (
@@ -231,7 +231,11 @@ def test_setup_waits_for_the_package_lock(lab: Callable[[int], Lab], python: str
 CONDA = """\
 #!/bin/sh
 echo "$@" >> '{home}/conda.log'
-for word; do [ "$last" = --prefix ] && place=$word; last=$word; done
+for word; do
+  [ "$last" = --prefix ] && place=$word
+  [ "$last" = --file ] && cp -p "$word" '{home}/environment.yml'
+  last=$word
+done
 mkdir -p "$place/bin" "$place/conda-meta"
 ln -sf IMAGE "$place/bin/python"
 """
@@ -244,14 +248,16 @@ def test_conda_is_called_with_the_projects_file_and_with_pins_where_there_is_non
     here = lab(1)
     host = here.hosts[0]
     host.script("conda", CONDA.replace("IMAGE", python))
-    plan = EnvironmentPlan(kind="conda", name="environment.yml", conda="dependencies:\n- python\n")
+    plan = EnvironmentPlan(kind="conda", name="environment.yml", conda='{"dependencies": ["python"]}')
     made(here, plan, python)
     place = host.home / "awsddp/env"
     file = place / "environment.yml"
     assert (host.home / "conda.log").read_text().splitlines() == [
         f"env create --prefix {place / plan.stamp} --file {file} --yes"
     ]
-    assert file.read_text() == plan.conda
+    given = host.home / "environment.yml"
+    assert given.read_text() == plan.conda and given.stat().st_mode & 0o777 == 0o600
+    assert not file.exists(), "its lines may hold passwords"
     pinned = EnvironmentPlan(kind="conda", name="conda", python="3.12")
     made(here, pinned, python)
     assert (host.home / "conda.log").read_text().splitlines()[1:] == [
@@ -314,3 +320,20 @@ def environments_of(here: Lab) -> str:
         with contextlib.suppress(OSError):  # it has ended
             found += Path(f"/proc/{pid}/environ").read_bytes()
     return found.decode(errors="replace")
+
+
+def test_lines_with_passwords_are_for_one_user_of_a_node_and_go_when_they_are_installed(
+    lab: Callable[[int], Lab], no_settings: Path, python: str
+) -> None:
+    """Nodes that fetch packages themselves get the passwords."""
+    here = lab(1)
+    with serve_index(no_settings, password=PASSWORD, hold="tiny-1.0") as server:
+        url = f"http://reader:{PASSWORD}@127.0.0.1:{server.port}"
+        lines = (f"tiny @ {url}/tiny-1.0-py3-none-any.whl",)
+        making = soon(made, here, dataclasses.replace(PLAN, lines=lines, packages_from="node"), python)
+        assert server.is_held.wait(60)
+        files = [path for path in here.hosts[0].home.rglob("*.txt") if PASSWORD in path.read_text()]
+        assert [file.stat().st_mode & 0o777 for file in files] == [0o600]
+        server.release.set()
+        made_env = making.result(120)[0]
+    assert imported(made_env.python, "import tiny") == "" and PASSWORD not in dump(here)

@@ -127,6 +127,18 @@ def test_a_second_time_only_what_is_new_comes_and_what_is_at_home_stays(lab: Mak
     }
 
 
+def test_what_was_rewritten_in_place_with_its_size_and_time_comes_again(lab: MakeLab, target: Path) -> None:
+    one = lab(1)
+    first = made(one.hosts[0], "a", b"a" * 100_000)
+    pull(one, {0: [first]}, target)
+    path = Path(first.path)
+    path.write_bytes(b"b" * 100_000)
+    os.utime(path, ns=(first.modified, first.modified))
+    for files in (1, 0):
+        assert pull(one, {0: [described(first)]}, target)[0].files == files
+        assert (target / first.home).read_bytes() == b"b" * 100_000
+
+
 def test_any_name_comes_home(lab: MakeLab, target: Path) -> None:
     one = lab(1)
     files = [made(one.hosts[0], f"{name}/{name}", name.encode("utf-8", "surrogateescape")) for name in HELL]

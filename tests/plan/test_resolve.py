@@ -159,18 +159,25 @@ def test_versions_are_chosen_once_for_all_nodes_and_those_of_the_image_stay(inde
     assert choose(planned("tiny<2\n"), target, cache=Path("cache"))[0] == ("tiny==1.0",)
 
 
-def test_no_code_of_a_package_runs_here(index: Path) -> None:
-    place = Path("to-build-1.0")
+BACKEND = '[build-system]\nrequires = []\nbuild-backend = "own"\nbackend-path = ["."]\n'
+
+
+@pytest.mark.parametrize("line", ["to-build", "to-build[more]>0", "small\nto-build", "to-build @ {url}"])
+@pytest.mark.parametrize("has_old_wheel", [True, False])
+def test_no_code_of_a_package_runs_here(index: Path, line: str, has_old_wheel: bool) -> None:
+    """Its build backend lies in its archive, so that nothing has to be installed to run it."""
+    place, ran = Path("to-build-1.0"), Path("it-ran").absolute()
     place.mkdir()
     (place / "PKG-INFO").write_text("Metadata-Version: 2.1\nName: to-build\nVersion: 1.0\n")
-    ran = Path("it-ran").absolute()
-    (place / "setup.py").write_text(f"open({str(ran)!r}, 'w').close()\nimport setuptools; setuptools.setup()")
+    (place / "pyproject.toml").write_text(BACKEND)
+    (place / "own.py").write_text(f"open({str(ran)!r}, 'w').close()")
     shutil.make_archive(str(index / place.name), "gztar", ".", place.name)
-    plan = planned("tiny\nto-build\n")
-    assert choose(plan, target_of(plan, IMAGE), cache=Path("cache")) == (None, "")
-    wheel(index, "to_build", "0.3")  # an old release that need not be built is not what was asked for
-    assert choose(plan, target_of(plan, IMAGE), cache=Path("cache")) == (None, "")
-    assert checked(plan) == "" and not ran.exists() and not Path("cache").exists()
+    if has_old_wheel:  # one that need not be built is not what was asked for
+        wheel(index, "to_build", "0.3")
+    with serve_folder(index) as server:
+        plan = planned(f"tiny\n{line.format(url=f'{server.url}/to-build-1.0.tar.gz')}\n")
+        assert choose(plan, target_of(plan, IMAGE), cache=Path("cache")) == (None, "")
+        assert checked(plan) == "" and not ran.exists()
 
 
 def test_what_holds_a_password_is_not_kept(index: Path) -> None:

@@ -26,9 +26,10 @@ from awsddp.jobs.ranks import layout
 from awsddp.jobs.results import encode
 from awsddp.jobs.supervisor.requests import Launch
 from awsddp.known import jobs_of_all
-from awsddp.records import JobNode, JobRecord, Saving
+from awsddp.records import MORE, JobNode, JobRecord, Saving
 from awsddp.results import missing, refuse_another
-from awsddp.saving import abort, signing_secret, wait_until_saved
+from awsddp.saved import signing_secret
+from awsddp.saving import abort, wait_until_saved
 from awsddp.search import require_live
 from tests.verbs.conftest import World, start
 
@@ -110,7 +111,7 @@ def at_home(world: World) -> list[str]:
         (("terminated", "shutting-down"), True),
     ],
 )
-def test_s3_decides_only_for_a_job_none_of_whose_nodes_runs(
+def test_s3_decides_only_for_results_that_no_node_holds_which_runs(
     owed: World, monkeypatch: pytest.MonkeyPatch, states: tuple[str, str], *, decides: bool
 ) -> None:
     bucket = Bucket(monkeypatch, holds=True)
@@ -123,6 +124,19 @@ def test_s3_decides_only_for_a_job_none_of_whose_nodes_runs(
     assert {node.unfetched for node in owing.nodes} == ({()} if decides else {("j",)})
 
 
+def test_logs_and_metrics_of_a_saved_job_come_from_s3_though_its_nodes_were_released_and_run(
+    owed: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bucket = Bucket(monkeypatch, holds=True)
+    owed.tags["i-0"] = []
+    owed.tags["i-1"] = [MORE]
+    ending._owing(owed.handle(), require_live(owed.handle()))
+    assert bucket.asked == [], "what a tag only counts may be this job's"
+    owed.tags["i-1"] = []
+    ending._owing(owed.handle(), require_live(owed.handle()))
+    assert bucket.asked == ["j"]
+
+
 def test_s3_decides_where_aws_lists_the_nodes_of_a_job_no_longer(
     owed: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -132,6 +146,14 @@ def test_s3_decides_where_aws_lists_the_nodes_of_a_job_no_longer(
     cluster = owed.handle()
     ending._owing(cluster, require_live(cluster))
     assert bucket.asked == ["j"]
+
+
+def test_the_question_of_down_says_that_what_s3_holds_is_not_fetched(owed: World) -> None:
+    cluster = owed.handle()
+    listed = require_live(cluster)
+    asked = {discard: ending._what_ends(cluster, listed, discard=discard) for discard in (True, False)}
+    assert asked[False].endswith("The results of j are fetched first, unless S3 holds them.")
+    assert asked[True].endswith("The results of j are lost.")
 
 
 def test_what_the_nodes_say_is_saved_is_fetched_all_the_same_where_s3_does_not_hold_it(
@@ -377,8 +399,8 @@ CUT = 'Connection was closed before we received a valid response from endpoint U
 @pytest.mark.parametrize(
     ("code", "said", "kind", "endpoint"),
     [
-        ("throttled", "SlowDown", "throttled", False),
-        ("unreachable", CUT, "unavailable", False),
+        ("throttled", "An error occurred (SlowDown) when calling PutObject", "throttled", False),
+        ("throttled", CUT, "unavailable", False),
         ("unreachable", NO_WAY, "unavailable", True),
     ],
 )
@@ -413,6 +435,10 @@ def test_status_asks_the_nodes_while_a_job_that_has_ended_still_saves(
 ) -> None:
     monkeypatch.setattr(looking, "_connected", owed.connect)
     owed.folder.remember(replace(owed.record.jobs[-1], state="succeeded"))
+    say(owed, 0, 1, error="AccessDenied")
+    assert [job.job for job in looking._refresh(owed.handle())] == ["j"]
+    assert looking._refresh(owed.handle()) == (), "nothing changes any more: it would only use the nodes"
+    owed.folder.remember(replace(owed.record.jobs[-1], saving=None))
     say(owed, 0, 1)
     looking._refresh(owed.handle())
     assert owed.tags == {"i-0": [], "i-1": []}

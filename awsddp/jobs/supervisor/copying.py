@@ -149,18 +149,14 @@ def _exact(asked: dict[str, Any], telling: _Telling) -> dict[str, Any]:
 
     Raises Refusal, OSError.
     """
-    where, folder, files = Place(*asked["place"]), Path(asked["folder"]), asked["files"]
+    where, folder = Place(*asked["place"]), Path(asked["folder"])
+    files = {
+        path: [Thing(where.key(key), *rest) for key, *rest in parts] for path, parts in asked["files"].items()
+    }
     shutil.rmtree(str(folder), ignore_errors=True)
-    telling.of = sum(size for parts in files.values() for _, size, *_ in parts)
-
-    def download(path: str) -> None:
-        things = [Thing(where.key(key), *rest) for key, *rest in files[path]]
-        (folder / path).parent.mkdir(parents=True, exist_ok=True)
-        store.download(where.bucket, things, folder / path, telling.add)
-
+    telling.of = sum(thing.size for things in files.values() for thing in things)
     with _reading(where), contextlib.closing(_store(asked)) as store:
-        for _ in store.each(download, files):
-            pass
+        store.bring(where, files, folder, telling.add)
     return {"copied": len(files), "bytes": telling.at}
 
 
@@ -377,7 +373,7 @@ def _fill(top: Path, where: Place, store: Store, wanted: Mapping[str, Thing], te
     stamp.files = {path: held for path, held in stamp.files.items() if path in wanted and path not in missing}
     try:
         names = iter(missing)
-        while batch := {path: missing[path] for path in itertools.islice(names, _AT_ONCE)}:
+        while batch := {path: [missing[path]] for path in itertools.islice(names, _AT_ONCE)}:
             store.bring(where, batch, top, telling.add, lambda path: stamp.brought(path, missing[path]))
             telling.files += len(batch)
     finally:

@@ -22,7 +22,7 @@ from typing import Any
 
 from awsddp.jobs.supervisor.folder import JobFolder
 from awsddp.jobs.supervisor.requests import Manifest, Sparse, Told
-from awsddp.jobs.supervisor.walk import file_kind, is_ephemeral, readlink, real, stamp, walk
+from awsddp.jobs.supervisor.walk import file_kind, is_ephemeral, open_file, readlink, real, stamp, walk
 
 EVENTS = "events.out.tfevents."
 OURS = ".awsddp/"
@@ -64,7 +64,7 @@ def sample(path: Path, size: int) -> str:
     Files that differ in it differ; those that do not are the same in all likelihood.
     """
     digest = hashlib.sha256()
-    with path.open("rb") as file:
+    with open_file(path) as file:
         for at in (*range(0, size, max(_BLOCK, size // _BLOCKS)), max(0, size - _BLOCK)):
             file.seek(at)
             digest.update(file.read(min(_BLOCK, size - at)))
@@ -174,7 +174,7 @@ class _Found:
                 line.sample = sample(path, line.size)
             is_here = path.parent == self._watched and line.size  # who watched has what was said
             if line.size <= self._data_left and not is_here:
-                with path.open("rb") as file:
+                with open_file(path) as file:
                     line.data = base64.b64encode(file.read(line.size)).decode()
                 self._data_left -= line.size
         except OSError as error:

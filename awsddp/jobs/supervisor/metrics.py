@@ -9,6 +9,7 @@ from typing import Any
 
 from awsddp.jobs.supervisor.folder import JobFolder
 from awsddp.jobs.supervisor.requests import Told
+from awsddp.jobs.supervisor.walk import open_file
 
 _BYTES = 64 * 1024
 """How much of the end of the file is read; the steps per second are those of its rows."""
@@ -31,7 +32,7 @@ def progress(path: Path, ranks: list[int]) -> list[Told]:
 def rows(path: Path) -> list[Any]:
     """Return each whole row at the end of a file, a JSON object."""
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             file.seek(max(0, path.stat().st_size - _BYTES))
             lines = file.read(_BYTES).split(b"\n")
     except OSError:

@@ -99,6 +99,12 @@ def parsed(body: bytes) -> Any:
         raise ValueError(str(error)) from error
 
 
+def is_refusal(error: BaseException) -> bool:
+    """Tell whether S3 refused a request, so that it has no effect, also later."""
+    reply = getattr(error, "response", {}).get("ResponseMetadata", {})
+    return 400 <= int(reply.get("HTTPStatusCode", 0)) < 500
+
+
 def signature(secret: str, launch: str, name: str, body: bytes) -> str:
     """Return what shows that a node of a launch wrote a document: others do not know the secret."""
     return hmac.new(secret.encode(), f"{launch}/{name}\n".encode() + body, "sha256").hexdigest()
@@ -397,14 +403,15 @@ class Store:
     def bring(
         self,
         where: Place,
-        wanted: Mapping[str, Thing],
+        wanted: Mapping[str, Sequence[Thing]],
         folder: Path,
         on_bytes: Callable[[int], None] = lambda count: None,
         on_file: Callable[[str], None] = lambda path: None,
     ) -> None:
-        """Download objects to their paths in `folder`, several at once; what is there is replaced.
+        """Download files, each of its objects, to their paths in `folder`, several at once.
 
-        Each appears when it is whole, and is the one that was listed; `on_file` is called in this thread.
+        What is there is replaced. Each appears when it is whole, and is the one that was listed; `on_file` is
+        called in this thread.
         Raises Changed, OSError, ClientError, BotoCoreError. Who calls has made the paths harmless.
         """
         parts = folder / PARTS
@@ -413,7 +420,7 @@ class Store:
         came = {path: parts / str(number) for number, path in enumerate(wanted)}
 
         def download(path: str) -> None:
-            self.download(where.bucket, [wanted[path]], came[path], on_bytes)
+            self.download(where.bucket, wanted[path], came[path], on_bytes)
 
         for path in self.each(download, wanted):
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
@@ -467,8 +474,8 @@ class Store:
             return self._download_small(where.bucket, thing._replace(key=where.key(thing.key)))
 
     def _download_large(self, bucket: str, thing: Thing, path: Path, on_bytes: Callable[[int], None]) -> None:
-        asked = {"Bucket": bucket, "Key": thing.key, "IfMatch": f'"{thing.etag}"', **self._payer}
-        if self.client.head_object(**asked)["ContentLength"] != thing.size:
+        now = self.client.head_object(Bucket=bucket, Key=thing.key, **self._payer)
+        if (now["ContentLength"], now["ETag"].strip('"')) != (thing.size, thing.etag):
             raise Changed(thing.key)
         told = [_Told(on_bytes, listed=thing)]
         self._transfers.download(bucket, thing.key, str(path), self._payer, subscribers=told).result()

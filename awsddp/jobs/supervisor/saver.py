@@ -17,7 +17,6 @@ import math
 import os
 import re
 import signal
-import stat
 import subprocess
 import sys
 import time
@@ -31,11 +30,20 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 from awsddp.jobs.supervisor.checkpoints import MARKS, SUFFIXES, is_whole
 from awsddp.jobs.supervisor.folder import CommandError, JobFolder, write_json
 from awsddp.jobs.supervisor.manifest import EVENTS, OURS, manifest, sample
-from awsddp.jobs.supervisor.objects import AT_ONCE, MOST_PART_BYTES, PART_BYTES, Changed, Place, signature
+from awsddp.jobs.supervisor.objects import (
+    AT_ONCE,
+    MOST_PART_BYTES,
+    PART_BYTES,
+    Changed,
+    Place,
+    is_refusal,
+    signature,
+)
 from awsddp.jobs.supervisor.pages import PageReader, Pages
 from awsddp.jobs.supervisor.requests import Manifest, plain
 from awsddp.jobs.supervisor.shelf import Shelf, folders_above, keys
 from awsddp.jobs.supervisor.trial import attempt, store_of
+from awsddp.jobs.supervisor.walk import open_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -143,6 +151,12 @@ class _File:
         self.left.pop(version, None)
         self.version = version
 
+    def leave(self, version: int) -> None:
+        """Use other keys than those of a version whose upload was given up, for what is sent next."""
+        self.moved, self.left[version] = 0, time.monotonic()
+        if not self.parts:
+            self.version = max(self.version, *self.left) + 1
+
     def row(self) -> dict[str, Any]:
         """Return what the node's list says of it."""
         assert self.saved is not None
@@ -226,7 +240,7 @@ class Saver:
             gives_up = is_stuck and now > min(self._good_at + _LATE_S, self._end_by)
             if gives_up:
                 self._error = self._error or f"still being written: {', '.join(self._pending)}"
-            self._tell(ended=all_done or gives_up)
+            self._tell(ended=all_done or (gives_up and self._end_by == math.inf))  # after a boot it goes on
             if all_done or gives_up:
                 self.close()
                 return 1 if gives_up else 0
@@ -287,9 +301,8 @@ class Saver:
         """Go on from the list that a saver of this launch wrote, where there is one."""
         found = self._signed(f"node{self._node}.json")
         if found is not None:
-            self._generation = int(found["generation"]) + 1
-            self._look = found["look"]
-            for home, row in self._rows(found["pages"]).items():
+            self._generation, self._look = found["generation"] + 1, found["look"]
+            for home, row in self._listed(found).items():
                 file = self._files[home] = _File()
                 file.parts, file.sample, file.is_torn = row["parts"], row["sample"], "torn" in row
                 file.saved = file.seen = (row["size"], row["modified"], *row["stamp"])
@@ -297,17 +310,16 @@ class Saver:
                 file.version = self._version(home, row["parts"])
                 self._changed.add(home)
         job = self._signed("job.json") if self._is_first else None
-        if job and job.get("checkpoint") and (files := self._rows(job["checkpoint"]["pages"])):
-            named = job["checkpoint"]
-            self._shelf.checkpoint = {"name": named["name"], "modified": named["modified"], "files": files}
+        if job and job["checkpoint"] and (files := self._listed(job["checkpoint"])):
+            self._shelf.checkpoint = {**job["checkpoint"], "files": files}
         self._pages = Pages(f"lists/node{self._node}-{self._generation}")
         self._checkpoint = Pages(f"lists/checkpoint-{self._generation}")
         self._has_list = True
 
-    def _rows(self, pages: Iterable[Sequence[Any]]) -> dict[str, Any]:
-        """Return the files that pages list; none where others have replaced or deleted a page."""
+    def _listed(self, document: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the rows that a document lists, none where another writer has replaced a page of it."""
         try:
-            return PageReader().read(self._store, self._at, pages).get("files", {})
+            return PageReader().read(self._store, self._at, document["pages"]).get("files", {})
         except Changed:
             return {}
 
@@ -417,9 +429,9 @@ class Saver:
 
         It is held open, so that it arrives, too, where the job removes or replaces it meanwhile.
         """
-        held = os.open(line.path, os.O_RDONLY | os.O_NONBLOCK)  # a FIFO in its place would wait for ever
-        info = os.fstat(held)
-        if not stat.S_ISREG(info.st_mode) or _stamp_of(info) != _stamp(line):
+        with open_file(Path(line.path)) as stream:
+            held, info = os.dup(stream.fileno()), os.fstat(stream.fileno())
+        if _stamp_of(info) != _stamp(line):
             os.close(held)
             return
         version = self._free(line.home, file) if file.parts else file.version
@@ -442,9 +454,11 @@ class Saver:
         if self._is_first:
             named = keys(self._published[1]) if self._published else set()
         else:
-            found = self._signed("job.json") or {}
-            pages = (found.get("checkpoint") or {}).get("pages", ())
+            found = self._signed("job.json")
+            if found is None:
+                return None
             try:
+                pages = (found["checkpoint"] or {"pages": ()})["pages"]
                 named = keys(PageReader().read(self._store, self._at, pages))
             except Changed:
                 return None
@@ -461,10 +475,7 @@ class Saver:
             if not one.upload.done() and not _is_same(one.info, os.fstat(one.held)):
                 one.upload.cancel()
                 self._cancelled.append(self._sending.pop(home))
-                file = self._files[home]
-                file.moved, file.left[one.version] = 0, time.monotonic()
-                if not file.parts:
-                    file.version = self._free(home, file)
+                self._files[home].leave(one.version)
         for one in [one for one in self._cancelled if one.upload.done()]:
             self._cancelled.remove(one)
             os.close(one.held)
@@ -476,7 +487,8 @@ class Saver:
             if not one.upload.done():
                 continue
             del self._sending[home]
-            self._files[home].moved = 0
+            file = self._files[home]
+            file.moved = 0
             with os.fdopen(one.held, "rb"):
                 try:
                     self._take_whole(home, one)
@@ -484,7 +496,9 @@ class Saver:
                     continue
                 except Exception as error:
                     failed = error
-                    self._files[home].fails += 1
+                    file.fails += 1
+                    if not is_refusal(error):
+                        file.leave(one.version)  # it may arrive later
         for home, part in list(self._growing.items()):
             if part.future.done():
                 del self._growing[home]
@@ -523,7 +537,7 @@ class Saver:
         if file.inode != line.inode or line.size < file.length:
             self._again(line.home, file)
         file.inode, file.sent_at = line.inode, time.monotonic()
-        is_checked = self._is_over or file.sent_at >= file.check_at
+        is_checked = file.sent_at >= file.check_at or (self._is_over and file.length == line.size)
         key = f"parts/{file.key(line.home, file.version)}"
         future = self._pool.submit(self._send_parts, line, key, file, is_checked)
         self._growing[line.home] = _Growing(future, line, is_checked)
@@ -535,7 +549,7 @@ class Saver:
         Raises Changed where what was sent before is not what it begins with by now, OSError, ClientError.
         """
         parts = [*file.parts]
-        with open(os.open(line.path, os.O_RDONLY | os.O_NONBLOCK), "rb") as stream:  # noqa: PTH123
+        with open_file(Path(line.path)) as stream:
             if os.fstat(stream.fileno()).st_ino != line.inode:
                 raise Changed(line.home)
             if is_checked:

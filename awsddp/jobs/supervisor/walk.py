@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from typing import BinaryIO
 
     # Gets the path of a folder that cannot be read, relative to the top ("" for itself), and the reason.
     # Python 3.8 could not evaluate it.
@@ -66,6 +67,15 @@ def walk(top: Path, on_trouble: OnTrouble) -> Iterator[tuple[str, os.stat_result
                 continue
             except OSError as error:
                 on_trouble(path, error.strerror or str(error))
+
+
+def open_file(path: Path) -> BinaryIO:
+    """Open a file to read it. Raises FileNotFoundError for a FIFO in its place, which would wait."""
+    stream = os.fdopen(os.open(str(path), os.O_RDONLY | os.O_NONBLOCK), "rb")
+    if stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
+        return stream
+    stream.close()
+    raise FileNotFoundError(f"{path} is no file any more")
 
 
 def real(path: Path) -> Path:
