@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 import msgspec
 
 from awsddp.answers import Manifest, ResultFile, check_manifest
-from awsddp.errors import AwsddpError, ConfigError, NotFoundError
+from awsddp.errors import AwsddpError, ConfigError, NodeError, NotFoundError
 from awsddp.jobs.files import Checkpoint, begins, name_at_home
 from awsddp.jobs.lists import TRIES, Listed, Lists, Part, Row, typed
 from awsddp.jobs.results import encode, job_document
@@ -81,7 +81,9 @@ class Saved:
 
     def __init__(self, cluster: "Cluster", store: Store, where: Place) -> None:
         self._cluster, self._store, self.where = cluster, store, where
-        self._secret = _secret(cluster, where)
+        known, self._secret = _known(cluster, where), None
+        if known is not None and cluster.folder.key.exists():
+            self._secret = signing_secret(cluster, known.job)
         self._lists = Lists(store, where, secret=self._secret)
         index = self._lists.index()
         if index is None or index.document is None:
@@ -90,6 +92,12 @@ class Saved:
         self.is_over = index.state not in ACTIVE
         made = job_document({document.node: document}, results=cluster.job_spec.job.results)
         self.job = replace(made, save_to=str(_above(where)))
+        if known is not None and known.nodes and set(known.nodes) != set(self.job.nodes):
+            raise NodeError(
+                f"{where} holds a job of that name of other nodes",
+                f"those of {known.job} are {_few([one.instance_id for one in known.nodes])}",
+                f"aws s3 ls {typed(where)}/   # others than the nodes may write there",
+            )
         self._nodes = dict(zip(index.nodes, each(self._read, index.nodes, at_most=AT_ONCE), strict=True))
         self._came: dict[tuple[int, str], ResultFile] = {}
         self._reading = threading.Lock()
@@ -373,13 +381,12 @@ def signing_secret(cluster: "Cluster", job: str) -> str:
     return hmac.new(cluster.folder.key.read_bytes(), f"saving {job}".encode(), hashlib.sha256).hexdigest()
 
 
-def _secret(cluster: "Cluster", where: Place) -> str | None:
-    """Return the key of a job that this machine has started and saves to this place, None of others."""
+def _known(cluster: "Cluster", where: Place) -> JobRecord | None:
+    """Return the job that this machine has started and that saves to this place, None where it knows none."""
     record = cluster.folder.read()
     for job in record.jobs if record is not None else ():
-        is_there = job.save_to is not None and Place(*s3_place(job.save_to)).below(job.job) == where
-        if is_there and cluster.folder.key.exists():
-            return signing_secret(cluster, job.job)
+        if job.save_to is not None and Place(*s3_place(job.save_to)).below(job.job) == where:
+            return job
     return None
 
 

@@ -31,6 +31,7 @@ SHORTEST = {
     "train_processes": "--rounds 1",
     "two_trees": ". --shortest --rounds 1",
     "campaigns/beside": "--runs 1 --parallel 1",
+    "campaigns/bucket": "--runs 1 --parallel 1",
     "campaigns/cuts": "--runs 1 --parallel 1",
     "campaigns/deaths": "--runs 1",
     "campaigns/doctor": "--runs 1",
@@ -42,6 +43,7 @@ SHORTEST = {
     "campaigns/projects": "--runs 1",
     "campaigns/saved": "--runs 1",
     "campaigns/saves": "--runs 1",
+    "campaigns/trees": "--runs 1 --parallel 1",
 }
 """What measures least, by program."""
 CHEAP = ("start", "startup", "campaigns/hostile_node")

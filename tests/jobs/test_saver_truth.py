@@ -73,12 +73,18 @@ def replace(path: Path, body: bytes) -> None:
     part.replace(path)
 
 
-def test_two_results_of_one_place_are_both_saved(steps: Steps) -> None:
-    put(steps.node.run / "model.pt", b"R" * 1000)
-    put(steps.node.work / "run" / "model.pt", b"W" * 2000)
+LONGEST = "x" * 255
+
+
+@pytest.mark.parametrize(
+    ("name", "second"), [("model.pt", "model.pt~2"), (LONGEST, f"{LONGEST[:-2]}~2")], ids=["short", "longest"]
+)
+def test_two_results_of_one_place_are_both_saved(steps: Steps, name: str, second: str) -> None:
+    put(steps.node.run / name, b"R" * 1000)
+    put(steps.node.work / "run" / name, b"W" * 2000)
     steps.end()
-    assert steps.bucket.saved("node0/run/model.pt") == b"R" * 1000
-    assert steps.bucket.saved("node0/run/model.pt~2") == b"W" * 2000
+    assert steps.bucket.saved(f"node0/run/{name}") == b"R" * 1000
+    assert steps.bucket.saved(f"node0/run/{second}") == b"W" * 2000
 
 
 def test_a_file_that_is_rewritten_with_its_size_and_time_is_saved_again(steps: Steps) -> None:
@@ -307,6 +313,68 @@ def test_deadlines_are_those_of_the_docs_and_of_the_node() -> None:
     stops = re.findall(r"TimeoutStopSec=(\d+)", template("user_data.yaml") + template("prepare.py"))
     assert stops and min(map(int, stops)) > saver._HURRY_S
     assert saver._OTHERS_BEATS * 10 >= 10 * 60, "a request with all its attempts: objects.py"
+
+
+def test_a_saver_that_was_killed_before_its_first_file_goes_on(steps: Steps) -> None:
+    steps.until(lambda: steps.bucket.json("node0.json"))
+    assert steps.bucket.json("node0.json")["pages"] == []
+    again = Steps(steps.bucket, steps.node)
+    put(steps.node.run / "model.pt", b"mine")
+    again.end()
+    assert steps.bucket.saved("node0/run/model.pt") == b"mine"
+
+
+@pytest.mark.parametrize("body", [None, b"{}"], ids=["deleted", "replaced"])
+@pytest.mark.parametrize("restarts", [False, True], ids=["goes on", "started again"])
+def test_pages_that_another_writer_deleted_or_replaced_are_written_again(
+    steps: Steps, body: bytes | None, restarts: bool
+) -> None:
+    bucket = steps.bucket
+    put(steps.node.run / "model.pt", b"mine")
+    steps.until(lambda: bucket.checkpoint["name"])
+    for name in bucket.names():
+        if name.startswith("lists/") and body is None:
+            bucket.s3.delete_object(Bucket=bucket.name, Key=f"runs/job-1/{name}")
+        elif name.startswith("lists/"):
+            bucket.s3.put_object(Bucket=bucket.name, Key=f"runs/job-1/{name}", Body=body)
+    (Steps(bucket, steps.node) if restarts else steps).end()
+    assert bucket.saved("node0/run/model.pt") == b"mine"
+    assert bucket.checkpoint["files"].keys() == {"node0/run/model.pt"}
+
+
+@pytest.mark.parametrize("name", ["job.json", "node0.json", "node1.json"])
+def test_documents_that_are_too_long_keep_no_node_from_saving(bucket: Bucket, name: str) -> None:
+    nodes = bucket.run(2, starts=False)
+    several = [Steps(bucket, node, beat_s=0.0) for node in nodes]
+    for one in several:
+        put(one.node.run / "model.pt", b"one")
+        one.until(lambda: one.saver._written)  # noqa: B023
+    bucket.s3.put_object(Bucket=bucket.name, Key=f"runs/job-1/{name}", Body=b" " * (2 * MB + 1))
+    several = [Steps(bucket, node, beat_s=0.0) for node in nodes]  # started again
+    for text in (b"two", b"three"):
+        for number, one in enumerate(several):
+            put(one.node.run / "model.pt", text)
+            home = f"node{number}/run/model.pt"
+            one.until(lambda: one.saver._files.get(home) and bucket.saved(home, number) == text)  # noqa: B023
+    several[1].end()
+    several[0].end()
+    assert bucket.json("job.json")["state"] == "succeeded"
+
+
+def test_the_other_nodes_save_while_pages_of_the_checkpoint_are_gone(bucket: Bucket) -> None:
+    nodes = bucket.run(2, starts=False)
+    first, second = (Steps(bucket, node, beat_s=0.0) for node in nodes)
+    for one in (first, second):
+        put(one.node.run / "model.pt", b"one")
+    first.until(lambda: second.step() or bucket.checkpoint["name"])
+    for name in bucket.names():
+        if name.startswith("lists/checkpoint"):
+            bucket.s3.delete_object(Bucket=bucket.name, Key=f"runs/job-1/{name}")
+    for text in (b"two", b"three", b"four"):
+        put(second.node.run / "model.pt", text)
+        second.until(lambda now=text: bucket.saved("node1/run/model.pt", 1) == now)  # type: ignore[misc]
+    second.end()
+    first.end()
 
 
 @pytest.mark.parametrize("lost", ["nothing was saved", "a page was replaced"])

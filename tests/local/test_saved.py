@@ -308,11 +308,14 @@ def test_many_small_files_cost_one_request_each_and_no_thread_each(shelf: Shelf)
 # ---- who wrote it
 
 
-def knows(shelf: Shelf, save_to: str, target: Target | None = None) -> None:
+def knows(
+    shelf: Shelf, save_to: str, target: Target | None = None, *, nodes: tuple[JobNode, ...] = ()
+) -> None:
     """Have this machine the cluster's key, and know the job."""
     shelf.cluster.folder.path.mkdir(parents=True)
     shelf.cluster.folder.key.write_text("the cluster's key")
-    job = JobRecord(job="first", state="running", cause=None, ranks=(), home="runs/first", save_to=save_to)
+    of_job = {"job": "first", "state": "running", "cause": None, "ranks": (), "home": "runs/first"}
+    job = JobRecord(**of_job, save_to=save_to, nodes=nodes)
     now = datetime.now(UTC)
     of_cluster: dict[str, Any] = {"id": "c", "owner": "o", "created": now, "expires": now}
     of_cluster["target"] = target or Target(name="local")
@@ -709,3 +712,17 @@ def test_a_key_that_leads_out_of_the_job_is_not_read(shelf: Shelf) -> None:
         with pytest.raises(Changing):
             shelf.read()
         assert shelf.files == {}
+
+
+def test_what_an_older_job_of_the_name_wrote_on_other_nodes_is_not_taken_for_ours(shelf: Shelf) -> None:
+    knows(shelf, f"s3://{shelf.where.bucket}/runs of mine", nodes=(JobNode(node=0, instance_id="i-9"),))
+    made = job_of_one_file()
+    made.secret = signing_secret(shelf.cluster, "first")
+    made.put(shelf.store, shelf.where)
+    with pytest.raises(NodeError, match="holds a job of that name of other nodes") as caught:
+        shelf.read()
+    assert caught.value.why == "those of first are i-9"
+    assert not shelf.folder.exists()
+    made.index["document"]["nodes"] = machines("i-9")
+    made.put(shelf.store, shelf.where)
+    assert shelf.read()[0].files == 1

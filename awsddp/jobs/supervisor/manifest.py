@@ -33,6 +33,7 @@ HOLES_BYTES = 1 << 20
 """How much of a file must be holes to be worth the time of a transfer that leaves them out."""
 _BLOCK, _BLOCKS = 16 << 10, 8
 _FRESH_SECONDS = 60.0
+_LONGEST = 255  # bytes of a name
 
 
 def manifest(request: Manifest, folder: JobFolder | None = None) -> Told:
@@ -259,7 +260,7 @@ class _Found:
                 home, count = self._homes[path], 1
                 while self._homes[path] in taken:
                     count += 1
-                    self._homes[path] = f"{home}~{count}"
+                    self._homes[path] = _numbered(home, count)
                 taken.add(self._homes[path])
         for line in self._lines:
             line.home = self._homes[Path(line.path)]
@@ -333,6 +334,13 @@ class _Found:
         if self._workdir in path.parents:
             return f"{self.node}/{path.relative_to(self._workdir)}"
         return f"{self.node}/outside{path}"
+
+
+def _numbered(home: str, count: int) -> str:
+    """Return a place with a suffix; a name is cut where it would be longer than a file system allows."""
+    folder, _, name = home.rpartition("/")
+    suffix = f"~{count}"
+    return f"{folder}/{os.fsdecode(os.fsencode(name)[: _LONGEST - len(suffix)])}{suffix}"
 
 
 def _mark(line: Line, opened: Mapping[tuple[int, int], bool]) -> None:

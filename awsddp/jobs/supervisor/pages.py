@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from awsddp.jobs.supervisor.objects import MOST_BYTES, Changed, Place, Store, Thing, parsed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
 PAGE_BYTES = MOST_BYTES // 2
 """From what size on rows go to another page; a single row may be longer."""
@@ -87,6 +87,12 @@ class Pages:
                 page.next = [name, len(body), store.put(where, name, body)]
                 page.is_written = True
         return [page.next for page in self._pages if page.next is not None]
+
+    def rewrite_missing(self, there: Mapping[str, tuple[int, str]]) -> None:
+        """Have the next `write` write the pages that S3 does not hold as they were written, by key."""
+        for page in self._pages:
+            if page.next is not None and there.get(page.next[0]) != tuple(page.next[1:]):
+                page.is_written = False
 
     def publish(self) -> None:
         """Note that a document names the pages as they were last written."""

@@ -335,7 +335,10 @@ class Saver:
 
     def _signed(self, name: str) -> Any:
         """Return a document that a saver of this launch wrote; None where there is no such one."""
-        found = self._store.document(self._at, name)
+        try:
+            found = self._store.document(self._at, name)
+        except ValueError:  # it is longer than what a saver writes
+            return None
         if found is None:
             return None
         wanted = self._signature(name, found.body)
@@ -442,17 +445,25 @@ class Saver:
         rest_s = self._order["beat_s"] * (_OWN_BEATS if self._is_first else _OTHERS_BEATS)
         rested = [one for one, left_at in file.left.items() if time.monotonic() - left_at >= rest_s]
         if rested:
-            named = keys(self._shelf.checkpoint) | self._named()
-            named |= {dirname(key).partition("/")[2] for key in named}
-            rested = [one for one in rested if file.key(home, one) not in named]
+            named = self._named()
+            rested = [one for one in rested if named is not None and file.key(home, one) not in named]
         return min(rested, default=max(file.version, *file.left, 0) + 1)
 
-    def _named(self) -> set[str]:
-        """Return the keys that the checkpoint of job.json names."""
+    def _named(self) -> set[str] | None:
+        """Return the keys that a checkpoint of job.json names, or will; None where it cannot be read now."""
         if self._is_first:
-            return keys(self._published[1]) if self._published else set()
-        checkpoint = (self._signed("job.json") or {}).get("checkpoint")
-        return keys({"files": self._listed(checkpoint)}) if checkpoint else set()
+            named = keys(self._published[1]) if self._published else set()
+        else:
+            found = self._signed("job.json")
+            if found is None:
+                return None
+            try:
+                pages = (found["checkpoint"] or {"pages": ()})["pages"]
+                named = keys(PageReader().read(self._store, self._at, pages))
+            except Changed:
+                return None
+        named |= keys(self._shelf.checkpoint)
+        return named | {dirname(key).partition("/")[2] for key in named}
 
     def _cancel_outdated(self) -> None:
         """Give up the uploads of files that were written to since they began: they would be mixtures.
@@ -592,8 +603,8 @@ class Saver:
         for home in gone - self._changed:  # what has just been saved is listed first: it may be a checkpoint
             if self._files[home].seen or self._files[home].saved:
                 self._again(home, self._files[home])
-        if len(gone) > _MOST_GONE:
-            named, rest_s = self._named(), self._order["beat_s"] * _OTHERS_BEATS
+        if len(gone) > _MOST_GONE and (named := self._named()) is not None:
+            rest_s = self._order["beat_s"] * _OTHERS_BEATS
             for home in gone - self._sending.keys() - self._growing.keys():
                 file = self._files[home]
                 is_rested = all(time.monotonic() - left_at > rest_s for left_at in file.left.values())
@@ -651,9 +662,9 @@ class Saver:
         }
 
     def _verify(self) -> None:
-        """Compare what is listed with what S3 holds; what differs is sent again."""
+        """Compare what is listed, and the lists, with what S3 holds; what differs is sent again."""
         keys_of = {home: [part[0] for part in file.parts] for home, file in self._files.items()}
-        tops = {_top(key) for several in keys_of.values() for key in several}
+        tops = {"lists/", *(_top(key) for several in keys_of.values() for key in several)}
         start = len(self._at.key(""))
         there = {
             one.key[start:]: (one.size, one.etag)
@@ -661,6 +672,8 @@ class Saver:
             for one in self._store.list(self._at, name=top)
         }
         self._is_verified = True
+        self._pages.rewrite_missing(there)
+        self._checkpoint.rewrite_missing(there)
         for home, file in self._files.items():
             if any(there.get(key) != (size, etag) for key, size, etag, _ in file.parts):
                 sys.stderr.write(f"{home} is not in S3 as it was sent: again\n")

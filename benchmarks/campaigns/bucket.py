@@ -1,0 +1,781 @@
+"""Another writer below the prefix, hostile or confused, while a job is saved there and read.
+
+    python -m benchmarks.campaigns.bucket [--seed N] [--runs N] [--state FILE] [--parallel N]
+
+Against the S3 of a local cloud, with the saver of the nodes and a job that is made up. Each history draws the
+nodes of the job, its files, and what the other writer does, and has the next kind of KINDS. Two clients read
+while the other writer is active, and afterwards: one has the cluster's key, one has not. Columns:
+
+    did       what the other writer did
+    refused   reads that ended with an error, which says what was not brought
+
+What must hold in every history:
+
+- each file that the client with the key brings is, byte for byte, a version that the job wrote; without the
+  key, too, unless somebody else wrote lists
+- nothing is written outside the job's folder, nor into the folder of another job of its name
+- in_bucket(), which decides whether nodes may go, is true only if S3 holds every file of the job
+- once the other writer has stopped and the job has ended, S3 holds every file
+- one launch owns a name
+"""
+
+import contextlib
+import copy
+import json
+import os
+import random
+import re
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from functools import cache
+from pathlib import Path
+from threading import RLock
+from typing import Any
+from unittest.mock import patch
+
+import botocore.session
+
+from awsddp.cluster import Cluster
+from awsddp.config import load
+from awsddp.errors import AwsddpError
+from awsddp.jobs.results import encode
+from awsddp.jobs.supervisor.folder import write_json
+from awsddp.jobs.supervisor.manifest import manifest
+from awsddp.jobs.supervisor.objects import MOST_BYTES, Place, Store
+from awsddp.jobs.supervisor.requests import Manifest
+from awsddp.jobs.supervisor.saver import Saver
+from awsddp.records import JobNode, JobRecord, Target
+from awsddp.saved import Saved, in_bucket, signing_secret
+from awsddp.state import Folder, Record
+from benchmarks.campaigns._campaign import Row, arguments, campaign
+from benchmarks.campaigns.cuts import records
+from tests.jobs.test_saver import MB, Bucket
+from tests.local.conftest import Cloud
+from tests.local.saved_job import SavedJob
+
+JOB, LAUNCH, CREATED = "job-1", "launch-1", "2026-01-01T00:00:00Z"
+_END_S = 240.0
+
+
+class Job:
+    """A job that is made up, its savers, and every version of its files."""
+
+    def __init__(
+        self, bucket: Bucket, dice: random.Random, secret: str, *, launch: str = LAUNCH, nodes: int = 1
+    ) -> None:
+        self.bucket, self.dice, self.secret, self.launch = bucket, dice, secret, launch
+        self.nodes = bucket.run(nodes, starts=False)
+        for node in self.nodes:
+            node.request.created = CREATED
+            write_json(node.jobs / "job.json", node.request)
+            node.state("running")
+        self.versions: dict[str, set[bytes]] = {}
+        self.savers: dict[int, Saver] = {}
+        self.lock, self.last_error = RLock(), ""
+        self.start()
+
+    def start(self) -> None:
+        """Start the savers, or start them again: those before have been killed."""
+        for number, node in enumerate(self.nodes):
+            self.savers[number] = Saver(self._order(), node.folder, self.bucket.store())
+
+    def _order(self) -> dict[str, Any]:
+        pace = {"look_s": 0.0, "parts_s": 0.0, "beat_s": 0.02}
+        return self.bucket.order("save", secret=self.secret, launch=self.launch, **pace)
+
+    def start_process(self, number: int) -> Any:
+        """Start a node's saver as a process."""
+        order = self._order() | {"look_s": 0.02}
+        return self.bucket.start(home=self.bucket.top / f"home{number}", **order)
+
+    def step(self, seconds: float = 0.0) -> None:
+        """Let the savers work for some time, at least once; they go on after errors, as on a node."""
+        end = time.monotonic() + seconds
+        while True:
+            with self.lock:
+                for number, saver in list(self.savers.items()):
+                    try:
+                        if saver.step():
+                            saver.close()
+                            del self.savers[number]
+                    except Exception as error:
+                        self.last_error = f"{type(error).__name__}: {error}"
+            if time.monotonic() > end or not self.savers:
+                return
+            time.sleep(0.005)
+
+    def end(self) -> None:
+        """End the job, and let the savers work until all is done."""
+        for node in self.nodes:
+            node.state("succeeded")
+            os.close(node.lock)
+        end = time.monotonic() + _END_S
+        while self.savers:
+            assert time.monotonic() < end, f"the saver did not end: {self.last_error}"
+            self.step(0.02)
+
+    # ---- its files
+
+    def work(self, *names: str) -> None:
+        """Change some of the files."""
+        for _ in range(self.dice.randint(1, 4)):
+            number = self.dice.randrange(len(self.nodes))
+            change = getattr(self, f"_{self.dice.choice(names or WORK)}")
+            change(number)
+
+    def _write(self, number: int, path: Path, body: bytes, *, keeps_time: bool = False) -> None:
+        node = self.nodes[number]
+        if path == node.log:
+            home = f"logs/{path.name}"
+        elif node.run in path.parents:
+            home = f"node{number}/run/{path.relative_to(node.run)}"
+        else:
+            home = f"node{number}/{path.relative_to(node.work)}"
+        self.versions.setdefault(home, set()).add(body)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        before = path.stat() if keeps_time else None
+        path.write_bytes(body)
+        if before is not None:
+            os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+    def _new(self, number: int) -> None:
+        name = self.dice.choice(
+            ("a.bin", "b.bin", "model.pt", "deep/er/c.bin", "step-1/.metadata", "step-1/x")
+        )
+        size = self.dice.choice((0, 10, 1000, 70_000, 300_000))
+        if self.dice.random() < 0.02:
+            size = 9 * MB
+        self._write(number, self.nodes[number].run / name, self.dice.randbytes(size))
+
+    def _equal(self, number: int) -> None:
+        """Two results have the place run/model.pt, a third the name that the second gets."""
+        node = self.nodes[number]
+        for path in (node.run / "model.pt", node.work / "run/model.pt", node.run / "model.pt~2"):
+            if self.dice.random() < 0.6:
+                self._write(number, path, self.dice.randbytes(self.dice.choice((10, 1000))))
+
+    def _in_place(self, number: int) -> None:
+        """Rewrite a file; its size and time stay."""
+        files = [path for path in self.nodes[number].run.rglob("*.bin") if path.is_file()]
+        if not files:
+            return self._new(number)
+        path = self.dice.choice(sorted(files))
+        body = self.dice.randbytes(path.stat().st_size)
+        return self._write(number, path, body, keeps_time=True)
+
+    def _renamed(self, number: int) -> None:
+        path, part = self.nodes[number].run / "renamed.bin", self.nodes[number].jobs / "part"
+        body = self.dice.randbytes(self.dice.choice((10, 1000)))
+        self.versions.setdefault(f"node{number}/run/renamed.bin", set()).add(body)
+        part.write_bytes(body)
+        part.replace(path)
+
+    def _removed(self, number: int) -> None:
+        files = [path for path in self.nodes[number].run.rglob("*") if path.is_file()]
+        if files:
+            self.dice.choice(sorted(files)).unlink()
+
+    def _grown(self, number: int) -> None:
+        path = self.dice.choice((self.nodes[number].log, self.nodes[number].run / "metrics.jsonl"))
+        more = self.dice.randbytes(self.dice.choice((20, 1000, 100_000)))
+        self._write(number, path, (path.read_bytes() if path.exists() else b"") + more)
+
+    def _rotated(self, number: int) -> None:
+        path = self.nodes[number].run / "train.log"
+        older = path.with_name("train.1.log")
+        if path.exists():
+            self.versions.setdefault(f"node{number}/run/train.1.log", set()).add(path.read_bytes())
+            path.replace(older)
+        self._write(number, path, self.dice.randbytes(self.dice.choice((20, 5000))))
+
+    def is_version(self, home: str, body: bytes) -> bool:
+        """Tell whether the job wrote a file with these bytes that may have this place."""
+        places = [home]
+        while (shorter := re.sub(r"~\d+$", "", places[-1])) != places[-1]:
+            places.append(shorter)
+        versions = [one for place in places for one in self.versions.get(place, ())]
+        if home.endswith((".log", ".jsonl")):
+            return any(one.startswith(body) for one in versions)
+        return body in versions
+
+    def files(self) -> dict[str, bytes]:
+        """Return the results by their place."""
+        found: dict[str, bytes] = {}
+        for node in self.nodes:
+            listed: Any = manifest(Manifest(job=JOB, exclude=[], at_once=0), node.folder)
+            found |= {line.home: Path(line.path).read_bytes() for line in listed.files}
+        return found
+
+    def is_in_bucket(self, files: dict[str, bytes]) -> bool:
+        """Tell, without awsddp's reader, whether S3 holds all of these files as the lists name them."""
+        try:
+            listed = {number: self.bucket.listed(number) for number in range(len(self.nodes))}
+        except (AssertionError, ValueError, AttributeError, TypeError):
+            return False
+        rows = {home: row for one in listed.values() for home, row in one.items()}
+        return rows.keys() == files.keys() and all(
+            self.bucket.join(rows[home]) == body for home, body in files.items()
+        )
+
+
+WORK = ("new", "new", "in_place", "grown", "renamed", "equal", "rotated", "removed")
+
+
+class Client:
+    """Reads the job at its place in S3, with the key of its cluster or without."""
+
+    def __init__(self, top: Path, bucket: Bucket, *, has_key: bool, nodes: int = 1) -> None:
+        self.bucket, self.top = bucket, top
+        self.where = Place(bucket.name, f"runs/{JOB}")
+        project = top / "project"
+        project.mkdir(parents=True)
+        spec, job = load("default", overrides={"sync.workdir": str(project)}, environ={})
+        folder = Folder(top / "home", "default")
+        self.said: list[str] = []
+        self.cluster = Cluster().but(
+            spec=spec, job_spec=job, folder=folder, on_event=lambda event: self.said.append(event.text)
+        )
+        machines = tuple(JobNode(node=node, instance_id=f"i-{node}") for node in range(nodes))
+        of_job = {"job": JOB, "state": "running", "cause": None, "ranks": (), "home": f"runs/{JOB}"}
+        self.job = JobRecord(**of_job, nodes=machines, save_to=f"s3://{bucket.name}/runs")
+        if has_key:
+            self._remember()
+        self.store = bucket.store()
+        self.refused = 0
+
+    def _remember(self) -> None:
+        info, now = self.bucket.cloud.info, datetime.now(UTC)
+        keys = {"access_key_id": info.access_key_id, "secret_access_key": info.secret_access_key}
+        target = Target(name="aws", region=info.region, endpoint=info.endpoint, **keys)
+        self.cluster.folder.path.mkdir(parents=True)
+        self.cluster.folder.key.write_text("the cluster's key")
+        made = {"id": "c", "owner": "o", "target": target, "created": now, "expires": now}
+        more = {"instance_type": "t", "nodes": 1, "gpus_per_node": 1, "pretended": False, "ssh_user": "u"}
+        self.cluster.folder.write(Record(**made, **more, jobs=(self.job,)))
+
+    @property
+    def folder(self) -> Path:
+        """Where the results come."""
+        return self.cluster.results / JOB
+
+    def read(self) -> bool:
+        """Bring the job; tell whether all of it came, by awsddp's own word."""
+        try:
+            Saved(self.cluster, self.store, self.where).bring(whole=True)
+        except AwsddpError:
+            self.refused += 1
+            return False
+        return True
+
+    def files(self) -> dict[str, bytes]:
+        """Return what came, by its place in the folder of the job."""
+        paths = [path for path in self.folder.rglob("*") if path.is_file() and not path.is_symlink()]
+        names = {str(path.relative_to(self.folder)): path for path in paths}
+        return {
+            name: path.read_bytes()
+            for name, path in names.items()
+            if name != "job.json" and not name.startswith(".part/")
+        }
+
+    def check_outside(self) -> None:
+        """Raise AssertionError where anything was written outside the folder of the job."""
+        project = self.cluster.results.parent
+        found = {*project.iterdir(), *self.cluster.results.glob("*")}
+        assert found <= {self.cluster.results, self.folder}, f"written outside: {found}"
+        assert {path.name for path in self.top.iterdir()} <= {"project", "home"}, "written outside"
+
+    @contextlib.contextmanager
+    def on_get(self, do: Callable[[], object]) -> Iterator[None]:
+        """Do something before each read of an object."""
+        events, name = self.store.client.meta.events, "before-parameter-build.s3.GetObject"
+
+        def hook(**_: object) -> None:
+            do()
+
+        events.register(name, hook, "moving")
+        try:
+            yield
+        finally:
+            events.unregister(name, unique_id="moving")
+
+
+class Writer:
+    """The other writer below the prefix. `has_forged`: a client without the key may believe what it wrote."""
+
+    def __init__(self, job: Job, secrets: Callable[[str], str]) -> None:
+        self.job, self.dice, self.secrets = job, job.dice, secrets
+        self.bucket, self.store = job.bucket, job.bucket.store()
+        self.where = Place(self.bucket.name, f"runs/{JOB}")
+        self.seen: dict[str, list[tuple[bytes, dict[str, str]]]] = {}
+        self.has_forged = False
+        self.did: Counter[str] = Counter()
+
+    def look(self) -> None:
+        """Keep what is below the prefix now, to put it back later."""
+        for name in self.bucket.names():
+            with contextlib.suppress(self.store.client.exceptions.ClientError):
+                found = self.store.client.get_object(Bucket=self.bucket.name, Key=self.where.key(name))
+                version = (found["Body"].read(), found["Metadata"])
+                if version not in self.seen.setdefault(name, []):
+                    self.seen[name].append(version)
+
+    def act(self, *names: str) -> None:
+        """Do one of these things."""
+        name = self.dice.choice(names)
+        self.did[name] += 1
+        getattr(self, f"_{name}")()
+
+    def _put(self, name: str, body: bytes, **metadata: str) -> None:
+        self.store.put(self.where, name, body, Metadata=metadata)
+
+    def _names(self, pattern: str) -> list[str]:
+        return [name for name in self.bucket.names() if re.match(pattern, name)]
+
+    def _foreign(self, **more: Any) -> SavedJob:
+        """Return a job of the same name and nodes with other files in the places of ours."""
+        count = len(self.job.nodes)
+        homes = ["run/model.pt", "run/a.bin", "run/foreign.bin"]
+        files = {f"node{node}/{home}": b"foreign" * 9 for node in range(count) for home in homes}
+        made = SavedJob(files, **{"job": JOB, "launch": LAUNCH, "checkpoint": "run/model.pt", **more})
+        made.objects = {f"foreign/{key}": body for key, body in files.items()}
+        for row in made.rows.values():
+            row["parts"][0][0] = f"foreign/{row['parts'][0][0]}"
+        return made
+
+    def _forged_job(self) -> None:
+        """job.json without a signature: of no nodes, other nodes, another job, or that says it is over."""
+        self.has_forged = True
+        made = self._foreign()
+        machines = {
+            "none": [],
+            "others": [{"node": 0, "instance_id": "i-9"}],
+            "more": [{"node": node, "instance_id": f"i-{node}"} for node in range(9)],
+            "same": made.index["document"]["nodes"],
+        }[self.dice.choice(("none", "others", "more", "same"))]
+        made.index["document"]["nodes"] = machines
+        made.index["nodes"] = [one["node"] for one in machines]
+        made.index["state"] = self.dice.choice(("running", "succeeded", "claimed"))
+        body = json.dumps({**made.index, "checkpoint": None}).encode()
+        self._put("job.json", body, **self._signature_of("job.json"))
+
+    def _signature_of(self, name: str) -> dict[str, str]:
+        """Return, at times, the signature that a document of ours has had."""
+        return self.seen[name][-1][1] if name in self.seen and self.dice.random() < 0.5 else {}
+
+    def _forged_node(self) -> None:
+        self.has_forged = True
+        made = self._foreign()
+        for key, body in made.objects.items():
+            self._put(key, body)
+        rows = json.dumps({"files": made.rows}).encode()
+        name = f"node{self.dice.randrange(len(self.job.nodes))}.json"
+        ref = ["lists/foreign", len(rows), self.store.put(self.where, "lists/foreign", rows)]
+        pages = self.dice.choice(([ref], [], [["lists/none", 9, "e"]], [ref] * 70))
+        body = json.dumps({**made.nodes[0], "pages": pages, "generation": 0}).encode()
+        self._put(name, body, **self._signature_of(name))
+
+    def _forged_page(self) -> None:
+        """A page in the place of one that a list names; the ETag that the list names is another."""
+        names = self._names("lists/")
+        with contextlib.suppress(ValueError, AttributeError):  # it is forged
+            names = [ref[0] for ref in self.bucket.json("node0.json").get("pages", [])] or names
+        body = json.dumps({"files": self._foreign().rows}).encode()
+        self._put(self.dice.choice(names) if names else "lists/node0-0-0~1", body)
+
+    def _other_secret(self) -> None:
+        """All that a job of another cluster would write."""
+        self.has_forged = True
+        self._foreign(secret="0" * 64).put(self.store, self.where)
+
+    def _unsigned(self) -> None:
+        self.has_forged = True
+        self._foreign().put(self.store, self.where)
+
+    def _other_launch(self) -> None:
+        """All that an earlier job of this name wrote, on other nodes of a cluster with the same key."""
+        self.has_forged = True
+        made = self._foreign(secret=self.secrets(JOB), launch="launch-0")
+        for one in made.index["document"]["nodes"]:
+            one["instance_id"] = f"i-0{one['node']}"
+        made.put(self.store, self.where)
+
+    def _other_launch_of_a_node(self) -> None:
+        """The list that a node wrote for an earlier job of this name."""
+        made = self._foreign(secret=self.secrets(JOB), launch="launch-0")
+        kept = self.store.document(self.where, "job.json")
+        made.put(self.store, self.where)
+        if kept is not None:
+            self._put("job.json", kept.body, **{"awsddp-signature": kept.signature})
+
+    def _other_job(self) -> None:
+        """All that another job of the same cluster wrote."""
+        self.has_forged = True
+        self._foreign(secret=self.secrets("job-2"), job="job-2").put(self.store, self.where)
+
+    def _huge(self) -> None:
+        self.has_forged = True
+        name = self.dice.choice(("job.json", "node0.json", "node1.json"))
+        numbers = b'{"save":2,"launch":"l","state":"x","nodes":[' + b"300," * 500_000 + b"1]}"
+        bodies = (b" " * (MOST_BYTES + 1), b"[" * 100_000, numbers, b"", b"\xff\xfe", b'"', b"{}", b"[]")
+        self._put(name, self.dice.choice(bodies), **self._signature_of(name))
+
+    def _replay(self, pattern: str = "") -> None:
+        """Put back an older version of something, as it was signed."""
+        older = [name for name, all in self.seen.items() if re.match(pattern, name)]
+        if older:
+            name = self.dice.choice(sorted(older))
+            body, metadata = self.dice.choice(self.seen[name])
+            self._put(name, body, **metadata)
+
+    def _replay_documents(self) -> None:
+        self._replay(r"job\.json|node\d\.json")
+
+    def _replay_all(self) -> None:
+        """Put everything back as it first was."""
+        for name, (first, *_) in self.seen.items():
+            self._put(name, first[0], **first[1])
+
+    def _resize(self) -> None:
+        """Make objects longer, shorter, or other ones of the same length."""
+        for name in self._names(r"node\d+/|parts/|lists/"):
+            if self.dice.random() < 0.4:
+                body = self.bucket.get(name)
+                others = (body + b"longer", body[: len(body) // 2], self.dice.randbytes(len(body)))
+                self._put(name, self.dice.choice(others))
+
+    def _delete(self) -> None:
+        names = self._names("")
+        for name in self.dice.sample(names, min(len(names), self.dice.choice((1, 3, 99)))):
+            self.store.client.delete_object(Bucket=self.bucket.name, Key=self.where.key(name))
+
+    def _swap(self) -> None:
+        """Put the bytes of one object into the place of another, and objects where versions will be."""
+        names = self._names(r"node\d+/")
+        for name in self.dice.sample(names, min(len(names), 3)):
+            self._put(
+                self.dice.choice((name, f"{name}~2", f"{name}~3")), self.bucket.get(self.dice.choice(names))
+            )
+
+
+EVERY = (
+    *("forged_job", "forged_node", "forged_page", "other_secret", "unsigned", "other_launch", "other_job"),
+    *(
+        "other_launch_of_a_node",
+        "huge",
+        "replay",
+        "replay_documents",
+        "replay_all",
+        "resize",
+        "delete",
+        "swap",
+    ),
+)
+ON_OBJECTS = ("forged_page", "replay", "replay_all", "resize", "delete", "swap", "other_launch_of_a_node")
+
+
+@dataclass
+class History:
+    """The job, the other writer, and both clients."""
+
+    job: Job
+    writer: Writer
+    clients: tuple[Client, Client]
+    top: Path
+    row: Row
+
+    def check(self) -> None:
+        """Raise AssertionError for what a client has that the job never wrote."""
+        for client in self.clients:
+            client.check_outside()
+            if client is self.clients[0] or not self.writer.has_forged:
+                for home, body in client.files().items():
+                    assert self.job.is_version(home, body), f"{home} is what it never was: {body[:40]!r}"
+
+    def check_release(self) -> None:
+        """Raise AssertionError where nodes would be released whose results S3 does not hold."""
+        client = self.clients[0]
+        if in_bucket(client.cluster, client.job):
+            assert not self.job.savers, "the nodes may go while they save"
+            assert self.job.is_in_bucket(self.job.files()), "the nodes may go, and S3 lacks results"
+
+    def play(self, acts: tuple[str, ...], work: tuple[str, ...] = ()) -> None:
+        """Let the job, the other writer and the clients take turns."""
+        for _ in range(self.job.dice.randint(2, 3)):
+            self.job.work(*work)
+            self.job.step(self.job.dice.choice((0.05, 0.2, 0.4)))
+            self.writer.look()
+            self.writer.act(*acts)
+            self.job.step(self.job.dice.choice((0.0, 0.1)))
+            for client in self.clients:
+                client.read()
+            self.check()
+            self.check_release()
+
+    def end(self, acts: tuple[str, ...]) -> None:
+        """End the job: all must be there. What is done to it then must not go unseen."""
+        self.job.end()
+        self.clients[0].read()
+        self.clients[1].read()
+        self.check()
+        self._check_whole()
+        self.writer.look()
+        self.writer.act(*acts)
+        self.check_release()
+        for client in self.clients:
+            client.read()
+        self.check()
+
+    def _check_whole(self) -> None:
+        files = self.job.files()
+        assert self.job.is_in_bucket(files), f"S3 lacks results: {self.job.last_error}"
+        keyed = self.clients[0]
+        for has_key in (True, False):
+            fresh = Client(
+                self.top / f"fresh{has_key}", keyed.bucket, has_key=has_key, nodes=len(self.job.nodes)
+            )
+            assert fresh.read(), f"not all was brought: {fresh.said}"
+            assert fresh.files() == files, "another thing was brought"
+        assert in_bucket(keyed.cluster, keyed.job) or (keyed.folder / "foreign").exists(), keyed.said
+
+
+def hostile(*acts: str) -> Callable[[History], None]:
+    """Return a kind of history: the other writer does these things."""
+
+    def play(history: History) -> None:
+        history.play(acts)
+        history.end(acts)
+
+    return play
+
+
+def equal_names(history: History) -> None:
+    """Two results of one place, and objects where their versions will be."""
+    history.play(("swap", "resize"), ("equal",))
+    history.end(("swap", "resize"))
+
+
+def moving_lists(history: History) -> None:
+    """The job changes its files, and the saver its lists, before each read of a client."""
+    job, turns = history.job, [12]
+
+    def move() -> None:
+        with job.lock:
+            if turns[0]:
+                turns[0] -= 1
+                job.work()
+                job.step(0.02)
+
+    with contextlib.ExitStack() as stack:
+        for client in history.clients:
+            stack.enter_context(client.on_get(move))
+        for _ in range(2):
+            turns[0] = 12
+            history.play(("replay", "resize"))
+        turns[0] = 0
+        history.end(ON_OBJECTS)
+
+
+def in_place(history: History) -> None:
+    history.play(ON_OBJECTS, ("in_place", "in_place", "renamed"))
+    history.end(ON_OBJECTS)
+
+
+def rotation(history: History) -> None:
+    history.play(ON_OBJECTS, ("rotated", "rotated", "grown"))
+    history.end(ON_OBJECTS)
+
+
+def killed(history: History) -> None:
+    """The savers are killed, the other writer acts, and they are started again."""
+    for _ in range(2):
+        history.job.work()
+        history.job.step(history.job.dice.choice((0.1, 0.4)))
+        history.writer.look()
+        history.writer.act(*EVERY)
+        history.job.start()
+        history.job.step(0.1)
+        history.check_release()
+    history.end(EVERY)
+
+
+def killed_process(history: History) -> None:
+    """The same with a process, which is killed by its node."""
+    job = history.job
+    for number in range(len(job.nodes)):
+        job.work()
+        process = job.start_process(number)
+        time.sleep(job.dice.uniform(0.4, 1.2))
+        os.kill(process.pid, signal.SIGKILL)
+        process.communicate()
+    history.writer.look()
+    history.writer.act(*EVERY)
+    job.start()
+    history.play(EVERY)
+    history.end(EVERY)
+
+
+def two_jobs(history: History) -> None:
+    """Two clusters claim one name; the one that is refused saves there all the same."""
+    job, bucket, dice = history.job, history.job.bucket, history.job.dice
+    for name in history.job.bucket.names():
+        bucket.s3.delete_object(Bucket=bucket.name, Key=f"runs/{JOB}/{name}")
+    stale = {"job": JOB, "save": 2, "launch": "launch-0", "by": "i-8", "state": "claimed", "at": 1.0}
+    before = dice.choice((None, b"{}", b"[", json.dumps(stale).encode()))
+    if before is not None:
+        history.writer._put("job.json", before)
+    launches = [{"by": f"i-{one}", "launch": f"launch-{one + 1}"} for one in range(2)]
+    with ThreadPoolExecutor() as pool:
+        codes = [one.code for one in pool.map(lambda launch: bucket.claim(**launch), launches)]
+    owners = 0 if before in (b"{}", b"[") else 1
+    assert sorted(codes) == sorted([""] * owners + ["taken"] * (2 - owners)), codes
+    other = copy.copy(bucket)
+    other.top = history.top / "other"
+    second = Job(other, dice, "0" * 64, launch="launch-2", nodes=len(job.nodes))
+    history.writer.has_forged = True
+    for _ in range(2):
+        for one in (job, second, job):
+            one.work()
+            one.step(dice.choice((0.1, 0.3)))
+        assert bucket.claim(by="i-7", launch="launch-7").code == "taken"
+        for client in history.clients:
+            client.read()
+        history.check()
+        history.check_release()
+    history.end(EVERY)
+    second.end()
+    history.check_release()
+    history.clients[0].read()
+    history.check()
+
+
+def local_results(history: History) -> None:
+    """Both clients have the results of another job of that name."""
+    kept: dict[Path, bytes] = {}
+    for client in history.clients:
+        client.folder.mkdir(parents=True)
+        (client.folder / "node0/run").mkdir(parents=True)
+        machines = (JobNode(node=0, instance_id="i-another"),)
+        older = replace(client.job, nodes=machines)
+        (client.folder / "job.json").write_bytes(encode(older))
+        (client.folder / "foreign").write_bytes(b"mine")
+        (client.folder / "node0/run/model.pt").write_bytes(b"mine")
+        kept |= {path: path.read_bytes() for path in client.folder.rglob("*") if path.is_file()}
+
+    def check() -> None:
+        for client in history.clients:
+            client.check_outside()
+            found = {path: path.read_bytes() for path in client.folder.rglob("*") if path.is_file()}
+            assert found == {path: body for path, body in kept.items() if client.folder in path.parents}
+
+    with patch.object(history, "check", check):
+        history.play(EVERY)
+        history.end(EVERY)
+
+
+KINDS: dict[str, Callable[[History], None]] = {
+    "forged job.json": hostile("forged_job"),
+    "forged nodeK.json": hostile("forged_node"),
+    "forged pages": hostile("forged_page"),
+    "another secret": hostile("other_secret"),
+    "unsigned": hostile("unsigned"),
+    "another launch": hostile("other_launch", "other_launch_of_a_node"),
+    "another job": hostile("other_job"),
+    "huge": hostile("huge"),
+    "older documents": hostile("replay_documents"),
+    "older objects": hostile("replay", "replay_all"),
+    "longer, shorter": hostile("resize"),
+    "deleted": hostile("delete"),
+    "all of these": hostile(*EVERY),
+    "equal names": equal_names,
+    "moving lists": moving_lists,
+    "in place": in_place,
+    "rotation": rotation,
+    "saver killed": killed,
+    "process killed": killed_process,
+    "two jobs": two_jobs,
+    "local results": local_results,
+}
+
+
+def run(cloud: Cloud, number: int, dice: random.Random) -> Row:
+    """Carry out one history, and return what came of it."""
+    kind, began = list(KINDS)[number % len(KINDS)], time.monotonic()
+    row: Row = {"kind": kind, "s": 0.0, "ok": True}
+    with (
+        tempfile.TemporaryDirectory() as top,
+        contextlib.closing(LocalBucket(cloud, Path(top, "nodes"))) as bucket,
+    ):
+        nodes = dice.choice((1, 1, 2))
+        clients = (
+            Client(Path(top, "keyed"), bucket, has_key=True, nodes=nodes),
+            Client(Path(top, "keyless"), bucket, has_key=False, nodes=nodes),
+        )
+        keyed = clients[0].cluster
+        job = Job(bucket, dice, signing_secret(keyed, JOB), nodes=nodes)
+        writer = Writer(job, lambda name: signing_secret(keyed, name))
+        history = History(job, writer, clients, Path(top), row)
+        try:
+            KINDS[kind](history)
+        except Exception as error:
+            row |= {"ok": False, "wrong": f"{type(error).__name__}: {error}"[:500]}
+        row["did"] = dict(writer.did)
+        row["refused"] = [client.refused for client in clients]
+    row["s"] = round(time.monotonic() - began, 1)
+    return row
+
+
+class LocalBucket(Bucket):
+    """A bucket of the local cloud whose stores share what botocore reads of the services."""
+
+    def store(self) -> Store:
+        session, info = _session(self.cloud.info.access_key_id), self.cloud.info
+        session.set_credentials(info.access_key_id, info.secret_access_key)
+        return Store(region=info.region, endpoint=info.endpoint, session=session)
+
+    def close(self) -> None:
+        self.metadata.server.shutdown()
+
+
+@cache
+def _session(_: str) -> botocore.session.Session:
+    """Return botocore's session, one per cloud: it reads the descriptions of the services once."""
+    return botocore.session.Session()
+
+
+def table(rows: list[Row]) -> str:
+    """Return, per kind, how many histories there were, how many as they should be, and what was done."""
+    lines = [f"{'kind':18} {'runs':>5} {'ok':>5} {'acts':>5} {'refused':>8}"]
+    for kind in KINDS:
+        some = [row for row in rows if row["kind"] == kind]
+        acts = sum(sum(row["did"].values()) for row in some)
+        refused = sum(sum(row["refused"]) for row in some)
+        ok = sum(row["ok"] for row in some)
+        lines.append(f"{kind:18} {len(some):5} {ok:5} {acts:5} {refused:8}")
+    return "\n".join(lines)
+
+
+def main() -> int:
+    parser = arguments(str(__doc__).splitlines()[0], runs=200)
+    parser.add_argument("--parallel", type=int, default=2, help="histories side by side")
+    asked = parser.parse_args()
+    rows: list[Row] = []
+
+    def carry_out(number: int, dice: random.Random) -> Row:
+        rows.append(run(cloud, number, dice))
+        return rows[-1]
+
+    with records() as cloud:
+        failed = campaign(asked, carry_out, parallel=asked.parallel)
+    print(table(rows))
+    return failed
+
+
+if __name__ == "__main__":
+    sys.exit(min(main(), 1))

@@ -1,0 +1,194 @@
+"""Random trees of results: what comes home from nodes and from S3 is equal, names and bytes.
+
+    python -m benchmarks.campaigns.trees [--seed N] [--runs N] [--state FILE] [--parallel N]
+    python -m benchmarks.campaigns.trees --nodes ...          # real nodes; needs root
+
+Each run draws a tree (_tree.py): names that file systems, shells and programs take for something else, equal
+names in the run folder and the working folder, links to files and folders and out of them, files that are
+rewritten in place with their size and time, renamed, and rotated 5 times a second; every sixth has 3,000
+small files. Without nodes the list of a node is copied as `fetch` does, and the saver and the reader of S3
+are those of awsddp. With nodes, `fetch JOB`, `fetch s3://...` and `down` bring the same tree.
+"""
+
+import contextlib
+import json
+import os
+import random
+import shutil
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from awsddp.answers import Manifest, ResultFile, check_manifest, read_answer
+from awsddp.jobs.files import begins, name_at_home
+from awsddp.jobs.supervisor import requests
+from awsddp.jobs.supervisor.manifest import manifest
+from awsddp.jobs.supervisor.requests import plain
+from awsddp.nodes.results import pull
+from benchmarks._rehearsal import Rehearsal
+from benchmarks.campaigns import _tree as tree
+from benchmarks.campaigns._campaign import Row, arguments, campaign, cluster
+from benchmarks.campaigns.bucket import JOB, Client, Job, LocalBucket
+from benchmarks.campaigns.cuts import records
+from tests.local.conftest import Cloud
+
+MANY = 3000
+SCRIPTS = {"tree.py": Path(tree.__file__).read_text(encoding="utf-8")}
+SAVE_TO = "s3://results/runs"
+_NOT_OF_THE_JOB = {b"job.json", b"loss.svg"}
+
+Tree = dict[bytes, tuple[str, bytes]]
+
+
+def tree_at(folder: Path, label: str = "tree") -> Tree:
+    """Return what is in a folder of results: by name what it is, and its bytes or where it leads.
+
+    `label`, which differs between jobs, is replaced.
+    """
+    found: Tree = {}
+    for path in folder.rglob("*"):
+        name = os.fsencode(path.relative_to(folder)).replace(label.encode(), b"LABEL")
+        if path.is_symlink():
+            found[name] = "link", os.fsencode(path.readlink()).replace(label.encode(), b"LABEL")
+        elif path.is_file() and name not in _NOT_OF_THE_JOB:
+            found[name] = "file", path.read_bytes()
+    return found
+
+
+def difference(one: Tree, other: Tree) -> str:
+    """Return what two trees do not have in common, in a few words; "" where they are equal."""
+    names = sorted(name for name in one.keys() | other.keys() if one.get(name) != other.get(name))
+
+    def kind(tree: Tree, name: bytes) -> str:
+        found = tree.get(name)
+        return f"{found[0]} {found[1][:40]!r} of {len(found[1])}" if found else "nothing"
+
+    few = [f"{name!r}: {kind(one, name)}, {kind(other, name)}" for name in names[:3]]
+    return f"{len(names)}: {'; '.join(few)}" if names else ""
+
+
+def fetch(job: Job, folder: Path) -> None:
+    """Bring the results as `fetch` does, from the list of the node, but by a copy."""
+
+    def look(_: object = None) -> dict[tuple[int, str], ResultFile]:
+        return {(0, one.path): one for one in listed().files}
+
+    def listed() -> Manifest:
+        told: Any = manifest(requests.Manifest(job=JOB, exclude=[], at_once=0), job.nodes[0].folder)
+        found = read_answer(json.dumps(plain(told)).encode(), Manifest, node=0, paths=True)
+        check_manifest(found, 0, [0])
+        return found
+
+    def transfer(files: Sequence[ResultFile], came: Path, *_: object) -> None:
+        for one in files:
+            to = came / one.path[1:]
+            to.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(one.path, to)
+
+    wanted = {0: name_at_home({0: listed()})}
+    changed: list[ResultFile] = []
+    pull(
+        wanted,
+        folder,
+        transfer=transfer,
+        look=look,
+        begins=begins,
+        also=lambda some: changed.extend(some) or {},
+    )
+    assert not changed, changed
+
+
+def run(cloud: Cloud, number: int, dice: random.Random, *, seconds: float = 2.0, many: int = MANY) -> Row:
+    """Draw a tree without nodes, and bring it home from the list of its node and from S3."""
+    began = time.monotonic()
+    files = many if number % 6 == 5 else dice.choice((0, 20))
+    with (
+        tempfile.TemporaryDirectory() as top,
+        contextlib.closing(LocalBucket(cloud, Path(top, "nodes"))) as bucket,
+    ):
+        job = Job(bucket, dice, "0" * 64)
+        drawn = tree.Tree(
+            str(dice.random()), "tree", job.nodes[0].run, job.nodes[0].work, Path(top, "outside")
+        )
+        drawn.draw(files)
+        changing = threading.Thread(target=drawn.change, args=[seconds])
+        changing.start()
+        while changing.is_alive():
+            job.step(0.1)
+        job.end()
+        fetch(job, Path(top, "fetched"))
+        client = Client(Path(top, "client"), bucket, has_key=False)
+        came = client.read()
+        fetched = tree_at(Path(top, "fetched"))
+        wrong = difference(fetched, tree_at(client.folder)) if came else f"not all came: {client.said}"
+    took = round(time.monotonic() - began, 1)
+    return {
+        "kind": "without nodes",
+        "s": took,
+        "files": len(fetched),
+        "wrong": wrong,
+        "ok": not wrong and came,
+    }
+
+
+def run_on_nodes(lab: Rehearsal, seed: str, number: int, *, seconds: float = 2.0, many: int = MANY) -> Row:
+    """Draw a tree twice, on two nodes each; bring it by `fetch`, from S3, and leave it to `down`."""
+    files, runs = many if number % 6 == 5 else 20, lab.project / "runs"
+    labels = {name: f"{name}{number}" for name in ("saved", "owed")}
+    for name, label in labels.items():
+        words = ["train", "tree.py", "--name", label, "--world-size", "2", "--detach"]
+        words += ["--save-to", SAVE_TO] if name == "saved" else []
+        lab.run(*words, "--", seed, label, str(files), str(seconds))
+        lab.run("logs", "-f", label)
+    saved = labels["saved"]
+    shutil.rmtree(runs / saved, ignore_errors=True)
+    lab.run("fetch", saved)
+    fetched = tree_at(runs / saved, saved)
+    shutil.rmtree(runs / saved)
+    lab.run("fetch", f"{SAVE_TO}/{saved}")
+    wrong = difference(fetched, tree_at(runs / saved, saved))
+    return {"kind": "nodes", "files": len(fetched), "wrong": wrong, "tree": fetched, "ok": not wrong}
+
+
+def check_down(lab: Rehearsal, rows: Sequence[Row]) -> list[Row]:
+    """End the cluster; return the rows with what `down` has brought otherwise."""
+    for number in range(len(rows)):
+        shutil.rmtree(lab.project / "runs" / f"owed{number}", ignore_errors=True)
+    lab.run("down", "-y")
+    for number, row in enumerate(rows):
+        label = f"owed{number}"
+        other = difference(row.pop("tree"), tree_at(lab.project / "runs" / label, label))
+        row["wrong"] = row["wrong"] or (other and f"down: {other}")
+        row["ok"] = not row["wrong"]
+    return list(rows)
+
+
+@contextlib.contextmanager
+def laboratory() -> Iterator[Rehearsal]:
+    """Yield a cluster of two real nodes that save to S3."""
+    with cluster(2, SCRIPTS, "-o", f"job.save_to={SAVE_TO}") as lab:
+        yield lab
+
+
+def main() -> int:
+    parser = arguments(str(__doc__).splitlines()[0], runs=30)
+    parser.add_argument("--parallel", type=int, default=2, help="trees side by side, without nodes")
+    parser.add_argument("--nodes", action="store_true", help="on real nodes of a local cluster")
+    asked = parser.parse_args()
+    if not asked.nodes:
+        with records() as cloud:
+            return campaign(asked, lambda number, dice: run(cloud, number, dice), parallel=asked.parallel)
+    print(f"seed {asked.seed}", flush=True)
+    with laboratory() as lab:
+        rows = check_down(lab, [run_on_nodes(lab, f"{asked.seed}/{one}", one) for one in range(asked.runs)])
+    for row in rows:
+        print("  ".join(f"{key} {value}" for key, value in row.items()))
+    return sum(not row["ok"] for row in rows)
+
+
+if __name__ == "__main__":
+    sys.exit(min(main(), 1))

@@ -1,0 +1,27 @@
+"""Trees of results on real nodes, drawn from benchmarks/campaigns/trees.py."""
+
+import os
+from collections.abc import Callable
+
+import pytest
+
+from benchmarks.campaigns import trees
+from tests.seed import SEED
+
+TREES = 2
+
+pytestmark = [
+    pytest.mark.prove,
+    pytest.mark.timeout(400),
+    pytest.mark.skipif(os.geteuid() != 0, reason="systemd-nspawn and namespaces are root's"),
+]
+
+
+def test_fetch_and_fetch_from_s3_and_down_bring_the_same_tree(
+    record_property: Callable[[str, object], None],
+) -> None:
+    with trees.laboratory() as lab:
+        brought = [trees.run_on_nodes(lab, f"{SEED}/{number}", number, many=20) for number in range(TREES)]
+        rows = trees.check_down(lab, brought)
+    record_property("says", f"trees on nodes, AWSDDP_SEED={SEED}: {rows}")
+    assert all(row["ok"] for row in rows), (SEED, rows)

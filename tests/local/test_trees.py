@@ -1,0 +1,36 @@
+"""Trees of results (benchmarks/campaigns/trees.py): what comes home from a node and from S3 is equal."""
+
+import random
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from benchmarks.campaigns import trees
+from tests.local.conftest import Cloud
+from tests.seed import SEED
+
+SHORT = {"seconds": 0.6, "many": 300}
+
+
+def differing(records: Cloud, numbers: range, **size: float) -> list[trees.Row]:
+    """Return the trees of which something came otherwise."""
+
+    def one(number: int) -> trees.Row:
+        return trees.run(records, number, random.Random(f"{SEED}/{number}"), **size)  # type: ignore[arg-type]
+
+    with ThreadPoolExecutor(max_workers=2) as pool:
+        return [row for row in pool.map(one, numbers) if not row["ok"]]
+
+
+def test_what_comes_home_from_a_node_and_from_s3_is_equal(records: Cloud) -> None:
+    assert differing(records, range(3, 6), **SHORT) == []
+
+
+@pytest.mark.prove
+@pytest.mark.timeout(400)
+def test_what_comes_home_of_thirty_trees_is_equal(
+    records: Cloud, record_property: Callable[[str, object], None]
+) -> None:
+    record_property("says", f"30 trees, AWSDDP_SEED={SEED}")
+    assert differing(records, range(30)) == [], SEED
