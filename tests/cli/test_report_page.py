@@ -11,6 +11,7 @@ from awsddp.report import iso
 from tests.records import read
 
 JOB: dict[str, Any] = {
+    "saving": None,
     "job": "main-3",
     "state": "succeeded",
     "cause": None,

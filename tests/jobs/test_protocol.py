@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 TYPES = ("awsddp",)
 """Where requests.py has the types of answers from, for type checkers alone."""
 SUPERVISOR = Path(protocol.__file__).parent / "supervisor"
-SAVER = ("checkpoints", "objects", "saver", "shelf", "trial")
+SAVER = ("checkpoints", "objects", "pages", "saver", "shelf", "trial")
 """What saves results: a program of its own, in a Python with boto3."""
 
 
