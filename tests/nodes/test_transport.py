@@ -68,8 +68,8 @@ def test_a_command_finds_its_channel_open(lab: MakeLab, monkeypatch: pytest.Monk
     run: list[paramiko.Channel] = []
     open_session, exec_command = paramiko.Transport.open_session, paramiko.Channel.exec_command
 
-    def open_ahead(transport: paramiko.Transport) -> paramiko.Channel:
-        opened.append(open_session(transport))
+    def open_ahead(transport: paramiko.Transport, **more: int) -> paramiko.Channel:
+        opened.append(open_session(transport, **more))
         return opened[-1]
 
     def execute(channel: paramiko.Channel, line: str) -> None:
