@@ -143,9 +143,9 @@ def run_on_nodes(lab: Rehearsal, seed: str, number: int, *, seconds: float = 2.0
         words = ["train", "tree.py", "--name", label, "--world-size", "2", "--detach"]
         words += ["--save-to", SAVE_TO] if name == "saved" else []
         lab.run(*words, "--", seed, label, str(files), str(seconds))
-        lab.run("logs", "-f", label)
+        while json.loads(lab.run("jobs", "--json"))["jobs"][-1]["state"] == "running":
+            time.sleep(0.5)  # who follows it fetches its results
     saved = labels["saved"]
-    shutil.rmtree(runs / saved, ignore_errors=True)
     lab.run("fetch", saved)
     fetched = tree_at(runs / saved, saved)
     shutil.rmtree(runs / saved)
@@ -156,8 +156,7 @@ def run_on_nodes(lab: Rehearsal, seed: str, number: int, *, seconds: float = 2.0
 
 def check_down(lab: Rehearsal, rows: Sequence[Row]) -> list[Row]:
     """End the cluster; return the rows with what `down` has brought otherwise."""
-    for number in range(len(rows)):
-        shutil.rmtree(lab.project / "runs" / f"owed{number}", ignore_errors=True)
+    assert not list(lab.project.glob("runs/owed*/node*")), "down has nothing to bring"
     lab.run("down", "-y")
     for number, row in enumerate(rows):
         label = f"owed{number}"
