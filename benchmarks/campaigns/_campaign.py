@@ -37,9 +37,16 @@ def arguments(description: str, runs: int) -> argparse.ArgumentParser:
 
 
 def campaign(
-    asked: argparse.Namespace, run: Callable[[int, random.Random], Row], *, parallel: int = 1
+    asked: argparse.Namespace,
+    run: Callable[[int, random.Random], Row],
+    *,
+    parallel: int = 1,
+    table: Callable[[list[Row]], str] | None = None,
 ) -> int:
-    """Carry out the runs that `asked.state` does not hold yet, print each, and return how many failed."""
+    """Carry out the runs that `asked.state` does not hold yet, print each, and return how many failed.
+
+    `table` returns what is printed of all rows at the end.
+    """
     print(f"seed {asked.seed}", flush=True)
     done = _read(asked.state, asked.seed)
 
@@ -56,6 +63,8 @@ def campaign(
         for row in pool.map(carry_out, range(asked.runs)):
             done[row["run"]] = row
             print("  ".join(f"{key} {value}" for key, value in row.items()), flush=True)
+    if table is not None:
+        print(table(list(done.values())))
     failed = sum(not row["ok"] for row in done.values())
     print(f"{len(done) - failed} of {len(done)} as they should be")
     return failed

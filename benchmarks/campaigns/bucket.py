@@ -765,16 +765,10 @@ def main() -> int:
     parser = arguments(str(__doc__).splitlines()[0], runs=200)
     parser.add_argument("--parallel", type=int, default=2, help="histories side by side")
     asked = parser.parse_args()
-    rows: list[Row] = []
-
-    def carry_out(number: int, dice: random.Random) -> Row:
-        rows.append(run(cloud, number, dice))
-        return rows[-1]
-
     with records() as cloud:
-        failed = campaign(asked, carry_out, parallel=asked.parallel)
-    print(table(rows))
-    return failed
+        return campaign(
+            asked, lambda number, dice: run(cloud, number, dice), parallel=asked.parallel, table=table
+        )
 
 
 if __name__ == "__main__":

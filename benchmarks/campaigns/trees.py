@@ -29,15 +29,14 @@ from awsddp.jobs.supervisor import requests
 from awsddp.jobs.supervisor.manifest import manifest
 from awsddp.jobs.supervisor.requests import plain
 from awsddp.nodes.results import pull
-from benchmarks._rehearsal import Rehearsal
+from benchmarks._rehearsal import Rehearsal, rehearsal
 from benchmarks.campaigns import _tree as tree
-from benchmarks.campaigns._campaign import Row, arguments, campaign, cluster
+from benchmarks.campaigns._campaign import Row, arguments, campaign
 from benchmarks.campaigns.bucket import JOB, Client, Job, LocalBucket
 from benchmarks.campaigns.cuts import records
 from tests.local.conftest import Cloud
 
 MANY = 3000
-SCRIPTS = {"tree.py": Path(tree.__file__).read_text(encoding="utf-8")}
 SAVE_TO = "s3://results/runs"
 _NOT_OF_THE_JOB = {b"job.json", b"loss.svg"}
 
@@ -135,42 +134,38 @@ def run(cloud: Cloud, number: int, dice: random.Random, *, seconds: float = 2.0,
     }
 
 
-def run_on_nodes(lab: Rehearsal, seed: str, number: int, *, seconds: float = 2.0, many: int = MANY) -> Row:
-    """Draw a tree twice, on two nodes each; bring it by `fetch`, from S3, and leave it to `down`."""
+def run_on_nodes(lab: Rehearsal, number: int, seed: str, *, seconds: float = 2.0, many: int = MANY) -> Row:
+    """Draw a tree twice, on two nodes each; bring it by `fetch`, from S3, and by `down`."""
     files, runs = many if number % 6 == 5 else 20, lab.project / "runs"
-    labels = {name: f"{name}{number}" for name in ("saved", "owed")}
-    for name, label in labels.items():
-        words = ["train", "tree.py", "--name", label, "--world-size", "2", "--detach"]
-        words += ["--save-to", SAVE_TO] if name == "saved" else []
+
+    def draw(label: str, *options: str) -> None:
+        words = ["train", "tree.py", "--name", label, "--world-size", "2", "--detach", *options]
         lab.run(*words, "--", seed, label, str(files), str(seconds))
-        lab.run("logs", "-f", label)
-    saved = labels["saved"]
-    shutil.rmtree(runs / saved, ignore_errors=True)
+        while json.loads(lab.run("jobs", "--json"))["jobs"][-1]["state"] == "running":
+            time.sleep(0.5)  # who follows it fetches its results
+
+    lab.run("up", "--local", "--nodes", "2", "-o", "local.gpus=off", "-o", f"job.save_to={SAVE_TO}", "-y")
+    saved, unsaved = f"saved{number}", f"unsaved{number}"
+    draw(saved, "--save-to", SAVE_TO)
     lab.run("fetch", saved)
     fetched = tree_at(runs / saved, saved)
     shutil.rmtree(runs / saved)
     lab.run("fetch", f"{SAVE_TO}/{saved}")
     wrong = difference(fetched, tree_at(runs / saved, saved))
-    return {"kind": "nodes", "files": len(fetched), "wrong": wrong, "tree": fetched, "ok": not wrong}
-
-
-def check_down(lab: Rehearsal, rows: Sequence[Row]) -> list[Row]:
-    """End the cluster; return the rows with what `down` has brought otherwise."""
-    for number in range(len(rows)):
-        shutil.rmtree(lab.project / "runs" / f"owed{number}", ignore_errors=True)
+    draw(unsaved)  # later: what it writes is new in the working folder of both
+    assert not list((runs / unsaved).glob("node*")), "down has nothing to bring"
     lab.run("down", "-y")
-    for number, row in enumerate(rows):
-        label = f"owed{number}"
-        other = difference(row.pop("tree"), tree_at(lab.project / "runs" / label, label))
-        row["wrong"] = row["wrong"] or (other and f"down: {other}")
-        row["ok"] = not row["wrong"]
-    return list(rows)
+    wrong = wrong or difference(fetched, tree_at(runs / unsaved, unsaved))
+    return {"kind": "nodes", "files": len(fetched), "wrong": wrong, "ok": not wrong}
 
 
 @contextlib.contextmanager
 def laboratory() -> Iterator[Rehearsal]:
-    """Yield a cluster of two real nodes that save to S3."""
-    with cluster(2, SCRIPTS, "-o", f"job.save_to={SAVE_TO}") as lab:
+    """Yield a local cloud, and a project whose program draws a tree."""
+    with rehearsal() as lab:
+        (lab.project / "tree.py").write_text(
+            Path(tree.__file__).read_text(encoding="utf-8"), encoding="utf-8"
+        )
         yield lab
 
 
@@ -182,12 +177,8 @@ def main() -> int:
     if not asked.nodes:
         with records() as cloud:
             return campaign(asked, lambda number, dice: run(cloud, number, dice), parallel=asked.parallel)
-    print(f"seed {asked.seed}", flush=True)
     with laboratory() as lab:
-        rows = check_down(lab, [run_on_nodes(lab, f"{asked.seed}/{one}", one) for one in range(asked.runs)])
-    for row in rows:
-        print("  ".join(f"{key} {value}" for key, value in row.items()))
-    return sum(not row["ok"] for row in rows)
+        return campaign(asked, lambda number, _: run_on_nodes(lab, number, f"{asked.seed}/{number}"))
 
 
 if __name__ == "__main__":
