@@ -54,9 +54,10 @@ class ResultFile(msgspec.Struct, frozen=True, kw_only=True):
     """A file to fetch: `path` is absolute on the node, `home` relative to runs/JOB, `size` in bytes.
 
     `limited`: it counts against job.results_limit. `modified` is in ns since 1970, `sample` a hash of some of
-    its blocks (manifest.py), `data` what came with the list; `ephemeral` tells that it lies on instance
-    store, `sparse` that it has holes, `writing` that it is in the middle of a write. With `target`, relative
-    to runs/JOB as well, it is a symbolic link. `node` is what the client writes down.
+    its blocks (manifest.py); `changed` (ns) and `inode` differ where it was rewritten with its size and time.
+    `data` is what came with the list; `ephemeral` tells that it lies on instance store, `sparse` that it has
+    holes, `writing` that it is in the middle of a write. With `target`, relative to runs/JOB as well, it is a
+    symbolic link. `node` is what the client writes down.
     """
 
     path: _Remote
@@ -64,6 +65,8 @@ class ResultFile(msgspec.Struct, frozen=True, kw_only=True):
     size: _Size
     limited: bool = False
     modified: _Nanoseconds = 0
+    changed: _Nanoseconds = 0
+    inode: _Size = 0
     ephemeral: bool = False
     sparse: bool = False
     writing: bool = False

@@ -153,7 +153,7 @@ class Saved:
         found = self._lists.node(node, launch=self._index.launch, before=before)
         with self._lists.checked(f"node{node}.json"):
             lines = [
-                _line(home, size=row.size, modified=row.modified, sample=row.sample)
+                _line(home, size=row.size, modified=row.modified, sample=row.sample, **_stamp(row))
                 for home, row in found.files.items()
             ]
             lines += [_line(home, target=target) for home, target in found.links.items()]
@@ -258,7 +258,9 @@ class Saved:
                     self._read_again(one, row)
                 continue
             os.utime(path, ns=(row.modified, row.modified))
-            as_it_came = msgspec.structs.replace(one, size=row.size, modified=row.modified, sample=None)
+            as_it_came = msgspec.structs.replace(
+                one, size=row.size, modified=row.modified, sample=None, **_stamp(row)
+            )
             self._came[one.node, one.path] = as_it_came
             return
 
@@ -393,6 +395,10 @@ def _known(cluster: "Cluster", where: Place) -> JobRecord | None:
 def _line(home: str, **more: object) -> dict[str, object]:
     """Return how a result is listed."""
     return {"path": _path(home), "home": home, "size": 0, **more}
+
+
+def _stamp(row: Row) -> dict[str, int]:
+    return dict(zip(("changed", "inode"), row.stamp, strict=True))
 
 
 def _path(home: str) -> str:

@@ -64,6 +64,7 @@ class Row(msgspec.Struct, frozen=True):
     size: _Size
     modified: Annotated[int, Meta(ge=0, lt=1 << 62)]
     sample: _Sha256
+    stamp: tuple[Annotated[int, Meta(ge=0, lt=1 << 62)], _Size]
     parts: Annotated[tuple[Part, ...], Meta(max_length=100_000)]
 
     def check(self, home: str) -> None:

@@ -6,6 +6,7 @@ through a link, and links are made last.
 """
 
 import contextlib
+import json
 import os
 import shutil
 import stat
@@ -25,6 +26,10 @@ PART = ".part"
 """The folder among the results that holds what has not come whole: a fetch that was cut goes on with it."""
 ALIKE_BYTES = 1 << 20
 """From what size on a file is worth a second connection if another one here is the same in all likelihood."""
+SAMPLED_BYTES = 128 << 10
+"""Up to what size a sample of a file is of all its bytes."""
+VERSIONS = ".awsddp/versions.json"
+"""Of each larger file that came, the time of change and the inode that it had on its node."""
 _UNITS = (1, 100, 1000, 10**6, 10**7, 10**9, 2 * 10**9)
 """The ns in which file systems keep time: 2 s on FAT."""
 Listed = Mapping[tuple[int, str], ResultFile]
@@ -70,7 +75,7 @@ def pull(
         split(outcomes)
         results.make_links()
         if also is not None:
-            results.write_last(also(results.changed))
+            results.write_last({**also(results.changed), **results.versions()})
     except OSError as error:
         raise ConfigError(f"cannot write {target}", error.strerror or str(error)) from error
     finally:
@@ -118,6 +123,7 @@ class _Results:
     ) -> None:
         self.top, self.part, self._transfer = top, top / PART, transfer
         self._begins, self._grown = begins, grown
+        self._versions = _read_versions(top / VERSIONS)
         self.missing: dict[int, list[ResultFile]] = {node: [] for node in wanted}
         self.alike: dict[int, list[ResultFile]] = {}
         self.fetched: dict[int, NodeFiles] = {}
@@ -197,6 +203,8 @@ class _Results:
         whole = one.data is not None or (now is not None and self._is_whole(path, one, now))
         if whole:
             self._place(path, one.home)
+            if one.size > SAMPLED_BYTES:
+                self._versions[one.home] = _version(now or one)
         else:
             self.changed.append(one)
         return whole
@@ -250,7 +258,12 @@ class _Results:
             return False
         if one.home.endswith(".log") and not one.home.startswith("node"):  # who watched has written it
             return size == one.size or (self._grown and size > one.size)
-        return is_here(path, one, self._begins)
+        version = self._versions.get(one.home) if size > SAMPLED_BYTES else None
+        return version in (None, _version(one)) and is_here(path, one, self._begins)
+
+    def versions(self) -> dict[str, bytes]:
+        """Return the file that holds the versions of the larger files, where there are any."""
+        return {VERSIONS: json.dumps(self._versions).encode()} if self._versions else {}
 
     def _folder(self, path: Path) -> Path:
         """Return the folder `path`, made where it is not there; a link in its place is removed."""
@@ -278,6 +291,19 @@ def is_here(path: Path, one: ResultFile, begins: Begins) -> bool:
     if _size(path) != one.size or not _has_time(path, one.modified):
         return False
     return one.sample is None or begins(path, one)
+
+
+def _version(one: ResultFile) -> list[int]:
+    return [one.changed, one.inode]
+
+
+def _read_versions(path: Path) -> dict[str, list[int]]:
+    """Return what was written down of the larger files that came; nothing where that cannot be read."""
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _size(path: Path) -> int | None:

@@ -120,4 +120,4 @@ def row(home: str, body: bytes, *, key: str = "", modified: int = 1) -> dict[str
         path.write_bytes(body)
         told = sample(path, len(body))
     parts = [[key or home, len(body), hashlib.md5(body).hexdigest(), ""]]
-    return {"size": len(body), "modified": modified, "sample": told, "parts": parts}
+    return {"size": len(body), "modified": modified, "stamp": [modified, 1], "sample": told, "parts": parts}

@@ -11,7 +11,7 @@ from awsddp.answers import ResultFile
 from awsddp.errors import ConfigError
 from awsddp.jobs.supervisor.manifest import sample
 from awsddp.nodes import results
-from awsddp.nodes.results import PART
+from awsddp.nodes.results import PART, VERSIONS
 from awsddp.parallel import NodesFailed
 from awsddp.report import Event
 from awsddp.returns import NodeFiles
@@ -36,7 +36,8 @@ def described(one: ResultFile) -> ResultFile:
     """Return what an honest node says of a file now."""
     info = Path(one.path).stat()
     told = sample(Path(one.path), info.st_size) if Path(one.path).is_file() else None
-    return replace(one, size=info.st_size, modified=info.st_mtime_ns, sample=told)
+    stamp = {"modified": info.st_mtime_ns, "changed": info.st_ctime_ns, "inode": info.st_ino}
+    return replace(one, size=info.st_size, sample=told, **stamp)
 
 
 def link_to(home: str, target: str) -> ResultFile:
@@ -137,6 +138,23 @@ def test_what_was_rewritten_in_place_with_its_size_and_time_comes_again(lab: Mak
     for files in (1, 0):
         assert pull(one, {0: [described(first)]}, target)[0].files == files
         assert (target / first.home).read_bytes() == b"b" * 100_000
+
+
+def test_the_middle_of_a_large_file_that_was_rewritten_with_its_size_and_time_comes_again(
+    lab: MakeLab, target: Path
+) -> None:
+    one = lab(1)
+    first = made(one.hosts[0], "a", b"a" * 1_000_000)
+    pull(one, {0: [first]}, target, also=job_json)
+    with Path(first.path).open("r+b") as file:
+        file.seek(20_000)  # between the blocks of a sample
+        file.write(b"b")
+    os.utime(first.path, ns=(first.modified, first.modified))
+    now = described(first)
+    assert (now.size, now.modified, now.sample) == (first.size, first.modified, first.sample)
+    for files in (1, 0):
+        assert pull(one, {0: [now]}, target, also=job_json)[0].files == files
+        assert (target / first.home).read_bytes() == Path(first.path).read_bytes()
 
 
 def test_any_name_comes_home(lab: MakeLab, target: Path) -> None:
@@ -263,7 +281,14 @@ def test_a_fetch_that_is_cut_goes_on_where_it_was(lab: MakeLab, target: Path) ->
             assert not (target / "node0/f1").exists()
             cuts += 1
     assert 2 <= cuts <= 4
-    assert tree(target) == {"job.json": b"{}", "node0": None, "node0/f0": data[0], "node0/f1": data[1]}
+    ours = {".awsddp": None, VERSIONS: (target / VERSIONS).read_bytes()}
+    assert tree(target) == {
+        **ours,
+        "job.json": b"{}",
+        "node0": None,
+        "node0/f0": data[0],
+        "node0/f1": data[1],
+    }
     assert sent.stat().st_size < 5_500_000 + cuts * 500_000
 
 
