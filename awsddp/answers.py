@@ -38,7 +38,7 @@ _MOST_TEXT = 1 << 20
 _MOST_ITEMS = 1_000_000
 
 _Size = Annotated[int, Meta(ge=0, lt=1 << 60)]
-_Nanoseconds = Annotated[int, Meta(gt=-(1 << 62), lt=1 << 62)]
+Nanoseconds = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 _Port = Annotated[int, Meta(ge=0, lt=65536)]
 _Pid = Annotated[int, Meta(ge=0, lt=1 << 32)]
 _Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z")]
@@ -64,8 +64,8 @@ class ResultFile(msgspec.Struct, frozen=True, kw_only=True):
     home: _Path
     size: _Size
     limited: bool = False
-    modified: _Nanoseconds = 0
-    changed: _Nanoseconds = 0
+    modified: Nanoseconds = 0
+    changed: Nanoseconds = 0
     inode: _Size = 0
     ephemeral: bool = False
     sparse: bool = False

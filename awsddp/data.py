@@ -20,7 +20,7 @@ from awsddp.jobs import protocol
 from awsddp.jobs.files import Checkpoint
 from awsddp.jobs.lists import TRIES, Ref
 from awsddp.jobs.ranks import DATA
-from awsddp.jobs.supervisor.objects import AT_ONCE, FOLDERS, Changed, Place, Store, Thing
+from awsddp.jobs.supervisor.objects import AT_ONCE, FOLDERS, Changed, Place, Store, Thing, signature
 from awsddp.parallel import NodesFailed, each, split
 from awsddp.plan.records import Data
 from awsddp.plan.saving import no_bucket
@@ -130,6 +130,9 @@ def bring(cluster: "Cluster", nodes: Collection[int], spec: JobSpec) -> None:
     fleet = cluster.fleet
     check_sources(spec, internet=cluster.record.internet)
     folders = {one.name: _files(one) for one in sources if one.kind == "folder"}
+    for name, listing in folders.items():
+        for path, why in listing.skipped:
+            cluster.on_event(Event(f"not sent of the data {name}: {path}: {why}"))
     if spec.job.save_to is not None:
         above = Place(*s3_place(spec.job.save_to))
         for number, one in enumerate(sources):
@@ -161,6 +164,7 @@ def _by_bucket(cluster: "Cluster", name: str, files: "Listing", above: Place) ->
     What is there already does not travel. Raises CloudError, ConfigError, OSError.
     """
     from awsddp.aws.session import session_name
+    from awsddp.nodes.catalog import signing_key
 
     owner = hashlib.sha256(f"{session_name()}:{files.root}".encode()).hexdigest()[:16]
     above = above.below(f"{FOLDERS}/{owner}")
@@ -168,7 +172,7 @@ def _by_bucket(cluster: "Cluster", name: str, files: "Listing", above: Place) ->
     wanted = {one.path: _stamp(Path(files.root, one.path)) for one in files.entries if one.kind == "f"}
     with store_at(cluster.target, where) as store:
         there = {one.key.removeprefix(f"{where.prefix}/"): (one.size, one.etag) for one in store.list(where)}
-        sent = _Sent(store, above, name)
+        sent = _Sent(store, above, name, secret=signing_key(cluster.home / "packages").hex())
         sent.read(lambda path, row: row[:4] == wanted.get(path) and (row[0], row[4]) == there.get(path))
         missing = {path: Path(files.root, path) for path in wanted if path not in sent.rows}
         size, done = sum(wanted[path][0] for path in missing), 0
@@ -202,11 +206,12 @@ def _stamp(path: Path) -> tuple[int, int, int, int]:
 class _Sent:
     """Which files of a folder a bucket has: `rows` hold the stamp of each and its ETag there, by path.
 
-    They lie in pages, ABOVE/.NAME/0 and so on, which ABOVE/NAME.json lists.
+    They lie in pages, ABOVE/.NAME/0 and so on, which ABOVE/NAME.json lists; that is signed with a `secret` of
+    this machine, as others may write there.
     """
 
-    def __init__(self, store: Store, above: Place, name: str) -> None:
-        self._store, self._above, self._name = store, above, name
+    def __init__(self, store: Store, above: Place, name: str, *, secret: str) -> None:
+        self._store, self._above, self._name, self._secret = store, above, name, secret
         self._pages: dict[bytes, Ref] = {}
         self.rows: dict[str, _Row] = {}
 
@@ -215,7 +220,9 @@ class _Sent:
         wrong = ValueError, RecursionError, msgspec.ValidationError, Changed
         with contextlib.suppress(*wrong):
             document = self._store.document(self._above, f"{self._name}.json")
-            for ref in msgspec.convert(document.parse(), tuple[Ref, ...]) if document else ():
+            if document is None or document.signature != self._sign(f"{self._name}.json", document.body):
+                return
+            for ref in msgspec.convert(document.parse(), tuple[Ref, ...]):
                 with contextlib.suppress(*wrong):
                     body = self._store.content(self._above, Thing(*ref))
                     page = msgspec.json.decode(body, type=dict[str, _Row])
@@ -232,8 +239,11 @@ class _Sent:
                 known = Ref(key, len(body), self._store.put(self._above, key, body))
             pages[body] = known
         if pages != self._pages:
-            self._store.write(self._above, f"{self._name}.json", list(pages.values()))
+            self._store.write(self._above, f"{self._name}.json", list(pages.values()), sign=self._sign)
         self._pages = pages
+
+    def _sign(self, name: str, body: bytes) -> str:
+        return signature(self._secret, FOLDERS, name, body)
 
 
 def _split(rows: Mapping[str, _Row]) -> Iterator[dict[str, _Row]]:
@@ -277,9 +287,9 @@ def _bring_saved(cluster: "Cluster", checkpoint: SavedCheckpoint, nodes: Collect
         with opened(cluster, where) as saved:
             newest = saved.checkpoint()
         if newest.name != checkpoint.name:
-            why = f"{newest.parts[0]} is the newest one now"
+            why = f"{newest.shown} is the newest one now"
             again = "awsddp train   # again: it takes that one"
-            raise ConfigError(f"{checkpoint.parts[0]} was replaced while it was brought", why, again)
+            raise ConfigError(f"{checkpoint.shown} was replaced while it was brought", why, again)
         checkpoint = newest
 
 

@@ -33,6 +33,7 @@ from awsddp.records import ACTIVE, Check, JobRecord
 from awsddp.resources import shipped_folder, template
 from awsddp.results import job_result
 from awsddp.returns import DoctorDocument, QuotaDocument, WhyDocument
+from awsddp.saved import is_saved
 from awsddp.saving import rehearsed, with_s3
 from awsddp.search import aws_of, facts_of, target_for
 from awsddp.spec import JobSection
@@ -306,7 +307,7 @@ def why(cluster: "Cluster", job: str | None = None) -> WhyDocument:
     NotFoundError, NodeError.
     """
     known = find_job(cluster, job)
-    if known is not None and known.job.state not in ACTIVE:
+    if known is not None and (is_saved(job) or known.job.state not in ACTIVE):
         return _ended(cluster, known.job, known.folder)
     with cluster.partly_ready() as cluster, connect_reachable(cluster) as fleet:
         found = told_job(cluster, known.job.job if known else job)

@@ -105,22 +105,26 @@ def _end(cluster: "Cluster", clusters: Sequence[Listed]) -> tuple[str, ...]:
 
 
 def _owing(cluster: "Cluster", listed: Listed) -> Listed:
-    """Return a cluster without what its tags name and is here, or in S3 where no node that runs holds it.
+    """Return a cluster whose nodes owe what their tags name, without what is here, or in S3 where no node
+    that runs holds it; and, of jobs whose nodes were released, what S3 does not hold any more.
 
     Of what is in S3, also of other jobs, the logs and metrics come here: no node will tell of them any more.
     A node that runs is asked first (`fetch_all`): others may write in S3, and its word counts.
     """
     record = cluster.known if cluster.known is not None and cluster.known.id == listed.id else None
-    saved = set()
+    saved, lost = set(), list[JobRecord]()
     for job in record.jobs if record is not None else ():
         if is_fetched(cluster.results / job.job, job) or _is_held(listed, job):
             continue
         if in_bucket(cluster, job):
             cluster.say(f"the results of {job.job} are in {job.save_to}/{job.job}")
             saved.add(job.job)
+        elif job.save_to is not None:
+            lost.append(job)
 
     def owed(node: Node) -> tuple[str, ...]:
-        jobs = (job for job in node.unfetched if job not in saved)
+        released = (job.job for job in lost if node.instance_id in {one.instance_id for one in job.nodes})
+        jobs = (job for job in dict.fromkeys((*node.unfetched, *released)) if job not in saved)
         return tuple(job for job in jobs if not is_home(cluster, job, node.instance_id))
 
     return replace(listed, nodes=tuple(replace(node, unfetched=owed(node)) for node in listed.nodes))
@@ -283,7 +287,7 @@ def _fetch_owed(cluster: "Cluster", saved: set[str]) -> dict[Node, str]:
         for job in reversed([end_job(cluster, job) for job in reversed(owed)]):
             if job.state in ACTIVE:
                 raise NodeError(f"job {job.job} did not end")
-            if job.save_to is not None and wait_until_saved(cluster, job) and in_bucket(cluster, job):
+            if job.save_to is not None and wait_until_saved(cluster, job):
                 saved.add(job.job)
                 continue
             nodes = ", ".join(map(node_name, fleet.nodes))

@@ -25,7 +25,7 @@ from awsddp.records import ACTIVE, MORE, JobRecord
 from awsddp.report import Event, amount, node_name, size_text
 from awsddp.results import draw_loss, older_jobs, refuse_another, still_missing, whole_at_home
 from awsddp.returns import FetchDocument, NodeFiles
-from awsddp.saved import Changing, brought, in_bucket, is_saved
+from awsddp.saved import Changing, Lacking, brought, in_bucket, is_saved
 from awsddp.saving import abort, wait_until_saved
 from awsddp.state import TAGS_S, living
 from awsddp.values import size_of
@@ -57,9 +57,8 @@ def fetch(
 
     Results that are here already need no node, unless `anew`. Nodes that stopped with results are started
     by `start` (it raises to refuse); the document then has `started`; but what is all in S3, or has no node
-    any more, comes from there. If a part is missing the rest is
-    fetched, and NodeError, of S3 Changing, is raised with the document as its `result`. Raises NotFoundError
-    for an unknown job, NoNodes.
+    any more, comes from there. If a part is missing the rest is fetched, and NodeError, of S3 also Changing,
+    is raised with the document as its `result`. Raises NotFoundError for an unknown job, NoNodes.
     """
     if is_saved(job):
         return _fetch_saved(cluster, job)
@@ -84,7 +83,7 @@ def fetch(
 def _fetch_saved(cluster: "Cluster", uri: str) -> FetchDocument:
     try:
         found, fetched = brought(cluster, uri, whole=True)
-    except Changing as error:
+    except (Changing, Lacking) as error:
         draw_loss(cluster.results / error.job.job)
         error.result = _document(cluster, error.fetched, error.job.job)
         raise

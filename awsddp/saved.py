@@ -10,6 +10,7 @@ import hmac
 import os
 import posixpath
 import re
+import shlex
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError
@@ -57,10 +58,27 @@ class Changing(AwsddpError, exit_code=1, kind="changing", retryable=True):
     def __init__(
         self, where: Place, homes: Sequence[str], job: JobRecord, fetched: Mapping[int, NodeFiles]
     ) -> None:
+        again = f"awsddp fetch {typed(where)}   # again, once the job writes less"
+        what, more = "changing faster than it can be read", again
+        if job.state not in ACTIVE:
+            what = "not there as it is listed"
+            named = f"--bucket {where.bucket} --prefix {shlex.quote(where.prefix)}/"
+            more = f"aws s3api list-object-versions {named}   # what was there, if the bucket keeps it"
+        why = f"their lists at {where} were read {TRIES} more times; all else is here"
+        super().__init__(f"{what}: {_few(homes)}", why, more)
+        self.job, self.fetched = job, fetched
+
+
+class Lacking(NodeError):
+    """A job is over, and S3 has not all of its results. What is there has come: `fetched`, of `job`."""
+
+    def __init__(
+        self, where: Place, nodes: Sequence[int], job: JobRecord, fetched: Mapping[int, NodeFiles]
+    ) -> None:
         super().__init__(
-            f"changing faster than it can be read: {_few(homes)}",
-            f"their lists at {where} were read {TRIES} more times; all else is here",
-            f"awsddp fetch {typed(where)}   # again, once the job writes less",
+            f"a part of the results of {job.job} is not at {where}",
+            f"{_few([node_name(node) for node in nodes])} did not save all; what is there is here",
+            f"awsddp fetch {job.job}   # from its nodes, on the machine that has their key",
         )
         self.job, self.fetched = job, fetched
 
@@ -304,6 +322,11 @@ class SavedCheckpoint(Checkpoint):
     place: Place
     files: Mapping[str, Sequence[Part]]
 
+    @property
+    def shown(self) -> str:
+        """Where it is, as it is told."""
+        return str(self.parts[0]).replace(":/", "://", 1)
+
 
 def is_saved(text: str | None) -> TypeGuard[str]:
     """Tell whether a job is named by its place in S3."""
@@ -344,10 +367,14 @@ def brought(cluster: "Cluster", uri: str, *, whole: bool = False) -> tuple[JobRe
     Raises as `opened`, ConfigError where the folder is another job's, and with `whole` Changing.
     """
     with opened(cluster, uri) as saved:
-        if saved.job.state in ACTIVE:
-            cluster.say(f"job {saved.job.job} was {saved.job.state} when it was last saved")
+        if not saved.is_over:
+            does = saved.job.state if saved.job.state in ACTIVE else "still being saved"
+            cluster.say(f"job {saved.job.job} was {does} when it was last saved: more may come")
         try:
-            return saved.job, saved.bring(whole=whole)
+            came = saved.bring(whole=whole)
+            if whole and saved.is_over and saved.lacking:
+                raise Lacking(saved.where, saved.lacking, saved.job, came)
+            return saved.job, came
         except Changing as error:
             if whole:
                 raise

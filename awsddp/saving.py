@@ -29,7 +29,7 @@ from awsddp.reach import told_jobs
 from awsddp.records import JobRecord, Target
 from awsddp.records import Saving as SavingNow
 from awsddp.report import Event, amount, node_name, saving_text
-from awsddp.saved import signing_secret, store_at
+from awsddp.saved import in_bucket, signing_secret, store_at
 from awsddp.values import data_sources, s3_place
 
 if TYPE_CHECKING:
@@ -205,10 +205,10 @@ def _later(code: str, *, who: str, where: str, said: str, region: str) -> CloudE
 
 
 def wait_until_saved(cluster: "Cluster", job: JobRecord) -> bool:
-    """Wait for the last upload of a job that has ended, and tell whether its nodes have saved all.
+    """Wait for the last upload of a job that has ended, and tell whether all its results are saved.
 
-    Nodes that cannot be asked do not count: what is in S3 decides. Where nothing moves any more, or something
-    could not be saved, it says so.
+    They are where the nodes that can be asked say so, and S3 holds what they list. Else it says why not, also
+    where nothing moves any more.
     """
     saving, counts, until = None, None, time.monotonic() + _STILL_S
     where = f"{job.save_to}/{job.job}"
@@ -221,10 +221,9 @@ def wait_until_saved(cluster: "Cluster", job: JobRecord) -> bool:
             cluster.on_event(Event(f"saving {job.job} to {job.save_to}: {saving_text(saving)}", ""))
         time.sleep(_POLL_S)
     if saving is not None and saving.ended and not saving.error:
-        whole = f"the results of {job.job} are in {where}: {amount(saving.files, saving.bytes)}"
-        part = f"the nodes that can be asked have saved {job.job} to {where}: {saving_text(saving)}"
-        cluster.say(whole if saving.is_whole else part)
-        return True
+        if is_there := in_bucket(cluster, job):
+            cluster.say(f"the results of {job.job} are in {where}: {amount(saving.files, saving.bytes)}")
+        return is_there
     why = saving.error if saving is not None and saving.error else "its nodes do not go on"
     cluster.say(f"not all results of {job.job} are in {where}: {why}")
     return False

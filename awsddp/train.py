@@ -30,8 +30,9 @@ from awsddp.known import checkpoint_of, end_ranks, full_name
 from awsddp.local.client import check_memory
 from awsddp.parallel import both, soon, split
 from awsddp.plan.environment import make_environment_plan, source_folders
+from awsddp.plan.indexes import LOGIN
 from awsddp.reach import listed_files
-from awsddp.records import JobNode, JobRecord, Node, RankResult
+from awsddp.records import ACTIVE, JobNode, JobRecord, Node, RankResult
 from awsddp.release import owner, release_unknown
 from awsddp.report import iso, node_name
 from awsddp.resources import BUNDLED, BUNDLED_SCRIPT
@@ -69,7 +70,7 @@ def train(cluster: "Cluster", *, on_lines: Callable[[bytes], None], detach: bool
     check(cluster, detach=detach)
     checkpoint = checkpoint_of(cluster)
     if checkpoint is not None:
-        cluster.say(f"resuming from {checkpoint.parts[0]}")
+        cluster.say(f"resuming from {checkpoint.shown}")
     if cluster.verb == "train" and cluster.folder.read() is not None:  # `run` asks before its `up`
         cluster = with_named_data(cluster)
     listing = listed_files(cluster)
@@ -78,11 +79,27 @@ def train(cluster: "Cluster", *, on_lines: Callable[[bytes], None], detach: bool
         protocol.check_spec(cluster.job_spec, nodes=ranks[0].nnodes)
         if cluster.record.pretended and cluster.job_spec.job.after is None:
             check_memory(len(ranks), nodes=ranks[0].nnodes)
+        _say_unfetched(cluster)
         with cluster.connect():
             job = start(cluster, ranks, listing, checkpoint)
             if detach:
                 return job_result(cluster, job)
             return attend(cluster, job, on_lines=on_lines)
+
+
+def _say_unfetched(cluster: "Cluster") -> None:
+    """Name jobs whose results this one may overwrite on the nodes: it works in the same synced folder."""
+    ended = {job.job: job for job in cluster.record.jobs if job.state not in ACTIVE}
+    names = [name for name in cluster.unfetched if name in ended and not _is_saved(ended[name])]
+    if names and cluster.job_spec.job.after is None:
+        named, one = ", ".join(names), names[-1]
+        cluster.say(
+            f"what this job overwrites of the results of {named} is lost: awsddp fetch {one}   # before"
+        )
+
+
+def _is_saved(job: JobRecord) -> bool:
+    return job.saving is not None and job.saving.is_whole
 
 
 def check(cluster: "Cluster", *, detach: bool) -> None:
@@ -394,6 +411,12 @@ def _spec(cluster: "Cluster", spec: JobSpec) -> JobSpec:
     return replace(spec, job=replace(spec.job, script=script, module=False))
 
 
+def _shows_password(file: Path, workdir: Path) -> bool:
+    """Tell whether a file of requirements has a URL with a login, and lies in the synced folder."""
+    is_inside = file.resolve().is_relative_to(workdir.resolve())
+    return is_inside and LOGIN.search(file.read_text(encoding="utf-8", errors="replace")) is not None
+
+
 def _hosts(
     cluster: "Cluster", used: Collection[int], folder: str, checkpoint: "Checkpoint | None"
 ) -> list[Host]:
@@ -432,6 +455,9 @@ def ensure_environment(cluster: "Cluster", *, send_files: Callable[[], object]) 
         job.env, internet=record.internet, driver=drivers.pop() if len(drivers) == 1 else None
     )
     made: Mapping[int, str | None] = {}
+    if job.env.file and _shows_password(Path(job.env.file).expanduser(), Path(job.sync.workdir)):
+        why = f"{job.env.file} holds a password, and goes to the nodes with the folder"
+        cluster.say(f"{why}: write ${{NAME}} there, which stands for a variable of this machine")
     if plan.has_packages or plan.setup:
         from awsddp.nodes import environments
 

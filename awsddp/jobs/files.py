@@ -233,6 +233,11 @@ class Checkpoint:
         return self.parts[0].name
 
     @property
+    def shown(self) -> str:
+        """Where it is, as it is told."""
+        return str(self.parts[0])
+
+    @property
     def folder(self) -> str:
         """The folder beside the synced one that holds it on a node."""
         return f"resume-{self.job}"

@@ -13,7 +13,7 @@ from typing import Annotated, Any, NamedTuple, TypeVar
 import msgspec
 from msgspec import Meta
 
-from awsddp.answers import NodeJob, check_job, converted
+from awsddp.answers import Nanoseconds, NodeJob, check_job, converted
 from awsddp.errors import NodeError
 from awsddp.jobs.supervisor.objects import (
     MOST_BYTES,
@@ -62,9 +62,9 @@ class Row(msgspec.Struct, frozen=True):
     """A file that is saved."""
 
     size: _Size
-    modified: Annotated[int, Meta(ge=0, lt=1 << 62)]
+    modified: Nanoseconds
     sample: _Sha256
-    stamp: tuple[Annotated[int, Meta(ge=0, lt=1 << 62)], _Size]
+    stamp: tuple[Nanoseconds, _Size]
     parts: Annotated[tuple[Part, ...], Meta(max_length=100_000)]
 
     def check(self, home: str) -> None:

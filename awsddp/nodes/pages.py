@@ -11,7 +11,7 @@ from typing import IO, Any
 from urllib.parse import quote, unquote, urljoin, urlsplit
 
 from awsddp.nodes.catalog import METADATA
-from awsddp.nodes.upstream import Grant
+from awsddp.nodes.upstream import Grant, RefusedError
 
 PAGE_BYTES = 32 * 2**20
 _TAG_BYTES = 256 * 1024
@@ -76,13 +76,17 @@ def open_folder(grant: Grant, url: str) -> IO[bytes]:
 
 
 def open_package(grants: list[Grant], url: str) -> IO[bytes]:
-    """Open a package in a granted folder, or beside an index. Raises FileNotFoundError for another one.
-
-    Also for one that lies elsewhere, behind a symbolic link.
+    """Open a package in a granted folder, or beside an index. Raises FileNotFoundError for another one, and
+    RefusedError for one that lies elsewhere, behind a symbolic link.
     """
-    path = _path_of(url).resolve()
+    named = _path_of(url)
+    path = named.resolve()
     is_granted = any(path.is_relative_to(one.folder) for one in grants if one.is_folder)
-    if not is_granted or not path.is_file() or not is_package(path.name.removesuffix(METADATA)):
+    if not path.is_file():
+        raise FileNotFoundError(path)
+    if not is_granted:
+        raise RefusedError(str(named), "a link that leads out of its folder")
+    if not is_package(path.name.removesuffix(METADATA)):
         raise FileNotFoundError(path)
     return path.open("rb")
 

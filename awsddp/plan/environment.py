@@ -259,6 +259,11 @@ _SAID = (
         f"--find-links URL   # a line for {{name}}, if that host may serve packages to nodes; {_ELSE}",
     ),
     (
+        re.compile(r"(\S+): a link that leads out of its folder"),
+        "{name}: {package} is a link that leads out of its folder",
+        "put the file itself there",
+    ),
+    (
         re.compile(r"(\S+): only what the configuration names"),
         "{name}: a package needs {package}, which no line, index or channel names",
         f"name it by a line of {{name}}, {_ELSE}",

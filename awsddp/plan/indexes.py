@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 CREDENTIALS = re.compile(r"//[^/@\s]+@")
+LOGIN = re.compile(r"https?://[^/@\s:]+:(?!\$\{)[^/@\s]+@")
+"""A URL with a password that is written out, not the name of a variable."""
 OPTION = re.compile(
     r"(-i|--index-url|--extra-index-url|-f|--find-links|--no-index|--pre|--prefer-binary|--trusted-host)\b"
     r"[= ]*(.*)"

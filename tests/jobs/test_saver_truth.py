@@ -14,9 +14,11 @@ from typing import Any
 import pytest
 
 from awsddp.jobs.supervisor import saver
+from awsddp.jobs.supervisor.folder import write_json
 from awsddp.jobs.supervisor.saver import Saver
 from awsddp.resources import template
 from tests.jobs import test_saver
+from tests.jobs.conftest import launch_of
 from tests.jobs.test_saver import MB, Bucket, Node, until
 from tests.local.conftest import fault_add, fault_clear
 
@@ -407,6 +409,35 @@ def test_an_upload_that_failed_and_may_arrive_late_leaves_its_key(
     late.arrive()
     assert steps.bucket.s3.get_object(Bucket=steps.bucket.name, Key=key)["Body"].read() == b"old"
     assert steps.bucket.saved("node0/run/model.pt") == b"newer"
+
+
+def test_what_the_next_job_writes_is_not_saved_as_this_ones(steps: Steps) -> None:
+    bucket, node = steps.bucket, steps.node
+    put(node.work / "model.pt", b"mine")
+    steps.until(lambda: bucket.saved("node0/model.pt") == b"mine")
+    node.state("succeeded")
+    os.close(node.lock)
+    time.sleep(0.05)  # as long as a file's time may be late
+    (node.jobs.parent / "job-2").mkdir()
+    machines = [{"node": 0, "private_ip": "127.0.0.1", "instance_id": "i-0"}]
+    request = launch_of(0, job="job-2", nodes=machines, layout=[[0, 0, 0]], workdir=str(node.work))
+    write_json(node.jobs.parent / "job-2" / "job.json", request)
+    time.sleep(0.05)
+    put(node.work / "model.pt", b"theirs")
+    put(node.work / "theirs.pt", b"theirs")
+    steps.until(steps.step)
+    assert bucket.saved("node0/model.pt") == b"mine"
+    assert "node0/theirs.pt" not in bucket.listed()
+    assert bucket.json("node0.json")["error"] == ""
+
+
+def test_times_beyond_what_64_bits_hold_are_the_nearest_ones(steps: Steps) -> None:
+    for name, seconds in (("old", -1), ("far", 5_000_000_000)):
+        put(steps.node.run / name, name.encode())
+        os.utime(steps.node.run / name, (seconds, seconds))
+    steps.end()
+    assert bytes(steps.bucket.saved("node0/run/old") or b"") == b"old"
+    assert steps.bucket.listed()["node0/run/far"]["modified"] < 1 << 63
 
 
 class Late:

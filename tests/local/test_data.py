@@ -49,7 +49,9 @@ class Sender:
             sent.extend([name] * (where.prefix.rpartition("/")[2] == source.name))
             return put(store, where, name, body, **more)
 
-        cluster: Any = SimpleNamespace(target=self.target, on_event=lambda _: None)
+        cluster: Any = SimpleNamespace(
+            target=self.target, on_event=lambda _: None, home=self.home / ".awsddp"
+        )
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(Store, "put", noted)
             data._by_bucket(cluster, source.name, data._files(source), self.above)
@@ -160,7 +162,7 @@ def test_the_list_of_many_files_is_split_and_only_what_changed_of_it_is_written(
             return put(where, name, body, **more)
 
         monkeypatch.setattr(store, "put", noted)
-        sent = data._Sent(store, sender.above, "set")
+        sent = data._Sent(store, sender.above, "set", secret="ours")
         sent.rows = dict(rows)
         sent.write()
         assert len(written) > 5 and max(size for _, size in written) <= MOST_BYTES
@@ -168,7 +170,7 @@ def test_the_list_of_many_files_is_split_and_only_what_changed_of_it_is_written(
         sent.rows["z"] = (1, 2, 3, 4, "e")
         sent.write()
         assert [name for name, _ in written][1:] == ["set.json"], "its last page, and the list of pages"
-        again = data._Sent(store, sender.above, "set")
+        again = data._Sent(store, sender.above, "set", secret="ours")
         again.read(lambda path, row: True)
         assert again.rows == sent.rows
         written.clear()
@@ -182,8 +184,8 @@ def test_a_file_that_becomes_a_pipe_blocks_nothing(sender: Sender) -> None:
     files = data._files(source)
     (sender.home / "set/a").unlink()
     os.mkfifo(sender.home / "set/a")
-    cluster: Any = SimpleNamespace(target=sender.target, on_event=lambda _: None)
-    with pytest.raises(OSError, match="it is no longer a file"):
+    cluster: Any = SimpleNamespace(target=sender.target, on_event=lambda _: None, home=sender.home)
+    with pytest.raises(OSError, match="is no file any more"):
         data._by_bucket(cluster, "set", files, sender.above)
 
 

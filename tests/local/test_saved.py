@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import json
 import shlex
+import shutil
 import threading
 import tracemalloc
 import uuid
@@ -385,7 +386,7 @@ def test_a_file_that_is_another_one_by_now_comes_as_it_is_listed_then(shelf: She
 
 @pytest.mark.parametrize("sizes", ["alike", "unlike"])
 def test_a_file_that_never_rests_is_named_and_all_others_come(shelf: Shelf, aws: None, sizes: str) -> None:
-    made = SavedJob({HOME: BODY, "node0/other": b"other", "node1/x": b"x"})
+    made = SavedJob({HOME: BODY, "node0/other": b"other", "node1/x": b"x"}, state="running")
     made.put(shelf.store, shelf.where)
     reads: list[str] = []
 
@@ -407,7 +408,7 @@ def test_a_file_that_never_rests_is_named_and_all_others_come(shelf: Shelf, aws:
 
 
 def test_fetch_names_what_never_rests_ends_with_1_and_tells_what_came(shelf: Shelf, aws: None) -> None:
-    made = SavedJob({HOME: BODY, "node0/other": b"other"})
+    made = SavedJob({HOME: BODY, "node0/other": b"other"}, state="running")
     made.put(shelf.store, shelf.where)
     shelf.put(HOME, b"another one")
     with pytest.raises(Changing) as caught:
@@ -419,6 +420,41 @@ def test_fetch_names_what_never_rests_ends_with_1_and_tells_what_came(shelf: She
         caught.value.next
         == f"awsddp fetch {shlex.quote(str(shelf.where))}   # again, once the job writes less"
     )
+
+
+def test_what_another_writer_replaced_when_the_job_was_over_is_named_as_that(shelf: Shelf, aws: None) -> None:
+    SavedJob({HOME: BODY, "node0/other": b"other"}).put(shelf.store, shelf.where)
+    shelf.put(HOME, b"another one")
+    with pytest.raises(Changing, match="not there as it is listed") as caught:
+        fetch(shelf.cluster, job=str(shelf.where), start=lambda: None)
+    assert caught.value.next.startswith("aws s3api list-object-versions --bucket")
+    assert shelf.files == {"node0/other": b"other"}
+
+
+@pytest.mark.parametrize("what", ["not ended", "could not save", "no list"])
+def test_what_a_node_did_not_save_of_a_job_that_is_over_is_an_error_of_fetch(
+    shelf: Shelf, aws: None, what: str
+) -> None:
+    made = SavedJob({HOME: BODY, "node1/x": b"x"})
+    made.nodes[1] |= {"not ended": {"ended": False}, "could not save": {"error": "disk full"}}.get(what, {})
+    made.put(shelf.store, shelf.where)
+    if what == "no list":
+        gone("node1.json")(shelf)
+    with pytest.raises(NodeError, match="a part of the results of first is not at s3://") as caught:
+        fetch(shelf.cluster, job=str(shelf.where), start=lambda: None)
+    assert (caught.value.exit_code, "node1 did not save all" in caught.value.why) == (6, True)
+    assert caught.value.document()["job"] == "first"
+    assert shelf.files[HOME] == BODY
+
+
+def test_times_that_other_file_systems_do_not_have_are_read(shelf: Shelf) -> None:
+    made = SavedJob({HOME: BODY})
+    for modified in (-1_000_000_000, 5_000_000_000 * 10**9):
+        made.rows[HOME] = row(HOME, BODY, modified=modified)
+        made.put(shelf.store, shelf.where)
+        shelf.read()
+        assert (shelf.folder / HOME).stat().st_mtime_ns == modified
+        shutil.rmtree(shelf.folder)
 
 
 def test_what_the_job_has_removed_meanwhile_is_not_missing(shelf: Shelf) -> None:

@@ -428,7 +428,7 @@ def test_files_of_a_folder_are_those_that_lie_in_it(catalog: Catalog, tmp_path: 
     with mirrored(catalog) as node:
         shown = catalog.show_links(str(folder))
         links = node.links(shown)
-        assert [node.ask(link)[0] for link in links] == [404, 404, 200]
+        assert [node.ask(link)[0] for link in links] == [403, 403, 200]
         for path in ("secret.html", "up/", "../secret.txt", "%2e%2e/secret.txt", "tiny-1.0-py3-none-any.whl"):
             assert node.ask(f"{shown}{path}")[0] == 403
 
@@ -449,7 +449,7 @@ def test_an_index_in_a_folder_serves_what_its_pages_name_beside_it(catalog: Cata
     with mirrored(catalog) as node:
         index = catalog.show_index((tmp_path / "mirror/simple").as_uri())
         found = node.links(f"{index}odd-name/")
-        assert [node.ask(link)[0] for link in found] == [200, 404, 404]
+        assert [node.ask(link)[0] for link in found] == [200, 403, 403]
         assert node.ask(f"{found[0]}.metadata") == (200, b"mirror/files/odd_name-1.whl.metadata")
         assert node.ask(f"{index}nothing/")[0] == 404
         assert node.ask(f"{index}../files/odd_name-1.whl")[0] == 403

@@ -88,7 +88,8 @@ class Bucket:
             self.asked.append(job.job)
             return holds
 
-        monkeypatch.setattr(ending, "in_bucket", in_bucket)
+        for module in (ending, saving):
+            monkeypatch.setattr(module, "in_bucket", in_bucket)
 
 
 def end(world: World) -> None:
@@ -190,6 +191,21 @@ def test_of_a_node_that_stopped_s3_decides_once_the_node_that_runs_has_said_that
     assert holds or "node1 is stopped" in left.value.why  # type: ignore[union-attr]
 
 
+def test_what_s3_has_lost_since_its_nodes_were_released_is_fetched_or_keeps_them(
+    owed: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    say(owed, 0, 1)
+    jobs_of_all(owed.ctx())
+    assert owed.tags == {"i-0": [], "i-1": []}
+    Bucket(monkeypatch, holds=False)
+    owed.set_state(1, "stopped")
+    with pytest.raises(NodeError, match="the results of j are not fetched"):
+        end(owed)
+    owed.set_state(1, "running")
+    end(owed)
+    assert at_home(owed) == ["node0", "node1"]
+
+
 def test_a_node_that_runs_and_cannot_be_reached_stays_whatever_s3_says(
     owed: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -238,6 +254,7 @@ def told(monkeypatch: pytest.MonkeyPatch, step_s: float, says: list[Saving | Non
 def test_a_job_that_ends_before_its_saver_has_spoken_is_waited_for(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    Bucket(monkeypatch, holds=True)
     job = told(monkeypatch, 1.0, [None, None, Saving(), Saving(files=1, bytes=9, ended=True)])
     assert wait_until_saved(world.ctx(), job)
     assert world.said[-1] == "the results of j are in s3://results/runs/j: 1 file, 9 bytes"
@@ -246,6 +263,7 @@ def test_a_job_that_ends_before_its_saver_has_spoken_is_waited_for(
 def test_a_saver_is_waited_for_while_anything_moves_and_two_minutes_longer(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    Bucket(monkeypatch, holds=True)
     moves = [Saving(files=files, pending_files=9 - files) for files in range(9)]
     job = told(monkeypatch, 100.0, [*moves, Saving(files=9, ended=True)])
     assert wait_until_saved(world.ctx(), job)

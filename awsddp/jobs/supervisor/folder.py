@@ -218,10 +218,11 @@ def jobs_folder() -> Path:
     return Path.home() / ".awsddp" / "jobs"
 
 
-def folders() -> list[JobFolder]:
-    """Return the folders of all jobs of this node, oldest first."""
-    found = [path for path in jobs_folder().glob("*/job.json") if NAME.fullmatch(path.parent.name)]
-    return [JobFolder(path.parent.name) for path in sorted(found, key=lambda path: path.stat().st_mtime_ns)]
+def folders(top: Path | None = None) -> list[JobFolder]:
+    """Return the folders of all jobs of this node, or in another folder, oldest first."""
+    found = [path for path in (top or jobs_folder()).glob("*/job.json") if NAME.fullmatch(path.parent.name)]
+    found.sort(key=lambda path: path.stat().st_mtime_ns)
+    return [JobFolder(path.parent.name, path.parent) for path in found]
 
 
 def initial(request: Launch) -> Document:

@@ -9,6 +9,7 @@ a write is marked.
 from __future__ import annotations
 
 import base64
+import errno
 import glob
 import hashlib
 import json
@@ -20,9 +21,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from awsddp.jobs.supervisor.folder import JobFolder
-from awsddp.jobs.supervisor.requests import Manifest, Sparse, Told
-from awsddp.jobs.supervisor.walk import file_kind, is_ephemeral, open_file, readlink, real, stamp, walk
+from awsddp.jobs.supervisor.folder import JobFolder, folders
+from awsddp.jobs.supervisor.requests import Launch, Manifest, Sparse, Told
+from awsddp.jobs.supervisor.walk import (
+    file_kind,
+    in_range,
+    is_ephemeral,
+    open_file,
+    readlink,
+    real,
+    stamp,
+    walk,
+)
 
 EVENTS = "events.out.tfevents."
 OURS = ".awsddp/"
@@ -50,7 +60,7 @@ def manifest(request: Manifest, folder: JobFolder | None = None) -> Told:
     found.add_tree(folder.run, f"{found.node}/run")
     for output in dict.fromkeys([*launched.outputs, *request.outputs]):
         found.add_output(output)
-    found.add_changed(json.loads(folder.snapshot.read_text(encoding="utf-8")))
+    found.add_changed(json.loads(folder.snapshot.read_text(encoding="utf-8")), _next_job(folder, launched))
     found.separate_homes()
     if request.events is not None:
         found.keep_new_events(request.events)
@@ -168,8 +178,8 @@ class _Found:
         path = Path(line.path)
         try:
             info = path.stat()
-            line.size, line.modified = info.st_size, info.st_mtime_ns
-            line.changed, line.inode = info.st_ctime_ns, info.st_ino
+            line.size, line.modified = info.st_size, in_range(info.st_mtime_ns)
+            line.changed, line.inode = in_range(info.st_ctime_ns), info.st_ino
             if self._at_once:
                 line.sample = sample(path, line.size)
             is_here = path.parent == self._watched and line.size  # who watched has what was said
@@ -231,8 +241,11 @@ class _Found:
             self._roots.append((target, home))
         self.add_tree(target, home)
 
-    def add_changed(self, before: dict[str, list[int]]) -> None:
-        """Take in what the synced folder holds that was not there before, or was another then."""
+    def add_changed(self, before: dict[str, list[int]], later: tuple[str, int] | None) -> None:
+        """Take in what the synced folder holds that was not there before, or was another then.
+
+        What the next job, `later`, has written since is not this one's any more.
+        """
 
         def trouble(path: str, why: str) -> None:
             if before.get(path) != [] and not self._excluded.match(f"{path}/"):
@@ -242,7 +255,10 @@ class _Found:
             whole = self._workdir / path
             if self._resolved(whole) in self._homes or before.get(path) == stamp(whole, info):
                 continue
-            if not self._excluded.count(path, info.st_size):
+            if later is not None and info.st_ctime_ns > later[1]:
+                why = f"job {later[0]} has written it since"
+                self._skipped.append(Line(path=str(whole), home=f"{self.node}/{path}", size=0, why=why))
+            elif not self._excluded.count(path, info.st_size):
                 self.add(whole, f"{self.node}/{path}", limited=True)
 
     def separate_homes(self) -> None:
@@ -285,7 +301,8 @@ class _Found:
             except FileNotFoundError:
                 continue
             except OSError as error:
-                self.skip(path, error.strerror or str(error), owed=True)
+                leads_nowhere = error.errno in (errno.ENAMETOOLONG, errno.ELOOP)
+                self.skip(path, error.strerror or str(error), owed=not leads_nowhere)
 
     def skip(self, path: Path, why: str, *, owed: bool = False) -> None:
         """Name what is not fetched. `owed`: the job made it, so that the node must be kept."""
@@ -336,6 +353,19 @@ class _Found:
         return f"{self.node}/outside{path}"
 
 
+def _next_job(folder: JobFolder, launched: Launch) -> tuple[str, int] | None:
+    """Return the first job that was launched in the same folder after this one's end, and when (ns)."""
+    if not folder.document().final:
+        return None
+    wrote = folder.state if folder.state.exists() else folder.path / "job.json"
+    ended_ns = wrote.stat().st_mtime_ns
+    for later in folders(folder.path.parent):  # the oldest first
+        at_ns = (later.path / "job.json").stat().st_mtime_ns
+        if later.job != folder.job and at_ns > ended_ns and later.request().workdir == launched.workdir:
+            return later.job, at_ns
+    return None
+
+
 def _numbered(home: str, count: int) -> str:
     """Return a place with a suffix; a name is cut where it would be longer than a file system allows."""
     folder, _, name = home.rpartition("/")
@@ -352,7 +382,7 @@ def _mark(line: Line, opened: Mapping[tuple[int, int], bool]) -> None:
     appends = opened.get((now.st_dev, now.st_ino))
     if not line.home.startswith(("logs/", OURS)) and (appends is False or _is_fresh_of_another(now)):
         line.writing = True
-    if not appends and (now.st_size, now.st_mtime_ns) != (line.size, line.modified):
+    if not appends and (now.st_size, in_range(now.st_mtime_ns)) != (line.size, line.modified):
         line.data = None
 
 

@@ -43,7 +43,7 @@ from awsddp.jobs.supervisor.pages import PageReader, Pages
 from awsddp.jobs.supervisor.requests import Manifest, plain
 from awsddp.jobs.supervisor.shelf import Shelf, folders_above, keys
 from awsddp.jobs.supervisor.trial import attempt, store_of
-from awsddp.jobs.supervisor.walk import open_file
+from awsddp.jobs.supervisor.walk import in_range, open_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -366,7 +366,8 @@ class Saver:
         self._take_links({line.home: line.target for line in listed.files if line.target})
         lines = {line.home: line for line in listed.files if not line.target}
         self._owed = "; ".join(f"{one.path}: {one.why}" for one in listed.skipped if one.owed)[:2000]
-        self._forget(self._files.keys() - lines.keys())
+        self._owed = "; ".join(filter(None, (self._owed, self._lost(listed.skipped))))[:2000]
+        self._forget(self._files.keys() - lines.keys() - {one.home for one in listed.skipped})
         self._pending = {}
         due = [line for line in lines.values() if self._is_due(line)]
         marked = {dirname(home) for home in lines if basename(home) in MARKS}
@@ -378,6 +379,13 @@ class Saver:
         if self._is_over:  # nothing but this is left to do
             pause_s = max(_TICK_S if self._pending or self._is_verified else _BATCH_S, took_s)
         self._look_at = time.monotonic() + pause_s
+
+    def _lost(self, skipped: Iterable[Line]) -> str:
+        """Return which files the next job wrote before they were saved, "" for none; what is saved stays."""
+        files = ((one, self._files.get(one.home)) for one in skipped if one.home)
+        return "; ".join(
+            f"{one.path}: {one.why}" for one, file in files if file is not None and not file.saved
+        )
 
     def _is_due(self, line: Line) -> bool:
         """Note how a file is now, and tell whether it is to be sent."""
@@ -765,7 +773,7 @@ def _stamp(line: Line) -> Stamp:
 
 
 def _stamp_of(info: os.stat_result) -> Stamp:
-    return info.st_size, info.st_mtime_ns, info.st_ctime_ns, info.st_ino
+    return info.st_size, in_range(info.st_mtime_ns), in_range(info.st_ctime_ns), info.st_ino
 
 
 def _is_same(before: os.stat_result, now: os.stat_result) -> bool:

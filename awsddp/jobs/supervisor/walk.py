@@ -30,15 +30,15 @@ def snapshot(workdir: Path) -> dict[str, list[int]]:
 
 
 def stamp(path: Path, info: os.stat_result) -> list[int]:
-    """Return size and modification time (ns), for a link also those of the file that it points to."""
-    own = [info.st_size, info.st_mtime_ns]
+    """Return size, modification time (ns) and inode, for a link also those of the file that it points to."""
+    own = [info.st_size, info.st_mtime_ns, info.st_ino]
     if stat.S_ISLNK(info.st_mode):
         try:
             target = path.stat()
         except OSError:
             return own
         if stat.S_ISREG(target.st_mode):
-            return [*own, target.st_size, target.st_mtime_ns]
+            return [*own, target.st_size, target.st_mtime_ns, target.st_ino]
     return own
 
 
@@ -67,6 +67,11 @@ def walk(top: Path, on_trouble: OnTrouble) -> Iterator[tuple[str, os.stat_result
                 continue
             except OSError as error:
                 on_trouble(path, error.strerror or str(error))
+
+
+def in_range(time_ns: int) -> int:
+    """Return a time of a file, or the nearest one that 64 bits hold."""
+    return max(-(1 << 63), min(time_ns, (1 << 63) - 1))
 
 
 def open_file(path: Path) -> BinaryIO:
