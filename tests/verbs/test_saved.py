@@ -5,6 +5,7 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -223,6 +224,41 @@ def test_a_lost_part_of_a_saved_job_names_where_it_is(owed: World) -> None:
     job = owed.record.jobs[-1]
     assert missing(owed.handle(), job) == {1: f"{told}: awsddp fetch s3://results/runs/j"}
     assert "its part of job j is lost" in missing(owed.handle(), replace(job, save_to=None))[1]
+
+
+def test_results_that_the_next_job_may_overwrite_are_named(owed: World) -> None:
+    jobs_of_all(owed.ctx())
+    cluster = owed.handle()
+    require_live(cluster)
+    starting._say_unfetched(cluster)
+    assert owed.said[-1] == "what this job overwrites of the results of j is lost: awsddp fetch j   # before"
+    said = len(owed.said)
+    say(owed, 0, 1)
+    jobs_of_all(owed.ctx())
+    cluster = owed.handle()
+    require_live(cluster)
+    starting._say_unfetched(cluster)
+    assert owed.said[said:] == []
+
+
+@pytest.mark.parametrize(
+    ("line", "shows"),
+    [
+        ("--index-url https://bob:secret@host/simple", True),
+        ("git+https://me:token@host/org/lib", True),
+        ("--index-url https://${USER}:${TOKEN}@host/simple", False),
+        ("git+https://git@host/org/lib", False),
+        ("six==1.16.0", False),
+    ],
+)
+def test_a_password_that_goes_to_the_nodes_with_the_folder_is_seen(
+    tmp_path: Path, line: str, *, shows: bool
+) -> None:
+    file = tmp_path / "project" / "requirements.txt"
+    file.parent.mkdir()
+    file.write_text(f"six\n{line}\n")
+    assert starting._shows_password(file, file.parent) == shows
+    assert not starting._shows_password(file, tmp_path / "another")
 
 
 class Clock:
