@@ -64,7 +64,7 @@ _SHARE = 0.05
 """The part of the time that looks, and lists, may take, of one core."""
 _LIST_S = 1.0
 """How often a list is written at most."""
-_TICK_S = 0.5
+_TICK_S = 0.2
 """Between two looks at what is under way, and at whether the job has ended."""
 _BATCH_S = 0.02
 """For how long uploads that end are collected before others begin."""
@@ -93,8 +93,7 @@ def main(stdin: BinaryIO) -> int:
         return 0
     Path("/proc/self/comm").write_text("awsddp-job", encoding="ascii")
     os.nice(19)
-    with contextlib.suppress(FileNotFoundError):
-        subprocess.run(["ionice", "-c", "3", "-p", str(os.getpid())], check=False)
+    _set_disk_priority("3")  # after everybody else
     with contextlib.suppress(CommandError):  # the job's folder is gone
         folder = JobFolder(order["job"])
         if not _is_alone(folder):
@@ -102,6 +101,11 @@ def main(stdin: BinaryIO) -> int:
         code = Saver(order, folder, store_of(order)).run()
         os._exit(code)  # threads with requests that were given up are not waited for
     return 1
+
+
+def _set_disk_priority(scheduling_class: str) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        subprocess.run(["ionice", "-c", scheduling_class, "-p", str(os.getpid())], check=False)
 
 
 def _is_alone(folder: JobFolder) -> bool:
@@ -254,6 +258,7 @@ class Saver:
         if not self._is_over and self._folder.document().final:
             self._is_over, self._look_at = True, -math.inf
             self._queue.clear()
+            _set_disk_priority("2")  # as everybody: no rank reads or writes any more
         if not self._has_list:
             self._recover()
         failed = self._save()
@@ -403,7 +408,8 @@ class Saver:
             return False
         if _grows(home):
             return self._is_over or time.monotonic() - file.sent_at >= self._order["parts_s"]
-        return not line.writing and (is_known or line.changed > line.modified)  # renamed into place
+        is_renamed = line.changed > line.modified  # into place, when it was whole
+        return not line.writing and (is_known or is_renamed or self._is_over)
 
     def _urgency(self, home: str, marked: set[str]) -> tuple[int, bool]:
         is_checkpoint = home.endswith(SUFFIXES) or not marked.isdisjoint(folders_above(home))
