@@ -27,6 +27,8 @@ _Item = TypeVar("_Item")
 
 ATTEMPTS = 10
 AT_ONCE = 16
+_THREADS = 8
+"""How many parts of large objects travel at once: more threads of one Python are slower, not faster."""
 FOLDERS = ".data"
 """Beside the jobs: folders of data on their way to nodes."""
 _LIVES = ("claimed", "waiting", "running")
@@ -175,7 +177,7 @@ class Store:
         self.client: Any = made.create_client("s3", region_name=region, endpoint_url=endpoint, config=config)
         self._payer = {"RequestPayer": "requester"} if payer else {}
         self._transfers: Any = TransferManager(
-            self.client, TransferConfig(max_request_concurrency=AT_ONCE, multipart_chunksize=PART_BYTES)
+            self.client, TransferConfig(max_request_concurrency=_THREADS, multipart_chunksize=PART_BYTES)
         )
         self._pool = ThreadPoolExecutor(AT_ONCE)
         self._etags: dict[tuple[str, str], str] = {}
