@@ -63,7 +63,7 @@ _SHORT_PARTS, _MOST_PARTS = 500, 4000
 _SHARE = 0.05
 """The part of the time that looks, and lists, may take, of one core."""
 _LIST_S = 1.0
-"""How often a list is written at most."""
+"""How often a list, and saving.json, are written at most."""
 _TICK_S = 0.2
 """Between two looks at what is under way, and at whether the job has ended."""
 _BATCH_S = 0.02
@@ -708,7 +708,7 @@ class Saver:
         with contextlib.suppress(OSError):
             write_json(self._folder.saving, {**told, "at": time.time()}, sync=False)
         self._error_told = self._error
-        self._tell_at = time.monotonic() + max(_TICK_S, (time.monotonic() - now) / _SHARE)
+        self._tell_at = time.monotonic() + max(_LIST_S, (time.monotonic() - now) / _SHARE)
 
     # ---- on the first node: the job
 
