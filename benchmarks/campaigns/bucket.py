@@ -51,6 +51,7 @@ from awsddp.jobs.supervisor.manifest import manifest
 from awsddp.jobs.supervisor.objects import MOST_BYTES, Place, Store
 from awsddp.jobs.supervisor.requests import Manifest
 from awsddp.jobs.supervisor.saver import Saver
+from awsddp.nodes.results import VERSIONS
 from awsddp.records import JobNode, JobRecord, Target
 from awsddp.saved import Saved, in_bucket, signing_secret
 from awsddp.state import Folder, Record
@@ -281,7 +282,7 @@ class Client:
         return {
             name: path.read_bytes()
             for name, path in names.items()
-            if name != "job.json" and not name.startswith(".part/")
+            if name not in ("job.json", VERSIONS) and not name.startswith(".part/")
         }
 
     def check_outside(self) -> None:

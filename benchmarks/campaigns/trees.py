@@ -28,7 +28,7 @@ from awsddp.jobs.files import begins, name_at_home
 from awsddp.jobs.supervisor import requests
 from awsddp.jobs.supervisor.manifest import manifest
 from awsddp.jobs.supervisor.requests import plain
-from awsddp.nodes.results import pull
+from awsddp.nodes.results import VERSIONS, pull
 from benchmarks._rehearsal import Rehearsal, rehearsal
 from benchmarks.campaigns import _tree as tree
 from benchmarks.campaigns._campaign import Row, arguments, campaign
@@ -38,7 +38,7 @@ from tests.local.conftest import Cloud
 
 MANY = 3000
 SAVE_TO = "s3://results/runs"
-_NOT_OF_THE_JOB = {b"job.json", b"loss.svg"}
+_NOT_OF_THE_JOB = {b"job.json", b"loss.svg", VERSIONS.encode()}
 
 Tree = dict[bytes, tuple[str, bytes]]
 
