@@ -51,7 +51,7 @@ class Pages:
         if page is not None and page.rows[kind, name] == text:
             return
         self.remove(kind, name)
-        size = len(text) + 6 * len(name) + len(kind) + 8
+        size = _length(kind, name, text)
         page = next((one for one in self._pages if not one.rows or one.size + size <= PAGE_BYTES), None)
         if page is None:
             page = _Page()
@@ -64,14 +64,8 @@ class Pages:
         """Remove a row, if it is there."""
         page = self._page_of.pop((kind, name), None)
         if page is not None:
-            text = page.rows.pop((kind, name))
-            page.size -= len(text) + 6 * len(name) + len(kind) + 8
+            page.size -= _length(kind, name, page.rows.pop((kind, name)))
             page.is_written = False
-
-    @property
-    def is_written(self) -> bool:
-        """Whether the pages hold the rows as they are now."""
-        return all(page.is_written for page in self._pages)
 
     def write(self, store: Store, where: Place) -> list[list[Any]]:
         """Write the pages that changed, and return what names all of them.
@@ -98,6 +92,11 @@ class Pages:
         """Note that a document names the pages as they were last written."""
         for page in self._pages:
             page.named = page.next
+
+
+def _length(kind: str, name: str, row: str) -> int:
+    """Return how long a row is in a page, at most: JSON writes a character of a name as up to 6."""
+    return len(row) + 6 * len(name) + len(kind) + 8
 
 
 class PageReader:
