@@ -95,7 +95,7 @@ class Pages:
 
 
 def _length(kind: str, name: str, row: str) -> int:
-    """Return how long a row is in a page, at most: JSON writes a character of a name as up to 6."""
+    """Return about how long a row is in a page: JSON writes a character of a name as 6, rarely as 12."""
     return len(row) + 6 * len(name) + len(kind) + 8
 
 
