@@ -4,6 +4,7 @@ import functools
 import hashlib
 import json
 import re
+import sys
 import tempfile
 import zipfile
 from collections.abc import Callable, Sequence
@@ -16,7 +17,7 @@ from awsddp.errors import ConfigError
 from awsddp.plan.environment import EnvironmentPlan, image_constraints
 from awsddp.plan.indexes import CREDENTIALS, Indexes, indexes_here, is_folder_here
 from awsddp.plan.requirements import IMAGE_PACKAGES, canonical, name_of
-from awsddp.plan.uv import Said, run_uv
+from awsddp.plan.uv import Said, python_without_builds, run_uv
 
 _GLIBC = (*range(40, 30, -1), 28, 17)
 """The minor releases that uv has a platform for (https://docs.astral.sh/uv/reference/cli/#uv-pip-compile)."""
@@ -33,8 +34,11 @@ _BUILD = re.compile(r"^(torch(?:vision|audio)?\b[^+]*)\+[\w.]+")
 """A torch with its build, as +cu130: the image's has another, and stays."""
 _NO_EXTRA = re.compile(r"The package `([^`=]+)==\S+ does not have an extra named")
 _BUILT = re.compile("no usable wheels|building from source is disabled|Building source distributions")
+_TO_BUILD = re.compile(r"Failed to (?:build|download and build) `([^`]+)`")
 _KEPT = 50
 """How many choices are kept."""
+_FORM = 2
+"""How versions are chosen: a choice that an older awsddp has kept, of wheels alone, is not used."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,8 +73,8 @@ def target_of(plan: EnvironmentPlan, platform: Platform) -> Target:
 def check(plan: EnvironmentPlan, *, image_torch: str | None, machine: str, cache: Path) -> str:
     """Refuse packages that no node could get, as far as that is known before a launch.
 
-    Returns "", or why uv could not tell: nothing is refused then. A package that would have to be built, and
-    what a URL names, is left to the nodes. The Python of an image is not known: one of its torch's must do.
+    Returns "", or why uv could not tell: nothing is refused then. A package that a node must build, and what
+    a URL names, is left to the nodes. The Python of an image is not known: one of its torch's must do.
     Raises ConfigError.
     """
     row = release(image_torch or "")
@@ -94,10 +98,10 @@ def choose(
     """Return the versions that meet a plan's lines, without what the target has, and "".
 
     They are chosen once and kept below `cache`: nodes that come later get the same. None, and why, where uv
-    cannot tell, as no index answers; why is "" where only a node can: a package must be built. Raises
+    cannot tell: no index answers, or what a package needs is known only once a node has built it. Raises
     ConfigError for what cannot be met.
     """
-    key = hashlib.sha256(json.dumps([plan.stamp, plan.lines, repr(target)]).encode()).hexdigest()[:16]
+    key = hashlib.sha256(json.dumps([_FORM, plan.stamp, plan.lines, repr(target)]).encode()).hexdigest()[:16]
     kept = cache / f"{key}.txt"
     if not plan.lines:
         return (), ""
@@ -126,11 +130,12 @@ def _chosen(
     has.mkdir()
     for name, version in target.has:
         _stub(has, name, version)
+    preferred = [f"{name}=={version}" for name, version in target.has] if target.exact else []
     files = {
         "asked": [_BUILD.sub(r"\1", one) for one in plan.lines],
         "fixed": [*plan.constraints, *target.fixed],
-        "chosen": [f"{name}=={version}" for name, version in target.has] if target.exact else [],
         "replaced": [],
+        **dict.fromkeys(("of-wheels", "chosen"), preferred),
     }
     if not (target.fixed or target.exact):  # any torch does
         _stub(has, "torch", "9999")
@@ -141,10 +146,10 @@ def _chosen(
     glibc = next((one for one in _GLIBC if one <= target.glibc), _GLIBC[-1])
     words += [f"{target.machine}-manylinux_2_{glibc}", *["--no-index"] * indexes.no_index]
 
-    def compiled(output: str, *more: str) -> Said:
-        return run_uv([*words, "-o", output, *more], env, folder=scratch)
+    def compiled(output: str, *more: str, python: str = sys.executable) -> Said:
+        return run_uv([*words, "-o", output, *more], env, folder=scratch, python=python)
 
-    said = compiled("chosen", "--no-build")  # no package's code runs here
+    said = compiled("of-wheels", "--no-build")
     while stubs := [
         stub
         for name in map(canonical, _NO_EXTRA.findall(said.told))
@@ -153,18 +158,24 @@ def _chosen(
     ]:
         for stub in stubs:
             stub.unlink()  # the package's own wheel says what its extras need
-        said = compiled("chosen", "--no-build")
-    if not said.failure:
-        # Held to wheels, uv takes a release of years ago where a newer one has none, without a word.
-        held, free = compiled("held", "--no-deps", "--no-build"), compiled("free", "--no-deps")
-        if held.lines != free.lines:
-            return None, ""
-        pins = (scratch / "chosen").read_text().splitlines()
-        return tuple(one for one in pins if (name_of(one), one.partition("==")[2]) not in target.has), ""
+        said = compiled("of-wheels", "--no-build")
     is_open = indexes.no_index and not target.exact and "provided package loc" in said.failure
-    if is_open or _BUILT.search(said.failure):
+    if is_open:
         return None, ""
-    return None, _explained(said.failure, plan, target)
+    if said.failure and not _BUILT.search(said.failure):
+        return None, _explained(said.failure, plan, target)
+    output = "of-wheels"
+    if said.failure or not indexes.prefer_binary:
+        # Held to wheels, uv takes a release of years ago, without a word, where a newer one or what that
+        # needs has none. Where metadata does not say what such a package needs, uv would run its code.
+        output, python = "chosen", python_without_builds(scratch)
+        said = compiled(output, "--no-build-isolation", python=python)
+        if unbuilt := _TO_BUILD.search(said.failure):
+            return None, f"a node must build {CREDENTIALS.sub('//', unbuilt[1])}"
+        if said.failure:
+            return None, _explained(said.failure, plan, target)
+    pins = (scratch / output).read_text().splitlines()
+    return tuple(one for one in pins if (name_of(one), one.partition("==")[2]) not in target.has), ""
 
 
 def _explained(failure: str, plan: EnvironmentPlan, target: Target) -> str:

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -24,8 +25,10 @@ class Said:
     failure: str = ""
 
 
-def run_uv(words: Sequence[str], env: Mapping[str, str], *, folder: Path) -> Said:
-    """Run uv in a folder, and return what it said; also that it is not there, or took too long.
+def run_uv(
+    words: Sequence[str], env: Mapping[str, str], *, folder: Path, python: str = sys.executable
+) -> Said:
+    """Run uv in a folder, for a Python, and return what it said; also that it is not there, or took too long.
 
     Its own settings, of this machine or a project, do not count, nor its variables but that of its cache:
     nodes install by pip, and both are to find packages in the same places.
@@ -36,7 +39,7 @@ def run_uv(words: Sequence[str], env: Mapping[str, str], *, folder: Path) -> Sai
     try:
         from uv import find_uv_bin
 
-        argv = [find_uv_bin(), *words, "--no-config", "--color", "never", "--python", sys.executable]
+        argv = [find_uv_bin(), *words, "--no-config", "--color", "never", "--python", python]
         done = subprocess.run(
             argv, cwd=folder, env=own, stdin=subprocess.DEVNULL, capture_output=True, timeout=_TIMEOUT_S
         )
@@ -49,3 +52,19 @@ def run_uv(words: Sequence[str], env: Mapping[str, str], *, folder: Path) -> Sai
     found = _ERROR.search(told)
     failure = " ".join(_FRAME.sub(" ", found[0] if found else told).split()).removeprefix("error: ")
     return Said(lines, told, (failure or "it failed") if done.returncode else "")
+
+
+def python_without_builds(folder: Path) -> str:
+    """Write a Python that builds no package, and return its path.
+
+    The first command that uv gives a Python is uv's own question what it is; this one answers it, as the path
+    by which uv calls it, and refuses all later ones, which would be a package's code.
+    """
+    program, once = folder / "python", shlex.quote(str(folder / "python-was-asked"))
+    answer = "import sys; sys.executable = sys._base_executable = sys.argv[1]; exec(sys.argv[-1])"
+    program.write_text(
+        f"#!/bin/sh\nmkdir {once} 2>&- || exit 1\n"
+        f'exec {shlex.quote(sys.executable)} -I -B -c {shlex.quote(answer)} "$0" "$@"\n'
+    )
+    program.chmod(0o700)
+    return str(program)

@@ -144,27 +144,30 @@ def test_what_needs_another_torch_deep_down_is_named(
 def test_a_package_without_a_wheel_is_built_on_the_node_also_one_of_a_url_or_of_git(
     lab: Callable[[int], Lab], index: Path, python: str, tmp_path: Path
 ) -> None:
-    """The newest release, where only an old one has a wheel; and one that is not pure Python."""
+    """The newest release, where only an old one has a wheel; one that is not pure Python; one deep down."""
     installed_wheel(index, "setuptools")
     compiled = "distclass=type('D', (Distribution,), {'has_ext_modules': lambda s: True}),"
     sdist(index, tmp_path, "deep_speed", compiled)
     wheel(index, "deep_speed", "0.3")
+    sdist(index, tmp_path, "deep_down", "")
+    wheel(index, "above", "2.0", requires=("deep_down",))
+    wheel(index, "above")
     sdist(tmp_path / "elsewhere", tmp_path, "pure", "")
     wheel(tmp_path / "elsewhere", "tiny", "2.0")
     make_repository(tmp_path / "repositories", "gitted")
     with serve_folder(tmp_path / "elsewhere") as server, serve_git(tmp_path / "repositories") as git:
         lines = (
             "Deep.Speed>=0.1",
+            "above",
             f"{server.url}/pure-1.0.tar.gz",
             f"tiny @ {server.url}/tiny-2.0-py3-none-any.whl ; python_version > '3'",
             f"git+{git.url}/gitted.git",
         )
         found = made(lab(2), dataclasses.replace(PLAN, lines=lines), python)
-    words = (
-        "import deep_speed, pure, tiny, gitted; print(*(x.VERSION for x in (deep_speed, pure, tiny, gitted)))"
-    )
+    names = "deep_speed, above, deep_down, pure, tiny, gitted"
+    words = f"import {names}; print(*(x.VERSION for x in ({names})))"
     for one in found.values():
-        assert imported(one.python, words) == "1.0 1.0 2.0 1.0 of git"
+        assert imported(one.python, words) == "1.0 2.0 1.0 1.0 2.0 1.0 of git"
     assert server.by_pip.count("GET /pure-1.0.tar.gz") == 2, "once for each node; uv here may look at it, too"
 
 

@@ -1,7 +1,9 @@
 """Packages of our own, so that no test needs an index."""
 
+import io
 import subprocess
 import sys
+import tarfile
 import zipfile
 from importlib import metadata
 from pathlib import Path
@@ -29,6 +31,24 @@ def wheel(
         file.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{needs}")
         file.writestr(f"{info}/WHEEL", f"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-{tag}\n")
         file.writestr(f"{info}/RECORD", "")
+
+
+def sdist(folder: Path, name: str, version: str = "1.0", *, info: str = "Metadata-Version: 2.2") -> None:
+    """Write the source of a package, with its metadata but for its name and version.
+
+    Its build backend lies in the archive, so that nothing has to be installed to run it.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    files = {
+        "PKG-INFO": f"{info}\nName: {name}\nVersion: {version}\n",
+        "pyproject.toml": '[build-system]\nrequires = []\nbuild-backend = "own"\nbackend-path = ["."]\n',
+        "own.py": f"open({str(folder.absolute() / 'it-ran')!r}, 'w').close()\n",
+    }
+    with tarfile.open(folder / f"{name}-{version}.tar.gz", "w:gz") as file:
+        for path, text in files.items():
+            member = tarfile.TarInfo(f"{name}-{version}/{path}")
+            member.size = len(text.encode())
+            file.addfile(member, io.BytesIO(text.encode()))
 
 
 def installed_wheel(folder: Path, name: str) -> None:

@@ -2,7 +2,6 @@
 
 import functools
 import http.server
-import shutil
 import subprocess
 import sys
 import threading
@@ -20,7 +19,7 @@ from awsddp.plan.requirements import name_of, read_requirements
 from awsddp.plan.resolve import check, choose, target_of
 from awsddp.spec import EnvSection
 from tests.nodes.servers import make_repository, serve_folder
-from tests.nodes.wheels import wheel
+from tests.nodes.wheels import sdist, wheel
 
 IMAGE = Platform(
     version="3.12.3",
@@ -159,25 +158,59 @@ def test_versions_are_chosen_once_for_all_nodes_and_those_of_the_image_stay(inde
     assert choose(planned("tiny<2\n"), target, cache=Path("cache"))[0] == ("tiny==1.0",)
 
 
-BACKEND = '[build-system]\nrequires = []\nbuild-backend = "own"\nbackend-path = ["."]\n'
+def chosen(text: str) -> tuple[tuple[str, ...] | None, str]:
+    plan = planned(text)
+    return choose(plan, target_of(plan, IMAGE), cache=Path("cache"))
 
 
-@pytest.mark.parametrize("line", ["to-build", "to-build[more]>0", "small\nto-build", "to-build @ {url}"])
+@pytest.mark.parametrize(
+    "line", ["to_build", "to_build[more]>0", "small\nto_build", "to_build @ {url}", "new"]
+)
 @pytest.mark.parametrize("has_old_wheel", [True, False])
-def test_no_code_of_a_package_runs_here(index: Path, line: str, has_old_wheel: bool) -> None:
-    """Its build backend lies in its archive, so that nothing has to be installed to run it."""
-    place, ran = Path("to-build-1.0"), Path("it-ran").absolute()
-    place.mkdir()
-    (place / "PKG-INFO").write_text("Metadata-Version: 2.1\nName: to-build\nVersion: 1.0\n")
-    (place / "pyproject.toml").write_text(BACKEND)
-    (place / "own.py").write_text(f"open({str(ran)!r}, 'w').close()")
-    shutil.make_archive(str(index / place.name), "gztar", ".", place.name)
-    if has_old_wheel:  # one that need not be built is not what was asked for
+@pytest.mark.parametrize("info", ["Metadata-Version: 1.0", "Metadata-Version: 2.2\nDynamic: Requires-Dist"])
+def test_no_code_of_a_package_runs_here(index: Path, line: str, has_old_wheel: bool, info: str) -> None:
+    """What it needs is known only once it is built, wherever in the tree it is."""
+    sdist(index, "to_build", info=info)
+    wheel(index, "new", "2.0", requires=("to_build>=1",))
+    if has_old_wheel:  # one that need not be built is not what an unrestricted resolver takes
         wheel(index, "to_build", "0.3")
+        wheel(index, "new", "1.0")
     with serve_folder(index) as server:
-        plan = planned(f"tiny\n{line.format(url=f'{server.url}/to-build-1.0.tar.gz')}\n")
-        assert choose(plan, target_of(plan, IMAGE), cache=Path("cache")) == (None, "")
-        assert checked(plan) == "" and not ran.exists()
+        named = line.format(url=f"{server.url}/to_build-1.0.tar.gz")
+        pins, why = chosen(f"tiny\n{named}\n")
+        assert pins is None and why.replace("-", "_").startswith("a node must build to_build")
+        assert checked(planned(f"tiny\n{named}\n")) == ("" if "url" in line else why)
+    assert not (index / "it-ran").exists()
+
+
+@pytest.mark.parametrize(
+    ("line", "pins"),
+    [
+        ("static", ("static==2.0", "tiny==1.0")),
+        ("static<2", ("static==1.0",)),
+        ("above", ("above==2.0", "static==2.0", "tiny==1.0")),
+        ("above\nforeign", ("above==2.0", "foreign==1.0", "static==2.0", "tiny==1.0")),
+        ("--prefer-binary\nabove", ("above==1.0",)),
+    ],
+)
+def test_the_newest_is_chosen_though_it_or_what_it_needs_has_no_wheel(
+    index: Path, line: str, pins: tuple[str, ...]
+) -> None:
+    """As hydra-core needs antlr4-python3-runtime 4.9.3: held to wheels, a resolver goes back by years."""
+    wheel(index, "static")
+    sdist(index, "static", "2.0", info="Metadata-Version: 2.2\nRequires-Dist: tiny")
+    wheel(index, "above", "2.0", requires=("static>=2",))
+    wheel(index, "above")
+    wheel(index, "foreign", tag="macosx_11_0_arm64")
+    sdist(index, "foreign")
+    assert chosen(line + "\n") == (pins, "")
+    assert not (index / "it-ran").exists()
+
+
+def test_what_a_package_without_a_wheel_excludes_is_refused(index: Path) -> None:
+    sdist(index, "static", info="Metadata-Version: 2.2\nRequires-Dist: numbers2<2")
+    with pytest.raises(ConfigError, match="static and numbers2>=2 exclude each other"):
+        checked(planned("static\nnumbers2>=2\n"))
 
 
 def test_what_holds_a_password_is_not_kept(index: Path) -> None:
