@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+from pathlib import Path
 from typing import Any
 
 import click
@@ -45,6 +46,25 @@ def job_overrides(given: dict[str, Given]) -> dict[str, Given]:
     return found | ({"job.args": list(words)} if words else {})
 
 
+def refuse_command(ctx: click.Context, options: Globals) -> None:
+    """Raise UsageError for the command line of a launcher, and for a file behind -- where no script is set:
+    they would be the arguments of another program.
+    """
+    from awsddp.cli.slips import starts_ranks
+
+    typed, words = ctx.params["script"], ctx.meta["awsddp.script_args"]
+    is_launcher = False
+    if typed is not None and not Path(typed).suffix and not Path(typed).exists() and not ctx.params["module"]:
+        is_launcher = starts_ranks([typed])
+    elif typed is None and words and not words[0].startswith("-"):
+        is_file = words[0].endswith((".py", ".sh")) or Path(words[0]).is_file()
+        is_launcher = starts_ranks(words) or (is_file and session.specs(options)[1].job.script is None)
+    if is_launcher:
+        raise click.UsageError(
+            f"{typed or words[0]}: SCRIPT is what each rank runs, and ARGS its arguments", ctx
+        )
+
+
 @click.command("train", cls=Launch)
 @click.argument("script", required=False, shell_complete=files)
 @session.options_of("train")
@@ -59,6 +79,7 @@ def train(ctx: click.Context, /, options: Globals, *, detach: bool, **given: Any
     {local_rank}, {world_size}, {local_world_size}, {node_rank}, {nnodes}, {master_addr}, {master_port},
     {init_file}, {resume} and {data}; a doubled brace is a brace.
     """
+    refuse_command(ctx, options)
     with session.opened(options, job_overrides(given)) as (cluster, show):
         with show.partial(job_page):
             told = cluster.train(on_lines=None if detach else show.lines).told
@@ -95,6 +116,7 @@ def run(ctx: click.Context, /, options: Globals, *, detach: bool, **given: Any) 
     """
     from awsddp.whole_run import run_job, with_idle
 
+    refuse_command(ctx, options)
     with session.opened(options, job_overrides(given), verb="run") as (cluster, show):
         confirm = launch_question(show, with_idle(cluster).spec)
         with show.partial(run_page):

@@ -17,7 +17,7 @@ from awsddp.cli.screen import Screen
 from awsddp.cluster import Cluster
 from awsddp.config import load, option_words
 from awsddp.errors import UsageError
-from awsddp.spec import FILE, OPTIONS, SECTIONS, Given, JobSpec
+from awsddp.spec import FILE, OPTIONS, SECTIONS, ClusterSpec, Given, JobSpec
 from awsddp.values import VARIABLE
 
 _ASSIGNMENT = re.compile(VARIABLE.pattern + "=", re.ASCII)
@@ -128,16 +128,21 @@ def _script_of(job: JobSpec) -> JobSpec:
     return dataclasses.replace(job, job=dataclasses.replace(job.job, script=inside))
 
 
+def specs(options: Globals, explicit: dict[str, Given] | None = None) -> tuple[ClusterSpec, JobSpec]:
+    """Return what was requested, by the global options, `explicit` and awsddp.toml. Raises ConfigError."""
+    values: dict[str, Given] = dict(_pair(text.removeprefix("="), sign="-o ") for text in options.override)
+    places = {"cluster.region": options.region, "cluster.profile": options.profile}
+    typed = {key: value for key, value in places.items() if value} | (explicit or {})
+    labels = {key: f"-o {key}" for key in values} | {key: _label(key) for key in typed}
+    return load(options.name, file=Path(FILE), overrides=values | typed, labels=labels)
+
+
 @contextlib.contextmanager
 def opened(
     options: Globals, explicit: dict[str, Given] | None = None, *, verb: Literal["train", "run"] = "train"
 ) -> Iterator[tuple[Cluster, Screen]]:
     """Yield a verb's cluster and its screen; `verb` is the one that starts a job."""
-    values: dict[str, Given] = dict(_pair(text.removeprefix("="), sign="-o ") for text in options.override)
-    places = {"cluster.region": options.region, "cluster.profile": options.profile}
-    typed = {key: value for key, value in places.items() if value} | (explicit or {})
-    labels = {key: f"-o {key}" for key in values} | {key: _label(key) for key in typed}
-    spec, job = load(options.name, file=Path(FILE), overrides=values | typed, labels=labels)
+    spec, job = specs(options, explicit)
     with contextlib.closing(Screen(options)) as screen:
         screen.begin()
         WATCH.pause = screen.pause
