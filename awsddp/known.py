@@ -329,17 +329,17 @@ def checkpoint_of(cluster: "Cluster") -> Checkpoint | None:
     if is_saved(asked):
         return _saved_checkpoint(cluster, asked)
     job = full_name(cluster, asked) or _last_job(cluster)
-    parts = newest_checkpoint(cluster.results / job)
+    checkpoint = newest_checkpoint(cluster.results / job)
     kept = saved_job(cluster.results / job)
-    if not parts and kept is not None and kept.save_to is not None:
+    if checkpoint is None and kept is not None and kept.save_to is not None:
         return _saved_checkpoint(cluster, f"{kept.save_to}/{job}")
-    if not parts:
+    if checkpoint is None:
         raise ConfigError(
             f"job {job} has no checkpoint here",
-            f"{cluster.results / job} has no run/latest, *.pt, *.pth, *.ckpt or distributed checkpoint",
+            f"{cluster.results / job} has no run/latest, and no file or folder that is all of a checkpoint",
             f"awsddp fetch {job}   # if its results are on the nodes",
         )
-    return Checkpoint(job=job, parts=tuple(parts))
+    return checkpoint
 
 
 def _saved_checkpoint(cluster: "Cluster", uri: str) -> Checkpoint:

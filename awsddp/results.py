@@ -168,7 +168,7 @@ def job_result(cluster: "Cluster", job: JobRecord, *, folder: Path | None = None
     """
     folder = folder or cluster.results / job.job
     kept, rows = ended_job(folder), metrics_of(folder)
-    saved = newest_checkpoint(folder) if job.state not in ACTIVE else ()
+    saved = newest_checkpoint(folder) if job.state not in ACTIVE else None
     return widened(
         JobDocument,
         job,
@@ -176,7 +176,7 @@ def job_result(cluster: "Cluster", job: JobRecord, *, folder: Path | None = None
         accuracy=report.last_value(rows, "accuracy"),
         data=_data(rows),
         fetched=is_fetched(folder, job),
-        checkpoint=f"{job.home}/{saved[0].relative_to(folder.resolve())}" if saved else None,
+        checkpoint=f"{job.home}/{saved.parts[0].relative_to(folder.resolve())}" if saved else None,
         missing=kept.missing if kept is not None else job.missing,
     )
 

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from awsddp import harmless
 from awsddp.answers import Manifest, ResultFile
 from awsddp.errors import ConfigError, UsageError
-from awsddp.jobs.supervisor.checkpoints import MARKS, SUFFIXES, is_whole
+from awsddp.jobs.supervisor.checkpoints import LATEST, Found, find_checkpoints, flaw_of, worth
 from awsddp.jobs.supervisor.manifest import sample
 
 _GIT_S = 2.0
@@ -171,61 +171,59 @@ def _key(name: str) -> str:
     return unicodedata.normalize("NFC", unicodedata.normalize("NFD", name).casefold())
 
 
-def newest_checkpoint(results: Path) -> list[Path]:
-    """Return the newest checkpoint of `results` (runs/JOB), a file or the parts of a folder, one per node.
+def newest_checkpoint(results: Path) -> "Checkpoint | None":
+    """Return the checkpoint of `results` (runs/JOB) to resume from (checkpoints.py), None if there is none.
 
-    A file or folder run/latest counts before all others. Nodes share no file system: a folder may have files
-    on each. Files of such a folder, and those whose end is missing, are not counted. Empty where there is
-    none.
+    Nodes share no file system: a folder may have files on each.
     """
-    results = results.resolve()
+    job, results = results.name, results.resolve()
     nodes = sorted(path for path in results.glob("node*") if path.is_dir())
-    latest = [one for node in nodes if (one := _inside(node / "run" / "latest", results)) is not None]
-    if not latest:
-        latest = _checkpoints(nodes)
-    if not latest:
-        return []
-    chosen = max(latest, key=_modified)
-    if chosen.is_file():
-        return [chosen]
-    path = Path(*chosen.relative_to(results).parts[1:])
-    return [node / path for node in nodes if (node / path).is_dir()]
+    by_path: defaultdict[str, list[Path]] = defaultdict(list)
+    for node in nodes:
+        for path in node.rglob("*"):
+            if path.is_file() and not path.is_symlink():
+                by_path[path.relative_to(node).as_posix()].append(path)
+    links = [link for node in nodes if (link := node / LATEST).is_symlink()]
+    targets = [link.resolve() for link in links]
+    named = {"/".join(one.relative_to(results).parts[1:]) for one in targets if one.is_relative_to(results)}
+    best: tuple[tuple[bool, bool, float], Checkpoint] | None = None
+    for one, paths in find_checkpoints(by_path, named).items():
+        files_of = [path for name in paths for path in by_path[name]]
+        for made, files in _made(job, results, one, files_of):
+            flaws = {path: flaw_of(path, path.as_posix()) for path in _described(one, files)}
+            if "torn" in flaws.values() and not one.trees:
+                continue
+            modified = max(path.stat().st_mtime for path in files)
+            key = worth(one.name, modified, is_weights="weights" in flaws.values(), named=named)
+            if best is None or key >= best[0]:
+                best = key, made
+    return best[1] if best else None
 
 
-def _inside(path: Path, results: Path) -> Path | None:
-    """Return what `path` leads to, None where that is nothing, or outside of the results."""
-    found = path.resolve()
-    return found if found.exists() and found.is_relative_to(results) else None
+def _made(
+    job: str, results: Path, one: Found, files: list[Path]
+) -> Iterator[tuple["Checkpoint", list[Path]]]:
+    """Yield a checkpoint with its files: of a file those of each node, of a folder all nodes together."""
+    if not one.trees:
+        for path in files:
+            yield Checkpoint(job=job, parts=(path,)), [path]
+        return
+    tops = sorted({results / path.relative_to(results).parts[0] / one.name for path in files})
+    yield Checkpoint(job=job, parts=tuple(tops), members=frozenset(files)), files
 
 
-def _checkpoints(nodes: list[Path]) -> list[Path]:
-    paths = [(node, path.relative_to(node)) for node in nodes for path in node.rglob("*") if _is_file(path)]
-    folders = {path.parent for _, path in paths if path.name in MARKS}
-    files = [
-        node / path
-        for node, path in paths
-        if path.suffix in SUFFIXES and folders.isdisjoint(path.parents) and is_whole(node / path)
-    ]
-    return files + [node / folder for node in nodes for folder in folders if (node / folder).is_dir()]
-
-
-def _is_file(path: Path) -> bool:
-    return path.is_file() and not path.is_symlink()
-
-
-def _modified(path: Path) -> float:
-    if path.is_file():
-        return path.stat().st_mtime
-    files = [one.stat().st_mtime for one in path.rglob("*") if one.is_file()]
-    return max(files, default=0.0)
+def _described(one: Found, files: Iterable[Path]) -> list[Path]:
+    """Return the files of a checkpoint that say what it holds."""
+    return [path for path in files if not one.trees or path.as_posix().endswith(f"/{one.name}/.metadata")]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """A checkpoint of the job `job`: a file, or the parts of a folder that its nodes have."""
+    """A checkpoint of the job `job`: a file, or the parts of a folder that its nodes have, with its files."""
 
     job: str
     parts: tuple[Path, ...]
+    members: frozenset[Path] = frozenset()
 
     @property
     def name(self) -> str:
@@ -250,10 +248,11 @@ class Checkpoint:
         beside = self.parts[0].parent
         with tempfile.TemporaryDirectory(dir=beside, prefix=".resume-") as folder:
             for part in self.parts:
-                if part.is_file():
-                    _link(part, Path(folder, self.name))
-                else:
-                    shutil.copytree(part, Path(folder, self.name), copy_function=_link, dirs_exist_ok=True)
+                for path in self.members or self.parts:
+                    if path.is_relative_to(part):
+                        target = Path(folder, self.name, path.relative_to(part))
+                        target.parent.mkdir(parents=True, exist_ok=True)
+                        _link(path, target)
             yield Path(folder)
 
 

@@ -1,12 +1,23 @@
 """Which checkpoint of a job's results --resume takes."""
 
+import io
+import json
 import os
+import pickle
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from awsddp.jobs.files import newest_checkpoint
+from awsddp.jobs.supervisor.checkpoints import flaw_of
+from awsddp.jobs.supervisor.shelf import Shelf
+
+
+def parts(results: Path) -> list[Path]:
+    checkpoint = newest_checkpoint(results)
+    return list(checkpoint.parts) if checkpoint else []
 
 
 @pytest.mark.parametrize(
@@ -33,6 +44,8 @@ from awsddp.jobs.files import newest_checkpoint
         (  # Hugging Face's Trainer: each rank adds its own file after the last one of rank 0
             [
                 "node0/out/checkpoint-2/model.safetensors",
+                "node0/out/checkpoint-2/optimizer.pt",
+                "node0/out/checkpoint-2/scheduler.pt",
                 "node0/out/checkpoint-2/trainer_state.json",
                 "node1/out/checkpoint-2/rng_state_2.pth",
             ],
@@ -46,7 +59,7 @@ def test_newest_checkpoint(tmp_path: Path, files: list[str], expected: list[str]
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
         os.utime(path, (moment, moment))
-    assert [str(path.relative_to(tmp_path)) for path in newest_checkpoint(tmp_path)] == expected
+    assert [str(path.relative_to(tmp_path)) for path in parts(tmp_path)] == expected
 
 
 def test_link_latest_counts_if_it_stays_in_the_results(tmp_path: Path) -> None:
@@ -55,11 +68,11 @@ def test_link_latest_counts_if_it_stays_in_the_results(tmp_path: Path) -> None:
     (run / "step-3.pt").touch()
     (run / "step-4.pt").touch()
     (run / "latest").symlink_to("step-3.pt")
-    assert newest_checkpoint(tmp_path / "job") == [run / "step-3.pt"]
+    assert parts(tmp_path / "job") == [run / "step-3.pt"]
     (run / "latest").unlink()
     (run / "latest").symlink_to(tmp_path)
     os.utime(run / "step-3.pt", (0, 0))
-    assert newest_checkpoint(tmp_path / "job") == [run / "step-4.pt"]
+    assert parts(tmp_path / "job") == [run / "step-4.pt"]
 
 
 def test_results_may_be_named_from_the_current_folder_or_through_a_link(
@@ -70,7 +83,7 @@ def test_results_may_be_named_from_the_current_folder_or_through_a_link(
     (latest / "__0.distcp").touch()
     (tmp_path / "runs").symlink_to("disk")
     monkeypatch.chdir(tmp_path)
-    assert newest_checkpoint(Path("runs", "job")) == [latest]
+    assert parts(Path("runs", "job")) == [latest]
 
 
 def test_file_whose_end_was_not_written_is_no_checkpoint(tmp_path: Path) -> None:
@@ -81,4 +94,206 @@ def test_file_whose_end_was_not_written_is_no_checkpoint(tmp_path: Path) -> None
     content = (run / "whole.pt").read_bytes()
     (run / "half.pt").write_bytes(content[:-1])
     os.utime(run / "whole.pt", (0, 0))
-    assert newest_checkpoint(tmp_path) == [run / "whole.pt"]
+    assert parts(tmp_path) == [run / "whole.pt"]
+
+
+STATES = {"model": {}, "optimizer": {"param_groups": []}}
+
+
+def torch_file(states: dict[str, Any]) -> bytes:
+    """Return what torch.save writes, as far as it is looked at: a zip with the pickle in a folder."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("archive/data.pkl", pickle.dumps(states))
+    return file.getvalue()
+
+
+def safetensors(length: int, written: int) -> bytes:
+    header = json.dumps({"w": {"dtype": "U8", "shape": [length], "data_offsets": [0, length]}}).encode()
+    return len(header).to_bytes(8, "little") + header + bytes(written)
+
+
+WHOLE, WEIGHTS = torch_file(STATES), torch_file({"layer.weight": []})
+TENSORS = safetensors(4, 4)
+TRAINER = ("model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state_0.pth", "trainer_state.json")
+FINAL = ("model.safetensors", "config.json", "training_args.bin", "trainer_state.json")
+FSDP = ("pytorch_model_fsdp_0/__0_0.distcp", "pytorch_model_fsdp_0/.metadata", "optimizer_0/__0_0.distcp")
+ACCELERATE = ("model.safetensors", "optimizer.bin", "scheduler.bin", "sampler.bin", "random_states_0.pkl")
+ZERO = ("mp_rank_00_model_states.pt", "bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt")
+
+
+def tree(folder: str, *names: str, node: int = 0) -> list[str]:
+    return [f"node{node}/{folder}/{name}" for name in names]
+
+
+LAYOUTS: dict[str, tuple[list[str], str | None]] = {
+    "Trainer, finished: the folder of the model is no checkpoint": (
+        [
+            *tree("out/checkpoint-10", *TRAINER),
+            *tree("out/checkpoint-20", *TRAINER),
+            *tree("out/checkpoint-20", "rng_state_2.pth", node=1),
+            *tree("out", *FINAL),
+        ],
+        "out/checkpoint-20",
+    ),
+    "Trainer, killed before the last file of the next one": (
+        [*tree("out/checkpoint-10", *TRAINER), *tree("out/checkpoint-20", *TRAINER[:-1])],
+        "out/checkpoint-10",
+    ),
+    "Trainer, only the model is saved": ([*tree("out/checkpoint-20", *FINAL), *tree("out", *FINAL)], None),
+    "Trainer with FSDP, sharded": (
+        [
+            *tree("out/checkpoint-20", *FSDP),
+            *tree("out/checkpoint-20", "optimizer_0/__1_0.distcp", node=1),
+            *tree("out/checkpoint-20", "optimizer_0/.metadata", "scheduler.pt", "trainer_state.json"),
+        ],
+        "out/checkpoint-20",
+    ),
+    "Trainer with FSDP, killed before the optimizer": (
+        [*tree("out/checkpoint-10", *TRAINER), *tree("out/checkpoint-20", *FSDP)],
+        "out/checkpoint-10",
+    ),
+    "Trainer with DeepSpeed": (
+        [
+            *(f"node0/out/checkpoint-20/global_step20/{name}" for name in ZERO),
+            *tree("out/checkpoint-20", "latest", "zero_to_fp32.py", "trainer_state.json"),
+            *tree("out", *FINAL),
+        ],
+        "out/checkpoint-20",
+    ),
+    "Accelerate, and the model that it saves at the end": (
+        [*tree("checkpoints/checkpoint_0", *ACCELERATE), *tree("final", "config.json", "model.safetensors")],
+        "checkpoints/checkpoint_0",
+    ),
+    "Accelerate, killed before the last file": (
+        [*tree("checkpoints/checkpoint_0", *ACCELERATE), *tree("checkpoints/checkpoint_1", *ACCELERATE[:-1])],
+        "checkpoints/checkpoint_0",
+    ),
+    "Accelerate with FSDP": (
+        tree("state", *FSDP, "optimizer_0/.metadata", "scheduler.bin", "random_states_0.pkl"),
+        "state",
+    ),
+    "Accelerate with DeepSpeed": (
+        [
+            *(f"node0/state/pytorch_model/{name}" for name in ZERO),
+            *tree("state", "latest", "random_states_0.pkl"),
+        ],
+        "state",
+    ),
+    "Lightning": (["node0/lightning_logs/version_0/checkpoints/epoch=1-step=8.ckpt"], None),
+    "Lightning, sharded": (
+        tree("logs/epoch=1-step=8.ckpt", "__0_0.distcp", ".metadata", "meta.pt"),
+        "logs/epoch=1-step=8.ckpt",
+    ),
+    "Lightning, sharded, killed before the last file": (
+        [
+            *tree("logs/epoch=0-step=4.ckpt", "__0_0.distcp", ".metadata", "meta.pt"),
+            *tree("logs/epoch=1-step=8.ckpt", "__0_0.distcp", ".metadata"),
+        ],
+        "logs/epoch=0-step=4.ckpt",
+    ),
+    "Lightning with DeepSpeed": (
+        [*(f"node0/logs/last.ckpt/checkpoint/{name}" for name in ZERO), "node0/logs/last.ckpt/latest"],
+        "logs/last.ckpt",
+    ),
+    "DeepSpeed in the run folder, whose `latest` is the name of a folder": (
+        [
+            *(f"node0/run/global_step10/{name}" for name in ZERO),
+            *(f"node1/run/global_step10/{name}" for name in ZERO[1:]),
+            "node0/run/latest",
+            *(f"node0/run/global_step20/{name}" for name in ZERO[:1]),
+            "node0/run/metrics.jsonl",
+        ],
+        "run",
+    ),
+    "DeepSpeed, killed in its first save": ([f"node0/ds/global_step10/{name}" for name in ZERO], None),
+    "torchtitan": (
+        [*tree("outputs/checkpoint/step-5", "__0_0.distcp", ".metadata"), "node0/outputs/tb/x"],
+        "outputs/checkpoint/step-5",
+    ),
+}
+LAYOUTS["Lightning"] = (LAYOUTS["Lightning"][0], LAYOUTS["Lightning"][0][0].removeprefix("node0/"))
+
+
+def content_of(name: str) -> bytes:
+    if name.endswith(".metadata"):
+        return pickle.dumps(STATES)
+    return safetensors(4, 4) if name.endswith(".safetensors") else WHOLE
+
+
+def written(results: Path, files: dict[str, bytes]) -> None:
+    for moment, (name, content) in enumerate(files.items()):
+        path = results / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+        os.utime(path, (moment, moment))
+
+
+def on_the_shelf(results: Path) -> str | None:
+    """Return the checkpoint that the first node names in S3, once all has been saved and rests."""
+    rows: dict[str, dict[str, Any]] = {}
+    for path in sorted(path for path in results.rglob("*") if path.is_file()):
+        home = path.relative_to(results).as_posix()
+        flaw = flaw_of(path, home)
+        row = {"modified": path.stat().st_mtime_ns, "parts": []}
+        rows[home] = {**row, flaw: True} if flaw else row
+    shelf = Shelf()
+    for look in (1, 9):  # a log that grows is pending for ever
+        shelf.take({node: {"look": look, "pending": [f"node{node}/run"]} for node in (0, 1)}, rows, {})
+    return shelf.checkpoint["name"] if shelf.checkpoint else None
+
+
+def here(results: Path) -> str | None:
+    checkpoint = newest_checkpoint(results)
+    return "/".join(checkpoint.parts[0].relative_to(results).parts[1:]) if checkpoint else None
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_newest_that_holds_all_of_a_checkpoint_is_taken_here_and_in_s3(
+    tmp_path: Path, layout: str
+) -> None:
+    files, expected = LAYOUTS[layout]
+    written(tmp_path, {name: content_of(name) for name in files})
+    assert here(tmp_path) == expected
+    assert on_the_shelf(tmp_path) == expected
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({"checkpoint.pth.tar": WHOLE}, "checkpoint.pth.tar"),
+        ({"a.tar": WHOLE, "shard-0.tar": b"a file" + bytes(2000)}, "a.tar"),
+        ({"a.tar": WHOLE, "b.tar": WHOLE[:-1], "c.tar": b""}, "a.tar"),
+        ({"old.tar": pickle.dumps(STATES, protocol=2)}, "old.tar"),
+        ({"step-1.pt": WHOLE, "final.pt": WEIGHTS}, "step-1.pt"),
+        ({"step-1.pt": WEIGHTS, "step-2.pt": WEIGHTS}, "step-2.pt"),
+        ({"step-1.pt": WHOLE, "step-2.safetensors": TENSORS}, "step-1.pt"),
+        ({"step-1.safetensors": TENSORS}, "step-1.safetensors"),
+        ({"step-1.safetensors": TENSORS, "step-2.safetensors": safetensors(4, 3)}, "step-1.safetensors"),
+        ({"step-1.safetensors": TENSORS, "step-2.safetensors": b""}, "step-1.safetensors"),
+        ({"model.safetensors": TENSORS, "adapter_model.safetensors": TENSORS}, None),
+        ({"1/.metadata": pickle.dumps(STATES), "2/.metadata": pickle.dumps({"model": 0})}, "1"),
+        ({"run/latest": b"any", "step-9.pt": WHOLE}, "run/latest"),
+        ({"run/latest/any": b"any", "step-9.pt": WHOLE}, "run/latest"),
+    ],
+)
+def test_a_file_is_a_checkpoint_if_it_is_whole_and_weights_alone_come_after_all_others(
+    tmp_path: Path, files: dict[str, bytes], expected: str | None
+) -> None:
+    written(tmp_path, {f"node0/{name}": content for name, content in files.items()})
+    assert here(tmp_path) == expected
+    assert on_the_shelf(tmp_path) == expected
+
+
+def test_of_a_folder_with_more_in_it_the_checkpoint_alone_is_sent(tmp_path: Path) -> None:
+    files, _ = LAYOUTS["DeepSpeed in the run folder, whose `latest` is the name of a folder"]
+    written(tmp_path, {name: content_of(name) for name in files})
+    checkpoint = newest_checkpoint(tmp_path)
+    assert checkpoint is not None
+    with checkpoint.staged() as folder:
+        sent = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+    assert sent == {
+        "run/latest",
+        *(f"run/global_step10/{name}" for name in ZERO),
+        f"run/global_step20/{ZERO[0]}",
+    }

@@ -27,7 +27,7 @@ from posixpath import basename, dirname
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
-from awsddp.jobs.supervisor.checkpoints import MARKS, SUFFIXES, is_whole
+from awsddp.jobs.supervisor.checkpoints import MARKS, SUFFIXES, flaw_of, folders_above
 from awsddp.jobs.supervisor.folder import CommandError, JobFolder, write_json
 from awsddp.jobs.supervisor.manifest import EVENTS, OURS, manifest, sample
 from awsddp.jobs.supervisor.objects import (
@@ -41,7 +41,7 @@ from awsddp.jobs.supervisor.objects import (
 )
 from awsddp.jobs.supervisor.pages import PageReader, Pages
 from awsddp.jobs.supervisor.requests import Manifest, plain
-from awsddp.jobs.supervisor.shelf import Shelf, folders_above, keys
+from awsddp.jobs.supervisor.shelf import Shelf, keys
 from awsddp.jobs.supervisor.trial import attempt, store_of
 from awsddp.jobs.supervisor.walk import in_range, open_file
 
@@ -132,7 +132,7 @@ class _File:
         self.inode = 0
         self.sent_at = self.check_at = -math.inf
         self.checked: Stamp | None = None
-        self.is_torn = False
+        self.flaw = ""
         self.moved = self.fails = 0
 
     @property
@@ -165,7 +165,7 @@ class _File:
         """Return what the node's list says of it."""
         assert self.saved is not None
         row = {"size": self.length, "modified": self.saved[1], "stamp": self.saved[2:], "sample": self.sample}
-        return {**row, "parts": self.parts, **({"torn": True} if self.is_torn else {})}
+        return {**row, "parts": self.parts, **({self.flaw: True} if self.flaw else {})}
 
 
 class _Sending(NamedTuple):
@@ -309,7 +309,8 @@ class Saver:
             self._generation, self._look = found["generation"] + 1, found["look"]
             for home, row in self._listed(found).items():
                 file = self._files[home] = _File()
-                file.parts, file.sample, file.is_torn = row["parts"], row["sample"], "torn" in row
+                file.parts, file.sample = row["parts"], row["sample"]
+                file.flaw = next((one for one in ("torn", "weights") if one in row), "")
                 file.saved = file.seen = (row["size"], row["modified"], *row["stamp"])
                 file.inode = row["stamp"][1]
                 file.version = self._version(home, row["parts"])
@@ -529,7 +530,7 @@ class Saver:
         etag, now = self._store.etag(self._at, key), os.fstat(one.held)
         if not _is_same(one.info, now):
             raise Changed(key)
-        file.is_torn = home.endswith(SUFFIXES) and not is_whole(_path(one.held))
+        file.flaw = flaw_of(_path(one.held), home)
         file.sample = sample(_path(one.held), now.st_size)
         file.turn(one.version)
         file.parts = [[key, now.st_size, etag, ""]]

@@ -9,17 +9,16 @@ PREFIX/JOB/parts/...     the parts of a file that is appended to: to be cut to t
 
 from __future__ import annotations
 
-from posixpath import basename, dirname, splitext
+from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
-from awsddp.jobs.supervisor.checkpoints import MARKS, SUFFIXES
+from awsddp.jobs.supervisor.checkpoints import LATEST, Found, find_checkpoints, worth
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     Rows = Mapping[str, Mapping[str, Any]]
 
-_LATEST = "run/latest"
 _RESTS = 2
 """For how many looks of every node a folder must not have changed."""
 
@@ -35,44 +34,45 @@ class Shelf:
         """Look at what all nodes of the job tell now, nodeK.json by node (an empty one has told nothing yet),
         and at the rows of their files and links.
         """
-        whole = list(self._whole(told, files))
-        named = {_LATEST, *(_path(links.get(f"node{node}/{_LATEST}", "")) for node in told)}
-        preferred = [one for one in whole if one["name"] in named]
-        chosen = max(preferred or whole, key=lambda one: one["modified"], default=None)
-        now = self.checkpoint
-        if chosen and (now is None or preferred or chosen["modified"] >= now["modified"]):
+        named = {_path(links.get(f"node{node}/{LATEST}", "")) for node in told}
+
+        def rank(one: Mapping[str, Any]) -> tuple[bool, bool, float]:
+            weights = {_path(home) for home, row in one["files"].items() if row.get("weights")}
+            is_weights = Found(one["name"]).is_weights(weights)
+            return worth(one["name"], one["modified"], is_weights=is_weights, named=named)
+
+        chosen = max(self._whole(told, files, named), key=rank, default=None)
+        if chosen and (self.checkpoint is None or rank(chosen) >= rank(self.checkpoint)):
             self.checkpoint = chosen
 
-    def _whole(self, told: Mapping[int, Mapping[str, Any]], files: Rows) -> Iterator[dict[str, Any]]:
-        rows = {home: row for home, row in files.items() if home.startswith("node")}
-        marked = {dirname(_path(home)) for home in rows if basename(home) in MARKS} - {""}
-        below: dict[str, dict[str, Any]] = {folder: {} for folder in marked}
-        for home, row in sorted(rows.items()) if marked else ():
-            for folder in marked.intersection(folders_above(_path(home))):
-                below[folder][home] = row
-        for folder, inside in sorted(below.items()):
-            if self._rests(folder, inside, told):
-                yield _checkpoint(folder, inside)
-        for home, row in rows.items():
-            path = _path(home)
-            if (
-                splitext(path)[1] in SUFFIXES
-                and not row.get("torn")
-                and marked.isdisjoint(folders_above(path))
-            ):
-                yield _checkpoint(path, {home: row})
+    def _whole(
+        self, told: Mapping[int, Mapping[str, Any]], files: Rows, named: set[str]
+    ) -> Iterator[dict[str, Any]]:
+        by_path: defaultdict[str, list[str]] = defaultdict(list)
+        for home in sorted(home for home in files if home.startswith("node")):
+            by_path[_path(home)].append(home)
+        for one, paths in find_checkpoints(by_path, named).items():
+            if one.trees:
+                inside = {home: files[home] for path in paths for home in by_path[path]}
+                if self._rests(one, inside, told):
+                    yield _checkpoint(one.name, inside)
+                continue
+            for home in by_path[one.name]:
+                if not files[home].get("torn"):
+                    yield _checkpoint(one.name, {home: files[home]})
 
-    def _rests(self, folder: str, inside: Rows, told: Mapping[int, Mapping[str, Any]]) -> bool:
+    def _rests(self, one: Found, inside: Rows, told: Mapping[int, Mapping[str, Any]]) -> bool:
         """Tell whether a folder has not changed on any node for some looks since it was seen as it is."""
         looks = {node: document.get("look", -1) for node, document in told.items()}
         is_pending = any(
-            _touches(pending, f"node{node}/{folder}/")
+            _touches(pending, f"node{node}/{tree}/")
+            for tree in one.trees
             for node, document in told.items()
             for pending in document.get("pending", ())
         )
-        seen = self._resting.get(folder)
+        seen = self._resting.get(one.name)
         if is_pending or min(looks.values()) < 0 or seen is None or seen[0] != inside:
-            self._resting[folder] = (inside, looks)
+            self._resting[one.name] = (inside, looks)
             return False
         return all(told[node].get("ended") or look >= seen[1][node] + _RESTS for node, look in looks.items())
 
@@ -80,12 +80,6 @@ class Shelf:
 def keys(checkpoint: Mapping[str, Any] | None) -> set[str]:
     """Return the keys that a checkpoint needs."""
     return {part[0] for row in checkpoint["files"].values() for part in row["parts"]} if checkpoint else set()
-
-
-def folders_above(path: str) -> Iterator[str]:
-    """Yield the folders that a path lies in, the nearest first."""
-    while path := dirname(path):
-        yield path
 
 
 def _touches(pending: str, folder: str) -> bool:
