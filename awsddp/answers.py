@@ -5,7 +5,6 @@ A node is not trusted: a rank runs the user's downloads, and may replace whateve
 
 import contextlib
 import json
-import os
 from collections.abc import Collection, Iterator, Mapping
 from datetime import datetime
 from typing import Annotated, Any, Literal, TypeVar
@@ -429,7 +428,9 @@ def check_manifest(manifest: Manifest, node: int, ranks: Collection[int]) -> Non
 def _check_path(path: str, *, top: str = "") -> None:
     """Refuse a path that may lead elsewhere than below `top`, or that no file can have."""
     parts = path.split("/")
-    if "\0" in path or any(part in ("", ".", "..") or len(os.fsencode(part)) > 255 for part in parts):
+    if "\0" in path or any(
+        part in ("", ".", "..") or len(part.encode("utf-8", "surrogateescape")) > 255 for part in parts
+    ):
         raise ValueError(f"invalid result path {path!r}")
     if not path.startswith(top):
         raise ValueError(f"{path!r} lies outside of {top}")

@@ -18,7 +18,7 @@ from awsddp.records import Listed, Node, Target
 from awsddp.report import Event, OnEvent
 from awsddp.spec import FILE, KEYWORDS, ClusterSpec, JobSpec
 from awsddp.state import Folder, Record, home
-from awsddp.values import check_name
+from awsddp.values import check_file_names, check_name
 
 if TYPE_CHECKING:
     from awsddp import returns
@@ -71,6 +71,7 @@ class Cluster:
         **keys: "Unpack[Keys]",
     ) -> None:
         check_name(name)
+        check_file_names()
         self.name = name
         self.local = local
         self.on_event = on_event

@@ -251,7 +251,7 @@ def fetch_all(cluster: "Cluster", listed: Listed) -> None:
     """End the jobs that still run, and fetch all unfetched results, before the nodes are terminated.
 
     Results of a node that no longer exists are named. Raises NodeError, with the jobs, the price and the next
-    steps, if results remain on nodes.
+    steps, if results remain on nodes; ConfigError if this machine cannot keep them.
     """
     owing = [node for node in listed.live if node.unfetched]
     if not owing:
@@ -265,6 +265,11 @@ def fetch_all(cluster: "Cluster", listed: Listed) -> None:
     try:
         if cluster.nodes:
             left = _fetch_owed(cluster, saved)
+    except ConfigError as error:  # of this machine, or another command's: nothing has to be lost for it
+        jobs = ", ".join(unfetched_jobs(owing))
+        message = f"no node is terminated: the results of {jobs} are not fetched"
+        why = f"{error.message}\n{error.why}".strip()
+        raise ConfigError(message, why, error.next.replace("awsddp fetch", "awsddp down")) from error
     except AwsddpError as error:
         raise _not_home(cluster, listed, owing, str(error)) from error
     for node in owing:

@@ -3,6 +3,7 @@
 import math
 import posixpath
 import re
+import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -25,6 +26,16 @@ _DATA_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}(?<!\.sent)")  # sync k
 _S3 = re.compile(r"s3://([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])((?:/[^\x00-\x1f\x7f]*)?)")
 _HF = re.compile(r"hf://datasets/(\w[\w.-]*(?:/\w[\w.-]*)?)(?:@(\w[\w./-]*))?", re.ASCII)
 _JUMP = re.compile(r"((?:\w[\w.@+-]*@)?)(?:\[([0-9A-Fa-f:.]+)\]|(\w[\w.-]*))(?::(\d{1,5}))?", re.ASCII)
+
+
+def check_file_names() -> None:
+    """Raise ConfigError if this process cannot write every file name that a node may send."""
+    if (encoding := sys.getfilesystemencoding()) != "utf-8":
+        raise ConfigError(
+            f"Python cannot write every file name here: its locale is {encoding}",
+            "results of a job may have any name",
+            "export PYTHONUTF8=1   # before Python starts; or LANG=C.UTF-8",
+        )
 
 
 def seconds(text: str) -> float:

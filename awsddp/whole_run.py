@@ -140,8 +140,8 @@ def _end(cluster: "Cluster", result: RunDocument) -> AwsddpError | None:
 def down_or_stop(cluster: "Cluster") -> DownDocument:
     """Terminate the cluster and return the `down` document; stop the nodes if results cannot be fetched.
 
-    Tries again for END_S while AWS does not answer. Raises NodeError that says that the nodes were stopped,
-    and what `down` raises, with what may still run, its price and how to end it.
+    Tries again for END_S while AWS does not answer. Raises NodeError or ConfigError that says that the nodes
+    were stopped, and what `down` raises, with what may still run, its price and how to end it.
     """
     from awsddp.aws.waits import CLOCK, growing
 
@@ -149,9 +149,9 @@ def down_or_stop(cluster: "Cluster") -> DownDocument:
     for pause in growing(2.0, 30.0):
         try:
             return _down_or_stop(cluster)
-        except (NodeError, LeftoverError):
-            raise
         except AwsddpError as error:
+            if isinstance(error, NodeError | LeftoverError | ConfigError) and not isinstance(error, InUse):
+                raise
             if not error.retryable or CLOCK.monotonic() >= until:
                 if not (isinstance(error, CloudError) and error.needs_login):  # the command line says it then
                     what_runs_on(cluster, error)
@@ -170,6 +170,10 @@ def _down_or_stop(cluster: "Cluster") -> DownDocument:
         if isinstance(error.__cause__, CloudError) and error.__cause__.retryable:
             raise error.__cause__ from error  # AWS kept the results from being released, no node
         raise _stopped(cluster, error) from error
+    except InUse:
+        raise
+    except ConfigError as error:  # this machine cannot keep the results
+        raise _stopped(cluster, error) from error
 
 
 def _unheard(on_lines: Callable[[bytes], None]) -> Callable[[bytes], None]:
@@ -182,12 +186,16 @@ def _unheard(on_lines: Callable[[bytes], None]) -> Callable[[bytes], None]:
     return tell
 
 
-def _stopped(cluster: "Cluster", error: NodeError) -> NodeError:
+def _stopped(cluster: "Cluster", error: NodeError | ConfigError) -> NodeError | ConfigError:
     """Stop the nodes whose results cannot be fetched, and return the error that says so.
 
     Raises CloudError where AWS does not answer.
     """
     record = cluster.folder.read()
+    kind: type[NodeError | ConfigError] = NodeError
+    ways = "awsddp up && awsddp fetch   # once they can be reached\nawsddp down --discard   # terminate them"
+    if isinstance(error, ConfigError):  # a fault of this machine is no reason to lose results
+        kind, ways = ConfigError, "awsddp up && awsddp down   # once this is corrected"
     try:
         stop(cluster, confirm=lambda _: None)
     except AwsddpError as second:
@@ -195,12 +203,12 @@ def _stopped(cluster: "Cluster", error: NodeError) -> NodeError:
             raise
         why = f"{error.why}\nstopping the nodes failed as well: {second.message}"
         still = f"\nthey still run{costs(record)}" if record is not None else ""
-        return NodeError(error.message, why + still, error.next)
+        return kind(error.message, why + still, error.next)
     cost = "" if record is not None and record.target.name == "local" else ", and cost a little,"
-    return NodeError(
+    return kind(
         f"{error.message}; the nodes were stopped",
         f"{error.why}\ntheir disks are kept{cost} until you terminate them",
-        "awsddp up && awsddp fetch   # once they can be reached\nawsddp down --discard   # terminate them",
+        ways,
     )
 
 

@@ -11,6 +11,20 @@ from awsddp.cli.command_line import WATCH, Globals, named
 from awsddp.errors import AwsddpError, CloudError, ConfigError, Interrupted, UsageError
 
 READER_GONE = 141
+_RIGHTS = "awsddp runs as you: give your user the right to use it"
+_SPACE = "free disk space, then the same command again"
+_LIMIT = "ulimit -n 4096   # files that a process may open; then the same command again"
+_OWN_FAULTS = {
+    errno.ENOSPC: _SPACE,
+    errno.EDQUOT: _SPACE,
+    errno.EACCES: _RIGHTS,
+    errno.EPERM: _RIGHTS,
+    errno.EROFS: "its file system is read-only: another folder, or mount it for writing",
+    errno.EMFILE: _LIMIT,
+    errno.ENFILE: _LIMIT,
+    errno.EIO: "its disk fails: dmesg",
+}
+"""What to do about an error of this machine's files."""
 
 
 def run(command: click.Command) -> int:
@@ -39,10 +53,17 @@ def run(command: click.Command) -> int:
             raise
         return _reader_gone()  # click exits itself where its echo meets a broken pipe
     except Exception as error:
-        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-            return show(ConfigError(f"cannot write {error.filename or 'the output'}", error.strerror or ""))
+        if isinstance(error, OSError) and error.errno in _OWN_FAULTS:
+            return show(_own_fault(error))
         return _unexpected(error)
     return result if isinstance(result, int) else 0
+
+
+def _own_fault(error: OSError) -> ConfigError:
+    """Return the error for a file, disk or limit of this machine that a verb met where none was expected."""
+    use = "use" if error.filename else "write"
+    path = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else "the output"
+    return ConfigError(f"cannot {use} {path}", error.strerror or "", _OWN_FAULTS[error.errno or 0])
 
 
 def show(error: AwsddpError) -> int:

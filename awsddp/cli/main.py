@@ -103,10 +103,18 @@ def main() -> None:
     """Run the command line and exit with the documented code."""
     from awsddp.cli.failures import run, show
 
+    _use_utf8()
     _open_streams()
     WATCH.install(show)
     _start_light()
     leave(run(cli))
+
+
+def _use_utf8() -> None:
+    """Start again in Python's UTF-8 mode where the locale cannot write every file name (PEP 540)."""
+    if sys.getfilesystemencoding() != "utf-8":
+        os.environ["PYTHONUTF8"] = "1"  # for programs that we start; -X goes before a PYTHONUTF8=0
+        os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])
 
 
 def _open_streams() -> None:
@@ -117,7 +125,18 @@ def _open_streams() -> None:
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, Path(os.devnull).open(mode))  # noqa: SIM115
+    if sys.flags.utf8_mode and "PYTHONIOENCODING" not in os.environ:
+        _keep_encoding_of_terminal()
     sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # as stderr is
+
+
+def _keep_encoding_of_terminal() -> None:
+    """Read and print in the locale's encoding; in UTF-8 where that is ASCII, as Python does by itself."""
+    import locale
+
+    if (encoding := locale.getencoding()) not in ("utf-8", "UTF-8", "ANSI_X3.4-1968", "US-ASCII"):
+        for stream in (sys.stdin, sys.stdout, sys.stderr):
+            stream.reconfigure(encoding=encoding)  # type: ignore[union-attr]
 
 
 def _start_light() -> None:

@@ -1,6 +1,7 @@
 """One SSH connection to one node: strict about its host key, patient while it boots, clear when it fails."""
 
 import contextlib
+import errno
 import logging
 import shlex
 import socket
@@ -219,6 +220,8 @@ def _dial(endpoint: Endpoint, jump: Jump | None, left_s: float) -> Line:
             return jump.dial(endpoint.host, endpoint.port, min(jump.dial_s, left_s))
         line = socket.create_connection((endpoint.host, endpoint.port), min(_DIAL_S, left_s))
     except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE):  # a limit of this machine
+            raise
         why = "no answer" if isinstance(error, TimeoutError) else error.strerror or str(error)
         if jump is not None:
             message = f"unreachable through {jump.name}"

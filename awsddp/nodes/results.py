@@ -77,7 +77,11 @@ def pull(
         if also is not None:
             results.write_last({**also(results.changed), **results.versions()})
     except OSError as error:
-        raise ConfigError(f"cannot write {target}", error.strerror or str(error)) from error
+        raise ConfigError(
+            f"cannot write {target}",
+            error.strerror or str(error),
+            "awsddp fetch -o job.results=DIR   # another folder; or correct this one, then: awsddp fetch",
+        ) from error
     finally:
         _remove_empty(results.part)
     return results.fetched
@@ -93,16 +97,28 @@ def by_rsync(ssh_config: Path) -> Transfer:
         # their times. What an earlier fetch was cut in is written on, and compared by blocks.
         words = ["-tL", "--modify-window=-1", "--inplace", "--no-implied-dirs"]
         words += rsync.SPARSE if any(one.sparse for one in files) else ()
-        rsync.transfer(
-            [*words, "--", f"{node_name(progress.node)}:/", f"{os.fspath(came)}/"],
-            [one.path for one in files],
-            ssh_config=ssh_config,
-            stop=stop,
-            progress=progress,
-            partly=True,
-        )
+        try:
+            rsync.transfer(
+                [*words, "--", f"{node_name(progress.node)}:/", f"{os.fspath(came)}/"],
+                [one.path for one in files],
+                ssh_config=ssh_config,
+                stop=stop,
+                progress=progress,
+                partly=True,
+            )
+        finally:
+            missing = [path for one in files if not (path := came / one.path.lstrip("/")).exists()]
+            if missing and not stop.is_set():
+                _try_to_write(max(missing, key=lambda path: len(path.name)))
 
     return transfer
+
+
+def _try_to_write(path: Path) -> None:
+    """Raise OSError if this machine, and not the node, is why a file did not come."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(bytes(4096))
+    path.unlink()
 
 
 class _Results:

@@ -313,13 +313,17 @@ class _Push:
             # Which files differ is known: rsync is not to find, by whole seconds, that they do not.
             options = ["-lpt", "--dirs", "--no-implied-dirs", "--ignore-times", "--modify-window=-1"]
             options += rsync.SPARSE if any(self._has_holes(entry) for entry in changed) else ()
-            rsync.transfer(
-                [*options, "--", f"{os.fspath(self._root)}/", f"{who}:{REMOTE_DIR}/{self._folder}/"],
-                [f"./{entry.path}" for entry in changed],  # rsync drops names that begin with # or ;
-                ssh_config=self._fleet.login.ssh_config,
-                stop=stop,
-                progress=rsync.Progress(node, f"sending {size}", sent.bytes, on_event),
-            )
+            try:
+                rsync.transfer(
+                    [*options, "--", f"{os.fspath(self._root)}/", f"{who}:{REMOTE_DIR}/{self._folder}/"],
+                    [f"./{entry.path}" for entry in changed],  # rsync drops names that begin with # or ;
+                    ssh_config=self._fleet.login.ssh_config,
+                    stop=stop,
+                    progress=rsync.Progress(node, f"sending {size}", sent.bytes, on_event),
+                )
+            except NodeFailure:
+                self._check_readable(changed)
+                raise
         on_event(Event(f"synced: {size}", who=who, fraction=1.0))
         return sent
 
@@ -354,6 +358,19 @@ class _Push:
         except OSError:
             return b""  # rsync says which
         return b"".join(parts)
+
+    def _check_readable(self, entries: Iterable[Entry]) -> None:
+        """Raise ConfigError if this machine, and not the node, is why a file could not be sent."""
+        for entry in entries:
+            path = Path(self._root, entry.path)
+            try:
+                if entry.kind == "f":
+                    path.open("rb").close()
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                ignore = f"awsddp sync -o 'sync.ignore=[\"{entry.path}\"]'   # or leave it here"
+                raise ConfigError(f"cannot read {path}", error.strerror or str(error), ignore) from error
 
     def _has_holes(self, entry: Entry) -> bool:
         with contextlib.suppress(OSError):

@@ -1,13 +1,16 @@
 """What people type wrong: the documented exit code, a message that names the place, never a traceback."""
 
+import errno
 import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
+import click
 import pytest
 
+from awsddp.cli import failures
 from awsddp.errors import NotFoundError
 from awsddp.known import choose_job
 from awsddp.records import JobRecord
@@ -188,6 +191,55 @@ def test_a_character_that_the_output_cannot_hold_is_escaped(cluster: Lab) -> Non
         del cluster.environ["PYTHONIOENCODING"]
     assert shown.returncode == 0, shown.stderr
     assert r"tr\xe4n.py" in shown.stdout
+
+
+ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+"""A locale that no file name of another alphabet fits."""
+
+
+def test_names_that_the_locale_cannot_write_are_read_and_written(lab: Lab) -> None:
+    program = (
+        "import sys; from awsddp.cli import failures, main; "
+        r"failures.run = lambda _: open('\u5b66.pt', 'w').close() or print(sys.argv[1], '\u00e4') or 0; "
+        "main.main()"
+    )
+    shown = subprocess.run(
+        [sys.executable, "-c", program, "--学"], cwd=lab.project, env=lab.environ | ASCII, capture_output=True
+    )
+    assert shown.stdout.decode() == "--学 ä\n", shown.stderr
+    assert (lab.project / "学.pt").exists()
+
+
+def test_python_whose_locale_cannot_write_every_name_is_refused_before_any_request(lab: Lab) -> None:
+    program = "import awsddp; awsddp.Cluster('c', local=True)"
+    shown = subprocess.run(
+        [sys.executable, "-c", program], env=lab.environ | ASCII, capture_output=True, text=True
+    )
+    assert "cannot write every file name" in shown.stderr
+    assert "PYTHONUTF8=1" in shown.stderr
+
+
+@pytest.mark.parametrize(
+    ("error", "next"),
+    [
+        (OSError(errno.EACCES, "Permission denied", "runs/j/job.json"), "your user"),
+        (OSError(errno.EROFS, "Read-only file system", "runs"), "another folder"),
+        (OSError(errno.EMFILE, "Too many open files"), "ulimit -n"),
+    ],
+)
+def test_fault_of_this_machine_is_no_bug_of_ours(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: OSError, next: str
+) -> None:
+    @click.command()
+    def verb() -> None:
+        raise error
+
+    monkeypatch.setattr(sys, "argv", ["awsddp"])
+    assert failures.run(verb) == 3
+    shown = capsys.readouterr().err
+    assert "bug" not in shown
+    assert f"{error.strerror}" in shown
+    assert next in shown
 
 
 def test_without_a_cluster_the_way_to_one_is_named(lab: Lab) -> None:

@@ -14,7 +14,7 @@ from awsddp import search
 from awsddp.aws import clusters, power
 from awsddp.cluster import Cluster
 from awsddp.down import fetch_all
-from awsddp.errors import CloudError, NodeError
+from awsddp.errors import CloudError, ConfigError, NodeError
 from awsddp.fetch import bring, fetch
 from awsddp.follow import Watch, attend, finish, logs, merger_of
 from awsddp.known import jobs_of_all as jobs
@@ -123,6 +123,18 @@ def test_down_fetches_what_there_is_and_ends_what_a_lost_node_cannot_hold_up(owe
     owed.replace_node(1)
     end(owed)
     assert (at_home(owed), owed.tags["i-0"], LOST in owed.said) == (["node0"], [], True)
+
+
+def test_fault_of_this_machine_ends_no_node_and_advises_no_loss(owed: World) -> None:
+    (owed.project / "runs/j").mkdir(parents=True)
+    (owed.project / "runs/j/.part").write_text("a file in the way")
+    with pytest.raises(
+        ConfigError, match="no node is terminated: the results of j are not fetched"
+    ) as refused:
+        end(owed)
+    assert "cannot write" in refused.value.why
+    assert "--discard" not in refused.value.next
+    assert owed.tags == {"i-0": ["j"], "i-1": ["j"]}
 
 
 def test_down_offers_up_for_the_node_that_is_stopped_and_releases_the_other(owed: World) -> None:

@@ -67,6 +67,18 @@ def test_verdict_is_told_where_the_nodes_keep_the_results(
     assert (error.value.result.train, error.value.result.down) == (DONE, None)
 
 
+def test_nodes_are_stopped_where_this_machine_cannot_keep_their_results(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = Parts(
+        monkeypatch, train=partly(), down=ConfigError("cannot write runs/j", "No space left on device")
+    )
+    with pytest.raises(ConfigError, match=r"^cannot write runs/j; the nodes were stopped") as error:
+        ran(world)
+    assert parts.called[-1] == "stop"
+    assert error.value.next == "awsddp up && awsddp down   # once this is corrected"
+
+
 def test_what_aws_refuses_for_good_is_not_tried_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     Parts(monkeypatch, down=CloudError("AWS refuses TerminateInstances"))
     monkeypatch.setitem(vars(waits.CLOCK), "sleep", lambda seconds: pytest.fail("it is tried again"))

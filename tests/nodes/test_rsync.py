@@ -1,0 +1,53 @@
+"""Transfers that fail on this machine: its rsync is the real one, its ssh runs the other side here."""
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from awsddp.answers import ResultFile
+from awsddp.nodes import rsync
+from awsddp.nodes.failures import NodeFailure
+from awsddp.nodes.results import by_rsync
+from awsddp.parallel import ignore
+
+NONE = Path("/none")
+PROC = "/proc/self/fd/"
+"""A folder in which nobody, not even root, can make a file."""
+
+
+@pytest.fixture
+def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of a node that any host name leads to."""
+    program = tmp_path / "ssh"
+    program.write_text('#!/bin/bash\nwhile [ "$1" != rsync ]; do shift; done\nexec "$@"\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    folder = tmp_path / "node"
+    folder.mkdir()
+    (folder / "model.pt").write_bytes(b"weights")
+    return folder
+
+
+def transfer(source: str, target: str) -> None:
+    progress = rsync.Progress(0, "", 7, ignore)
+    stop = threading.Event()
+    rsync.transfer(["-t", source, target], ["model.pt"], ssh_config=NONE, stop=stop, progress=progress)
+
+
+def test_folder_here_that_cannot_be_written_is_no_failure_of_the_node(node: Path) -> None:
+    model = ResultFile(path=str(node / "model.pt"), home="node0/model.pt", size=7, node=0)
+    with pytest.raises(OSError, match=PROC):
+        by_rsync(NONE)([model], Path(PROC), rsync.Progress(0, "", 7, ignore), threading.Event())
+
+
+def test_file_that_is_gone_on_the_node_is_no_failure_of_this_machine(node: Path, tmp_path: Path) -> None:
+    gone = ResultFile(path=str(node / "gone.pt"), home="node0/gone.pt", size=7, node=0)
+    by_rsync(NONE)([gone], tmp_path / "here", rsync.Progress(0, "", 7, ignore), threading.Event())
+    assert not [path for path in (tmp_path / "here").rglob("*") if path.is_file()]
+
+
+def test_folder_of_a_node_that_cannot_be_written_is_a_failure_of_the_node(node: Path) -> None:
+    with pytest.raises(NodeFailure, match="some files could not be transferred"):
+        transfer(f"{node}/", f"host:{PROC}")
