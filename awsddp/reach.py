@@ -152,10 +152,17 @@ def reach_jump(cluster: "Cluster") -> None:
 
 def login(cluster: "Cluster", record: Record | None = None) -> "Login":
     """Return what a login needs beside the address: key, known host keys, jump host."""
+    from awsddp.nodes.hostkeys import bare
     from awsddp.nodes.login import Login
 
-    folder, jump = cluster.folder, jump_of(cluster, record or cluster.record)
-    return Login(key=folder.key, known_hosts=folder.known_hosts, ssh_config=folder.ssh_config, jump=jump)
+    folder, record = cluster.folder, record or cluster.record
+    return Login(
+        key=folder.key,
+        known_hosts=folder.known_hosts,
+        ssh_config=folder.ssh_config,
+        jump=jump_of(cluster, record),
+        boot_key=bare(record.intent.host_key) if record.intent and record.intent.host_key else "",
+    )
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import itertools
 import logging
 import shlex
 import socket
@@ -33,6 +34,11 @@ _KEEPALIVE_S = 10
 _UNANSWERED_MS = 30_000
 _EARLY_S = 15.0
 _LOGIN_PATIENCE_S = 5.0  # at boot sshd may answer a moment before the account is there
+# sshd 9.8 and later adds 5 s of penalty per login that PAM refuses, and drops whoever has more than 15 s:
+# PerSourcePenalties in https://man.openbsd.org/sshd_config. With these pauses, then 5 s, it is at most 14 s.
+_CLOSED_PAUSES_S = (1.0, 2.0, 3.0)
+_LAST_CLOSED_PAUSE_S = 5.0
+_BOOT_KEY_PAUSE_S = 1.0  # each connection that ends before a login is 1 s of penalty
 _FORWARDING = (
     "awsddp exec -- grep -riE 'TcpForwarding|PermitListen|DisableForwarding' /etc/ssh   # what forbids it\n"
     "-o env.packages_from=node   # where nodes have internet"
@@ -153,10 +159,13 @@ def connect(
 
     Raises NodeFailure: at once for a host key that is not accepted, after a few seconds for a login that is
     refused, at the deadline for the rest, with the last cause; JumpFailure where the jump host forbids it.
+    An image may show keys of its own until cloud-init has written the temporary one of the launch, so a node
+    that has not shown that yet is tried again: nothing is sent to it before.
     """
     began = time.monotonic()
     refused_since: float | None = None
-    told, pause = "", 0.1
+    told, next_pause = "", 0.1
+    closed_pauses = itertools.chain(_CLOSED_PAUSES_S, itertools.repeat(_LAST_CLOSED_PAUSE_S))
     while True:
         try:
             left_s = max(1.0, began + deadline_s - time.monotonic())
@@ -165,13 +174,29 @@ def connect(
             now = time.monotonic()
             refused_since = (refused_since or now) if failure.layer == "login" else None
             tired = refused_since is not None and now - refused_since >= _LOGIN_PATIENCE_S
-            if failure.layer == "host key" or tired or now + pause > began + deadline_s or stop.is_set():
+            pause = next_pause
+            if isinstance(failure, _LoginClosed):
+                pause = next(closed_pauses)
+            elif failure.layer == "host key":
+                tired, pause = not _awaits_boot_key(endpoint, login), _BOOT_KEY_PAUSE_S
+            if tired or now + pause > began + deadline_s or stop.is_set():
                 raise
             if failure.layer != told:
                 told = failure.layer
                 on_event(Event(f"waiting for SSH ({told})", who=node_name(endpoint.node)))
         stop.wait(pause)
-        pause = min(1.0 if login.jump else 0.3, pause * 1.3)  # over a jump host each try is a process
+        next_pause = min(
+            1.0 if login.jump else 0.3, next_pause * 1.3
+        )  # over a jump host each try is a process
+
+
+class _LoginClosed(NodeFailure):
+    """The node closed the connection during the login, as pam_nologin does while "System is booting up"."""
+
+
+def _awaits_boot_key(endpoint: Endpoint, login: Login) -> bool:
+    """Whether the temporary key of a launch is the only host key that the node may show."""
+    return hostkeys.read(login.known_hosts).get(endpoint.instance_id) == (login.boot_key,)
 
 
 def preconnect(endpoints: Collection[Endpoint], login: Login) -> Preconnect:
@@ -255,6 +280,7 @@ def _log_in(endpoint: Endpoint, transport: paramiko.Transport, key: paramiko.PKe
     except (paramiko.SSHException, OSError, EOFError) as error:
         said = (transport.get_banner() or b"").decode(errors="replace").strip()
         why = said or str(error)
-        if not transport.is_active():  # as pam_nologin does while "System is booting up"
-            raise endpoint.failure("banner", "connection closed during login", why) from error
+        if not transport.is_active():
+            message = f"connection closed during login ({endpoint})"
+            raise _LoginClosed(endpoint.node, "banner", message, why) from error
         raise endpoint.failure("login", f"login refused for {endpoint.user}", why) from error

@@ -269,13 +269,15 @@ class Login:
     """What a login to any node of a cluster needs beside its endpoint.
 
     `key` is the file of the login key, `known_hosts` the accepted host keys by instance id, `jump` the jump
-    host; `ssh_config` says all this to the system's ssh, which rsync uses.
+    host; `ssh_config` says all this to the system's ssh, which rsync uses. `boot_key` is the temporary host
+    key of a launch that is not finished, "" for none.
     """
 
     key: Path
     known_hosts: Path
     ssh_config: Path
     jump: Jump | None = None
+    boot_key: str = ""
 
 
 def ssh_config(endpoints: Sequence[Endpoint], login: Login, *, prefix: str = "") -> str:

@@ -1,7 +1,9 @@
+import getpass
 import os
 import signal
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import paramiko
@@ -10,10 +12,11 @@ import pytest
 from awsddp import parallel
 from awsddp.errors import ConfigError, NodeError
 from awsddp.nodes import hostkeys
+from awsddp.nodes.connection import connect, load_key
 from awsddp.nodes.failures import NodeFailure
 from awsddp.nodes.hostkeys import make_key
 from awsddp.nodes.transport import Fleet, Result, command_line
-from awsddp.parallel import NodesFailed, split
+from awsddp.parallel import NodesFailed, ignore, split
 from awsddp.report import Event
 from tests.nodes.ssh_hosts import Lab, wait_until
 
@@ -142,6 +145,81 @@ def test_a_host_key_that_is_not_the_known_one_ends_it_at_once(lab: MakeLab) -> N
     assert layers(caught.value) == {1: "host key"}
     assert caught.value.exit_code == 6
     assert two.hosts[1].host in str(caught.value)
+
+
+def test_a_node_in_its_boot_may_show_another_host_key_first_and_is_sent_nothing(lab: MakeLab) -> None:
+    one = lab(1)
+    host, temporary = one.hosts[0], make_key("temporary")
+    hostkeys.settle(one.known_hosts, {host.endpoint.instance_id: temporary.public})
+    said: list[Event] = []
+
+    def show_it(event: Event) -> None:
+        said.append(event)
+        host.stop()
+        (host.root / "etc/ssh/ssh_host_ed25519_key").write_text(temporary.private)
+        (host.root / "log").rename(host.root / "log of the foreign key")
+        host.start()
+
+    login = replace(one.login(), boot_key=hostkeys.bare(temporary.public))
+    with Fleet(one.endpoints(), login, deadline_s=60, on_event=show_it) as fleet:
+        assert fleet.host_key(0) == hostkeys.bare(temporary.public)
+    assert said == [Event("waiting for SSH (host key)", who="node0")]
+    before = (host.root / "log of the foreign key").read_text()
+    assert "Connection from" in before
+    assert getpass.getuser() not in before, "no name was sent, and no key"
+
+
+def test_a_foreign_host_key_is_refused_at_the_boot_deadline(lab: MakeLab) -> None:
+    one = lab(1)
+    temporary = hostkeys.bare(make_key("temporary").public)
+    hostkeys.settle(one.known_hosts, {one.hosts[0].endpoint.instance_id: temporary})
+    login = replace(one.login(), boot_key=temporary)
+    with pytest.raises(NodesFailed) as caught, Fleet(one.endpoints(), login, deadline_s=1.5):
+        pass
+    assert layers(caught.value) == {0: "host key"}
+
+
+def test_a_node_that_has_shown_its_last_host_key_is_in_its_boot_no_more(lab: MakeLab) -> None:
+    one = lab(1)
+    temporary, last = (hostkeys.bare(make_key(name).public) for name in ("temporary", "last"))
+    hostkeys.settle(one.known_hosts, {one.hosts[0].endpoint.instance_id: temporary})
+    hostkeys.accept(one.known_hosts, {one.hosts[0].endpoint.instance_id: last})
+    login = replace(one.login(), boot_key=temporary)
+    with pytest.raises(NodesFailed) as caught, Fleet(one.endpoints(), login, deadline_s=3600):
+        pass
+    assert layers(caught.value) == {0: "host key"}
+
+
+def test_logins_that_a_booting_node_closes_stay_below_what_sshd_locks_out_for(lab: MakeLab) -> None:
+    """sshd_config(5), PerSourcePenalties: 5 s each, taken off by the second; over 15 s the address is out."""
+
+    class Waits(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            pauses.append(timeout or 0.0)
+            if len(pauses) == 20:
+                self.set()
+            return True
+
+    one, pauses, penalty_s = lab(1), list[float](), 5.0
+    host = one.hosts[0]
+    host.stop()
+    (host.root / "authorized_keys").write_text("")
+    with (host.root / "sshd_config").open("a") as config:
+        config.write("MaxAuthTries 1\n")  # closes the connection, as PAM does
+    host.start()
+    with pytest.raises(NodeFailure, match="connection closed during login"):
+        connect(
+            host.endpoint,
+            key=load_key(one.key),
+            login=one.login(),
+            deadline_s=3600,
+            stop=Waits(),
+            on_event=ignore,
+        )
+    assert pauses[0] == 1
+    for pause in pauses:
+        penalty_s = max(0.0, penalty_s - pause) + 5
+        assert penalty_s <= 15
 
 
 def test_a_node_whose_host_key_is_not_known_is_not_even_called(lab: MakeLab) -> None:
