@@ -271,6 +271,7 @@ class OffersDocument(Document):
     target: TargetName
     nodes: int
     price_date: str
+    price_source: str
     offers: tuple[Offer, ...]
 
 

@@ -19,7 +19,7 @@ from awsddp.parallel import NodesFailed, both, import_soon
 from awsddp.plan import refuse_untried
 from awsddp.plan.converge import TYPE_KEYS, is_of_type
 from awsddp.plan.environment import make_environment_plan, refuse_unlike
-from awsddp.plan.records import Facts, LaunchPlan
+from awsddp.plan.records import LIST_PRICE, Facts, LaunchPlan
 from awsddp.plan.selection import offers as offered
 from awsddp.reach import REACH_S, listed_files, publish, reach_jump
 from awsddp.reconcile import (
@@ -420,6 +420,7 @@ def offers(cluster: "Cluster") -> OffersDocument:
         target=facts.target,
         nodes=cluster.spec.cluster.nodes,
         price_date=facts.price_date if facts.prices else PRICE_DATE,
+        price_source="AWS Pricing API" if facts.prices else LIST_PRICE,
         offers=tuple(
             Offer(
                 **vars(choice),

@@ -5,8 +5,9 @@ import re
 import socket
 import urllib.request
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, wait
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from http.client import HTTPException
@@ -64,7 +65,7 @@ def gather(aws: Aws, spec: ClusterSpec, *, caller_address: str | None, target: T
     offers = soon(_offers, aws, known)
     described = {name: soon(_describe_type, aws, name) for name in asked if name not in GPU_TYPES}
     quotas = {code: soon(_quota, aws, code) for code in _quota_codes(spec, asked)}
-    listed = soon(prices.on_demand, aws, known)
+    listed = soon(prices.on_demand, aws, known, named=next(iter(asked), None))
     on_spot = known if spec.cluster.spot else []
     market = soon(prices.spot, aws, on_spot)
     budgeted = on_spot if spec.cluster.budget_usd is not None else []
@@ -147,17 +148,25 @@ def _gpu_type(described: Reply) -> GpuType:
     return GpuType(
         name=described["InstanceType"],
         gpu=name,
-        gpus=sum(int(gpu.get("Count", 0)) for gpu in gpus),
+        # Of a part of a GPU, Count is 0: https://github.com/aws/aws-cli/issues/9659
+        gpus=sum(int(gpu.get("Count") or gpu.get("LogicalGpuCount", 0)) for gpu in gpus),
         memory_gb=gpus[0]["MemoryInfo"]["SizeInMiB"] / 1024 if gpus else 0,
         vcpus=described["VCpuInfo"]["DefaultVCpus"],
         ram_gb=described["MemoryInfo"]["SizeInMiB"] / 1024,
-        network=network.get("NetworkPerformance", "").removesuffix(" Gigabit").replace("Up to ", "<="),
+        network=_gbit(network.get("NetworkPerformance", "")),
         efa=network.get("EfaInfo", {}).get("MaximumEfaInterfaces", 0),
         cards=int(network.get("MaximumNetworkCards", 1)),
         bare_metal=bool(described.get("BareMetal")),
         store_gb=described.get("InstanceStorageInfo", {}).get("TotalSizeInGB", 0),
         cpu=described.get("ProcessorInfo", {}).get("SupportedArchitectures", ["x86_64"])[-1],
+        share=float(gpus[0].get("GpuPartitionSize", 1)) if gpus else 1,
     )
+
+
+def _gbit(performance: str) -> str:
+    """Return a network performance as the table has it: "Up to 10 Gigabit" is "<=10"."""
+    text = performance.removesuffix(" Gigabit").replace("Up to ", "<=")
+    return re.sub(r"^(\d+)x ", r"\1 x ", text)
 
 
 def _quota_codes(spec: ClusterSpec, asked: Iterable[str]) -> set[str]:
@@ -198,7 +207,8 @@ def find_image(aws: Aws, asked: str | None) -> Image:
     """Return the image to launch.
 
     `asked` is an id ("ami-..."), an SSM parameter ("/aws/service/..."), or a name, in which `*` stands for
-    anything; None means the newest Deep Learning AMI with PyTorch. Raises ConfigError where there is none.
+    anything; None means the newest Deep Learning AMI with a PyTorch that the table has. Raises ConfigError
+    where there is none.
     """
     place, tried = "cluster.image", asked or releases.DLAMI_NAMES
     parameter = tried.removeprefix("resolve:ssm:")
@@ -207,9 +217,9 @@ def find_image(aws: Aws, asked: str | None) -> Image:
     elif asked.startswith("ami-"):
         found = _image_of_id(aws, asked)
     elif parameter.startswith("/"):
-        found = _image_of_parameter(aws, (parameter,))
+        found = _image_of_parameter(aws, parameter)
     else:
-        found = _image_of_name(aws, asked)
+        found = _newest(_images_of_name(aws, asked))
     if found is None:
         raise ConfigError(
             f"{place}: no image {tried!r} in {aws.region}",
@@ -222,35 +232,45 @@ def find_image(aws: Aws, asked: str | None) -> Image:
 
 
 def _newest_image(aws: Aws) -> Image | None:
-    found = unless_refused(lambda: _image_of_parameter(aws, releases.DLAMI_PARAMETERS))
-    return found or _image_of_name(aws, releases.DLAMI_NAMES)  # which needs no permission in SSM
+    """Return the newest Deep Learning AMI with a PyTorch that the table has; where it has none, the newest.
+
+    It is looked for by name, as a parameter of SSM would need a permission of its own: what is newest would
+    depend on that.
+    """
+    images = _images_of_name(aws, releases.DLAMI_NAMES, owners=["amazon"])
+    newest = _newest([image for image in images if releases.in_table(image.name)] or images)
+    strange = _newest(images)
+    if newest is None or strange is None or not releases.unknown_torch(strange.name):
+        return newest
+    return replace(newest, newer=strange.name)
 
 
-def _image_of_parameter(aws: Aws, names: tuple[str, ...]) -> Image | None:
-    """Return the image that the first of these SSM parameters names; None where there is none."""
-    reply = aws.call("GetParameters", {"Names": list(names)}, service="ssm")
-    values = {parameter["Name"]: parameter["Value"] for parameter in reply["Parameters"]}
-    first = next((values[name] for name in names if name in values), None)
-    return _image_of_id(aws, first) if first else None
+def _image_of_parameter(aws: Aws, name: str) -> Image | None:
+    """Return the image that an SSM parameter names; None where there is none."""
+    reply = aws.call("GetParameters", {"Names": [name]}, service="ssm")
+    return _image_of_id(aws, reply["Parameters"][0]["Value"]) if reply["Parameters"] else None
 
 
 def _image_of_id(aws: Aws, image_id: str) -> Image | None:
     none = ("InvalidAMIID.", "InvalidParameterValue")
-    look = partial(_newest, aws, {"ImageIds": [image_id]})
-    return unless_refused(look, lambda refusal: refusal.code.startswith(none))
+    look = partial(_images, aws, {"ImageIds": [image_id]})
+    return _newest(unless_refused(look, lambda refusal: refusal.code.startswith(none)) or ())
 
 
-def _image_of_name(aws: Aws, pattern: str) -> Image | None:
-    """Return the newest image of this name; only where there is none, a deprecated one."""
+def _images_of_name(aws: Aws, pattern: str, *, owners: Sequence[str] = ("amazon", "self")) -> list[Image]:
+    """Return the images of this name; only where there are none, deprecated ones."""
     filters = [{"Name": "name", "Values": [pattern]}, {"Name": "state", "Values": ["available"]}]
-    asked = {"Owners": ["amazon", "self"], "Filters": filters}
-    return _newest(aws, asked) or _newest(aws, {**asked, "IncludeDeprecated": True})
+    asked = {"Owners": list(owners), "Filters": filters}
+    return _images(aws, asked) or _images(aws, {**asked, "IncludeDeprecated": True})
 
 
-def _newest(aws: Aws, asked: Reply) -> Image | None:
-    """Return the image with the newest torch, and of these the newest; None where none is available."""
+def _images(aws: Aws, asked: Reply) -> list[Image]:
     found = aws.pages("DescribeImages", asked)
-    images = [_image(image) for image in found if image.get("State") == "available"]
+    return [_image(image) for image in found if image.get("State") == "available"]
+
+
+def _newest(images: Iterable[Image]) -> Image | None:
+    """Return the image with the newest torch, and of these the newest; None where there is none."""
     return max(
         images, key=lambda image: (releases.torch_version(image.name), image.created, image.id), default=None
     )

@@ -4,17 +4,28 @@ import json
 from collections import defaultdict
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
-from functools import partial
 
-from awsddp.aws.refusals import unless_refused
+from awsddp.aws.refusals import Refused, unless_refused
 from awsddp.aws.session import Aws, Shape
 
 History = dict[tuple[str, str], list[tuple[datetime, float]]]
 """Spot prices and when each began, by type and zone."""
 
 
-def on_demand(aws: Aws, names: Iterable[str]) -> dict[str, float]:
-    """Return the price of one machine of each type on demand, US dollars per hour; {} where unknown."""
+def on_demand(aws: Aws, names: Iterable[str], *, named: str | None = None) -> dict[str, float]:
+    """Return the price of one machine of each type on demand, US dollars per hour; {} where unknown.
+
+    How ANY_OF takes several values is in no page of AWS's: where it brings nothing, the `named` type is asked
+    for alone.
+    """
+    found = _products(aws, "ANY_OF", ",".join(sorted(names)))
+    if found == {} and named is not None:
+        found = _products(aws, "TERM_MATCH", named)
+    return {name: price for name, price in (found or {}).items() if price}
+
+
+def _products(aws: Aws, how: str, types: str) -> dict[str, float] | None:
+    """Return the prices that the Pricing API has; None where it does not answer: there is a table of them."""
     fixed = {
         "regionCode": aws.region,
         "operatingSystem": "Linux",
@@ -23,11 +34,14 @@ def on_demand(aws: Aws, names: Iterable[str]) -> dict[str, float]:
         "marketoption": "OnDemand",
     }
     filters = [{"Type": "TERM_MATCH", "Field": key, "Value": value} for key, value in fixed.items()]
-    filters.append({"Type": "ANY_OF", "Field": "instanceType", "Value": ",".join(sorted(names))})
+    filters.append({"Type": how, "Field": "instanceType", "Value": types})
     asked = {"ServiceCode": "AmazonEC2", "Filters": filters}
-    read = partial(aws.pages, "GetProducts", asked, "PriceList", service="pricing")
+    try:
+        texts = aws.pages("GetProducts", asked, "PriceList", service="pricing")
+    except Refused as refusal:
+        return {} if refusal.code == "InvalidParameterException" else None
     found: dict[str, float] = {}
-    for text in unless_refused(read) or ():  # without them the table that ships is used
+    for text in texts:
         product = json.loads(text) if isinstance(text, str) else text
         attributes, terms = product["product"]["attributes"], product.get("terms", {}).get("OnDemand", {})
         prices = [
@@ -38,7 +52,7 @@ def on_demand(aws: Aws, names: Iterable[str]) -> dict[str, float]:
         metal = attributes["instanceType"].endswith(".metal")
         if attributes.get("tenancy") == ("Dedicated" if metal else "Shared"):
             found[attributes["instanceType"]] = max(prices, default=0.0)
-    return {name: price for name, price in found.items() if price}
+    return found
 
 
 def spot(aws: Aws, names: Iterable[str], *, days: int = 0) -> dict[str, dict[str, float]]:

@@ -27,7 +27,7 @@ def plan(options: Globals, *, offers: bool, **given: Any) -> None:
             show.result(offered(cluster), offers_page)
         else:
             launch = cluster.plan().launch
-            show.result(document(launch), lambda _: plan_page(launch))
+            show.result(document(launch), lambda _: plan_page(launch, verbose=bool(options.verbose)))
             if options.verbose:
                 show.page(settings_of(cluster), settings_page)
 

@@ -24,37 +24,44 @@ _PRICED = EXCLUSIVE | {"cluster.max_price_usd", "cluster.budget_usd"}
 """Keys that choose what is paid for, or limit it."""
 _FACTS, _WARNED = 8, 12
 """How many lines the facts of a launch get, and its warnings: the question is the 24th at most."""
+_CODE = re.compile(r", L-[0-9A-F]{8}")
 _KNOWN = re.compile(
-    r"GPUs are |prices are list |the budget of |skipped: |spot nodes |\S+ is (bare metal|deprecated)"
+    r"GPUs are |prices are list |the budget of |skipped: |spot nodes |a newer image |"
+    r"\S+ is (bare metal|deprecated)"
 )
 """How warnings begin that leave nothing to decide."""
 
 
-def plan_page(plan: "LaunchPlan", *, stderr: bool = False) -> None:
-    """Show a plan: instances, image, zones, resources, price, fallbacks, other choices, warnings."""
+def plan_page(plan: "LaunchPlan", *, verbose: bool = False, stderr: bool = False) -> None:
+    """Show a plan: instances, price, image, zones, resources, fallbacks, other choices, warnings.
+
+    With `verbose` also what only those look up who know why: placement, EFA, the code of the quota.
+    """
     unchanged = ["none: the cluster is as requested, nothing would change"] if plan.exists else []
     closed = "nowhere: no port is open"
     if not plan.asks("CreateSecurityGroup"):
         closed = "what your security group allows"
     through = f", through {plan.jump}" if plan.jump else ""
+    egress = f"; data transfer out {money(plan.egress_usd_per_gb)} per GB"
+    efa = f"{plan.efa.count}/{plan.efa.most} interfaces: {plan.efa.why}"
     rows = [
         ("cluster", f"{plan.cluster} on {plan.target}, {plan.region}"),
         ("nodes", f"{plan.nodes} x {plan.instance_type}, {plan.market} ({plan.why})"),
+        ("price", _price_line(plan) + egress * verbose),
+        ("budget", str(plan.budget or "")),
+        ("expires", f"after {duration(plan.expires_s)}, by itself"),
+        *(("" if index else "steps", str(step)) for index, step in enumerate(plan.steps or unchanged)),
         ("per node", _node_line(plan)),
-        ("image", _image_line(plan.image.shown)),
+        ("image", _image_line(plan.image.shown, verbose=verbose)),
         ("zones", ", then ".join(plan.zones)),
         ("fallbacks", "; ".join(map(_next_line, plan.alternatives))),
         ("data", "; ".join(map(_data_line, plan.data))),
         ("address", f"{plan.address}{through}; SSH from {', '.join(plan.ssh_cidrs) or closed}"),
-        ("EFA", f"{plan.efa.count}/{plan.efa.most} interfaces: {plan.efa.why}"),
-        ("placement", plan.placement_why),
-        ("quota", plan.quota),
-        *(("" if index else "steps", str(step)) for index, step in enumerate(plan.steps or unchanged)),
         ("creates", ", ".join(plan.makes)),
         ("uses", ", ".join(f"{what} {name}" for what, name in plan.uses.items())),
-        ("price", _price_line(plan)),
-        ("budget", str(plan.budget or "")),
-        ("expires", f"after {duration(plan.expires_s)}, by itself"),
+        ("quota", plan.quota if verbose else _CODE.sub("", plan.quota)),
+        ("placement", plan.placement_why if verbose else ""),
+        ("EFA", efa if verbose or plan.efa.count else ""),
     ]
     table(("", ""), [row for row in rows if row[1]], stderr=stderr)
     if plan.choices:
@@ -79,25 +86,29 @@ def _facts(plan: "LaunchPlan", idle: str) -> list[tuple[str, str]]:
     """Return what a launch is, by heading."""
     kind, price = plan.kind, money(plan.price_usd_per_hour)
     expires = duration(plan.expires_s).removesuffix(" 0 min")
-    gpus = f"{kind.gpus} {kind.gpu} each" if kind.gpus else "no GPU"
+    gpus = f"{kind.gpus} {kind.gpu_shown} each" if kind.gpus else "no GPU"
     idle = "" if plan.exists or idle == "off" else f"when idle for {idle}, or "
     ends = "ends", f"{idle}after {expires}"
     steps = [("changes", text) for text in _step_lines(plan.steps)]
     if plan.target == "local":
         off = "; GPUs are off" if plan.pretended and not plan.image.rehearses else ""
         what = f"{counted(plan.nodes, 'node')} on this machine (rehearsed as {kind.name}, {gpus}{off})"
-        free = f"free; on EC2 it would be {price} per hour"
+        free = f"free; on EC2 it would be {price}{' per hour' * (plan.price.total is not None)}"
         return [("", what), ("price", free), *steps, ends]
     most, why = money(plan.price_until_expiry_usd), f"expires after {expires}"
     if plan.budget is not None and plan.budget.lasts_s <= plan.expires_s + 1:
         most, why = money(plan.budget.usd), "ends by itself then"
+    listed = f" (list {plan.price.date})" * plan.listed
     others = [other.price_usd_per_hour or 0.0 for other in plan.alternatives]
     image = plan.image.shown
     versions = (("torch", image.torch), ("CUDA", image.cuda))
     told = "".join(f"{what} {version}, " for what, version in versions if version)
     return [
         ("", f"{plan.nodes} x {kind.name} ({gpus}), {plan.market}, in {plan.region}: cluster {plan.cluster}"),
-        ("price", f"{price} per hour, at most {most}: {why}"),
+        (
+            "price",
+            "unknown" if plan.price.total is None else f"{price} per hour{listed}, at most {most}: {why}",
+        ),
         *steps,
         ("or", f"{counted(len(others), 'fallback')}, up to {money(max(others))} per hour" if others else ""),
         ends,
@@ -120,22 +131,17 @@ def _step_lines(steps: "Sequence[Step]") -> list[str]:
 
 def _node_line(plan: "LaunchPlan") -> str:
     kind = plan.kind
-    gpus = f"{kind.gpus} x {kind.gpu} ({kind.memory_gb:g} GiB)"
-    if not kind.gpus:
-        gpus = "no GPU"
-    elif plan.image.rehearses:
-        gpus += " (rehearsed: CUDA on the CPU, nccl as gloo)"
-    elif plan.pretended:
-        gpus += " (off: gloo on the CPU)"
+    gpus = f"{kind.gpus} x {kind.gpu_shown} ({kind.memory_gb:g} GiB)" if kind.gpus else "no GPU"
     network = f", {kind.network} Gbit/s" if kind.network else ""
     return f"{gpus}, {kind.vcpus} vCPUs, {kind.ram_gb:g} GiB{network}, {plan.disk_gb} GB disk"
 
 
-def _image_line(image: "ImageDocument") -> str:
+def _image_line(image: "ImageDocument", *, verbose: bool) -> str:
     told = (("torch", image.torch), ("CUDA", image.cuda), ("driver", image.driver))
     versions = ", ".join(f"{what} {version}" for what, version in told if version)
     owner = f", of {image.owner}" if image.owner else ""
-    return f"{image.name} ({image.id}, {image.created[:10]}{owner}){f'; {versions}' * bool(versions)}"
+    id = f" ({image.id}, {image.created[:10]}{owner})" * verbose
+    return f"{image.name}{id}{f'; {versions}' * bool(versions)}"
 
 
 def _data_line(data: "Data") -> str:
@@ -151,13 +157,14 @@ def _next_line(other: "LaunchPlan") -> str:
 
 
 def _price_line(plan: "LaunchPlan") -> str:
-    price = plan.price
+    price, free = plan.price, "free; on EC2 " * (plan.target == "local")
+    if price.total is None:
+        return f"{free}unknown"
     parts = ", ".join(f"{part} {money(usd)}" for part, usd in vars(price.parts).items() if usd != 0)
     return (
-        f"{'free; on EC2 ' * (plan.target == 'local')}{money(price.total)} per hour ({parts}), "
+        f"{free}{money(price.total)} per hour ({parts}), "
         f"{money(plan.price_until_expiry_usd)} until it expires "
-        f"({f'{price.source} {price.date}'.strip()}); "
-        f"data transfer out {money(plan.egress_usd_per_gb)} per GB"
+        f"({f'{price.source} {price.date}'.strip()})"
     )
 
 
@@ -186,7 +193,9 @@ def settings_page(settings: "list[tuple[str, Value, str]]") -> None:
 
 def offers_page(found: "OffersDocument") -> None:
     """Show every GPU type offered in the region."""
-    line(f"{found.region}, prices of {found.price_date}; quota for {counted(found.nodes, 'node')}:")
+    line(
+        f"{found.region}, {found.price_source}, {found.price_date}; quota for {counted(found.nodes, 'node')}:"
+    )
     _choices(found.offers, found.region)
 
 
@@ -217,7 +226,7 @@ def launch_question(show: Screen, spec: ClusterSpec) -> Callable[["LaunchPlan | 
         show.pause()
         if not show.options.quiet and not (show.options.json and (show.options.yes or is_free)):
             if show.options.verbose:
-                plan_page(plan, stderr=True)
+                plan_page(plan, verbose=True, stderr=True)
             else:
                 launch_page(plan, spec.cluster.idle)
         if is_free:

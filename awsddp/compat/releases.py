@@ -170,9 +170,8 @@ def _pair(version: str) -> tuple[int, int]:
     return int(major), int(minor or 0)
 
 
-# Deep Learning AMIs with PyTorch, newest first, by the SSM parameter that holds the newest build's id:
+# Deep Learning AMIs with PyTorch of x86_64, on Ubuntu:
 # https://docs.aws.amazon.com/dlami/latest/devguide/find-dlami-id.html
-_PARAMETER = "/aws/service/deeplearning/ami/{}/oss-nvidia-driver-gpu-pytorch-{}-ubuntu-{}/latest/ami-id"
 DLAMI_NAMES = "Deep Learning OSS Nvidia Driver AMI GPU PyTorch *(Ubuntu *"
 
 
@@ -193,22 +192,25 @@ class ImageFacts:
 _G4_TO_P5 = frozenset({"g4dn", "g5", "g6", "gr6", "g6e", "p4d", "p4de", "p5", "p5e", "p5en"})
 _K80_TO_A100 = frozenset({"p2", "p3", "p3dn", "g3", "g4dn", "p4d"})
 _TO_B200 = _G4_TO_P5 | {"p6-b200"}
+_ARM64 = frozenset({"g5g", "p6e-gb200"})
 # torch: Ubuntu, CUDA, driver branch, families. Release notes, as of 2026-10:
 # https://docs.aws.amazon.com/dlami/latest/devguide/appendix-ami-release-notes.html
-# An older build of the same release may have an older driver; CUDA is "" where the notes were not seen,
-# Ubuntu where no parameter holds the newest build's id.
-_PYTORCH_DLAMIS = {
+# An older build of the same release may have an older driver; CUDA is "" where the notes were not seen, and
+# families () where they were not: of 2.13 there is what `nvidia-smi` and torch print on a g6 (2026-08-29).
+_PYTORCH_DLAMIS: dict[str, tuple[str, str, int, frozenset[str]]] = {
+    "2.13": ("26.04", "13.0", 595, frozenset()),
     "2.12": ("24.04", "13.0", 595, _TO_B200),
     "2.11": ("24.04", "13.0", 595, _TO_B200),
     "2.10": ("24.04", "13.0", 580, _TO_B200),
     "2.9": ("24.04", "", 580, _TO_B200),
     "2.8": ("24.04", "", 570, _TO_B200),
     "2.7": ("22.04", "12.8", 570, _TO_B200),
-    "2.6": ("", "12.6", 570, _G4_TO_P5),
+    "2.6": ("22.04", "12.6", 570, _G4_TO_P5),
 }
-DLAMI_PARAMETERS = tuple(
-    _PARAMETER.format("x86_64", torch, ubuntu) for torch, (ubuntu, *_) in _PYTORCH_DLAMIS.items() if ubuntu
-)
+# Parts of a GPU need NVIDIA's vGPU driver. The notes of 2.10 on Amazon Linux 2023 list them in the build of
+# 20260808 and not in that of 20260418; those on Ubuntu do not.
+_PARTS = frozenset({"g6f", "gr6f"})
+_PARTS_SINCE = "20260808"
 # Patterns of other images: the driver branch that AWS's notes gave last, and the families they list.
 _OTHERS: tuple[tuple[str, ImageFacts], ...] = (
     # https://github.com/skypilot-org/skypilot sky/catalog/data_fetchers/fetch_aws.py: driver 470.57.02
@@ -233,13 +235,41 @@ def image_facts(name: str) -> ImageFacts:
     match = re.search(r"OSS Nvidia Driver (?:AMI )?GPU PyTorch (\d+\.\d+)", name)
     if match:
         _, cuda, driver, families = _PYTORCH_DLAMIS.get(match[1], ("", "", None, frozenset()))
+        if "ARM64" in name:
+            cuda, families = "", _ARM64
+        elif families and re.search(r"\(Amazon Linux 2023\) \d+$", name) and name[-8:] >= _PARTS_SINCE:
+            families |= _PARTS
         return ImageFacts(torch=match[1], cuda=cuda, driver=driver, module="open", families=families)
     return next((facts for pattern, facts in _OTHERS if re.search(pattern, name)), ImageFacts())
 
 
+def in_table(image_name: str) -> bool:
+    """Whether an image is a Deep Learning AMI with a PyTorch, on an Ubuntu, that the table has."""
+    match = re.search(r"PyTorch (\d+\.\d+)[.\d]* \(Ubuntu (\d+\.\d+)\)", image_name)
+    return match is not None and _PYTORCH_DLAMIS.get(match[1], ("",))[0] == match[2]
+
+
+def unknown_torch(image_name: str) -> str:
+    """Return the PyTorch of a Deep Learning AMI that the table lacks ("2.14"); "" for every other image."""
+    torch = image_facts(image_name).torch
+    return torch if image_name.startswith("Deep Learning") and torch not in ("", *_PYTORCH_DLAMIS) else ""
+
+
+# The login user of public images by name, the first pattern counts:
+# https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/managing-users.html
+_USERS = (
+    (r"amazon[ -]?linux|^al20|^amzn|^RHEL|^suse|^AlmaLinux|^OL\d|^CentOS[ -]Stream", "ec2-user"),
+    (r"ubuntu", "ubuntu"),
+    (r"^debian", "admin"),
+    (r"^Rocky", "rocky"),
+    (r"^Fedora", "fedora"),
+    (r"^CentOS", "centos"),
+)
+
+
 def ssh_user(image_name: str) -> str:
-    """Return the user that an image of this name lets in: ec2-user on Amazon Linux, else ubuntu."""
-    return "ec2-user" if re.search(r"amazon[ -]?linux|^al20", image_name, re.IGNORECASE) else "ubuntu"
+    """Return the user that an image of this name lets in, "" where the name does not tell."""
+    return next((user for pattern, user in _USERS if re.search(pattern, image_name, re.IGNORECASE)), "")
 
 
 def torch_version(image_name: str) -> tuple[int, ...]:
@@ -253,6 +283,11 @@ def misfit(kind: GpuType, image_name: str) -> str:
     facts, gpu = image_facts(image_name), architecture_of(kind.gpu)
     if gpu is None:
         return ""
+    if kind.share < 1 and facts.module and kind.family not in facts.families:
+        return (
+            f"its release notes do not list {kind.family}, which has a part of an {kind.gpu}: that takes "
+            "NVIDIA's vGPU driver, as in the PyTorch images on Amazon Linux 2023"
+        )
     row = release(facts.torch) if facts.torch and facts.cuda else None
     return undriven(gpu, driver=facts.driver, module=facts.module) or (
         unfit(row, facts.cuda, gpu, driver=facts.driver) if row else ""

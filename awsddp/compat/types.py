@@ -29,7 +29,8 @@ class GpuType:
 
     `efa` is the most EFA interfaces it takes, on `cards` network cards. `capability` is the GPU's compute
     capability ("8.9"), "" of a type that is not in this table; `price_usd_per_hour` is the on-demand list
-    price of Linux in us-east-1 on PRICE_DATE, None where none is known. `store_gb` is its instance store.
+    price of Linux in us-east-1 on `price_date`, None where none is known. `store_gb` is its instance store,
+    `share` what each of its GPUs is of one: 0.125 where EC2 gives an eighth.
     """
 
     name: str
@@ -46,6 +47,13 @@ class GpuType:
     cpu: str = "x86_64"
     price_usd_per_hour: float | None = None
     store_gb: float = 0
+    share: float = 1
+    price_date: str = PRICE_DATE
+
+    @property
+    def gpu_shown(self) -> str:
+        """The name of its GPU, and how much of one it has: "L4", "1/8 L4"."""
+        return self.gpu if self.share >= 1 else f"1/{1 / self.share:.0f} {self.gpu}"
 
     @property
     def family(self) -> str:
@@ -69,8 +77,13 @@ _FAMILIES = {
     "p3dn": ("V100", 32, "7.0"),
     "g4dn": ("T4", 16, "7.5"),
     "g5": ("A10G", 22.4, "8.6"),
+    "g5g": ("T4g", 16, "7.5"),
     "g6": ("L4", 22.4, "8.9"),
+    "gr6": ("L4", 22.4, "8.9"),
+    "g6f": ("L4", 22.4, "8.9"),
+    "gr6f": ("L4", 22.4, "8.9"),
     "g6e": ("L40S", 44.7, "8.9"),
+    "g7": ("RTX PRO 4500", 32, "12.0"),
     "g7e": ("RTX PRO 6000", 96, "12.0"),
     "p4d": ("A100", 40, "8.0"),
     "p4de": ("A100", 80, "8.0"),
@@ -82,7 +95,7 @@ _FAMILIES = {
 }
 
 # Type, GPUs, vCPUs, RAM in GiB, network in Gbit/s, EFA interfaces: as above. Price: karpenter-provider-aws
-# pkg/providers/pricing/zz_generated.pricing_aws.go (p5e is not sold in us-east-1).
+# pkg/providers/pricing/zz_generated.pricing_aws.go (p5e is not sold in us-east-1, and g7 is not in the list).
 _TYPES: tuple[tuple[str, int, int, int, str, int, float | None], ...] = (
     ("p3dn.24xlarge", 8, 96, 768, "100", 1, 31.212),
     ("g4dn.xlarge", 1, 4, 16, "<=25", 0, 0.526),
@@ -100,6 +113,12 @@ _TYPES: tuple[tuple[str, int, int, int, str, int, float | None], ...] = (
     ("g5.16xlarge", 1, 64, 256, "25", 1, 4.096),
     ("g5.24xlarge", 4, 96, 384, "50", 1, 8.144),
     ("g5.48xlarge", 8, 192, 768, "100", 1, 16.288),
+    ("g5g.xlarge", 1, 4, 8, "<=10", 0, 0.42),
+    ("g5g.2xlarge", 1, 8, 16, "<=10", 0, 0.556),
+    ("g5g.4xlarge", 1, 16, 32, "<=10", 0, 0.828),
+    ("g5g.8xlarge", 1, 32, 64, "12", 0, 1.372),
+    ("g5g.16xlarge", 2, 64, 128, "25", 0, 2.744),
+    ("g5g.metal", 2, 64, 128, "25", 0, 2.744),
     ("g6.xlarge", 1, 4, 16, "<=10", 0, 0.8048),
     ("g6.2xlarge", 1, 8, 32, "<=10", 0, 0.9776),
     ("g6.4xlarge", 1, 16, 64, "<=25", 0, 1.3232),
@@ -108,6 +127,13 @@ _TYPES: tuple[tuple[str, int, int, int, str, int, float | None], ...] = (
     ("g6.16xlarge", 1, 64, 256, "25", 1, 3.3968),
     ("g6.24xlarge", 4, 96, 384, "50", 1, 6.6752),
     ("g6.48xlarge", 8, 192, 768, "100", 1, 13.3504),
+    ("gr6.4xlarge", 1, 16, 128, "<=25", 0, 1.5392),
+    ("gr6.8xlarge", 1, 32, 256, "25", 1, 2.4464),
+    ("g6f.large", 1, 2, 8, "<=10", 0, 0.202),
+    ("g6f.xlarge", 1, 4, 16, "<=10", 0, 0.2375),
+    ("g6f.2xlarge", 1, 8, 32, "<=10", 0, 0.475),
+    ("g6f.4xlarge", 1, 16, 64, "<=25", 0, 0.95),
+    ("gr6f.4xlarge", 1, 16, 128, "<=25", 0, 1.066),
     ("g6e.xlarge", 1, 4, 32, "<=20", 0, 1.861),
     ("g6e.2xlarge", 1, 8, 64, "<=20", 0, 2.24208),
     ("g6e.4xlarge", 1, 16, 128, "20", 0, 3.00424),
@@ -116,6 +142,12 @@ _TYPES: tuple[tuple[str, int, int, int, str, int, float | None], ...] = (
     ("g6e.16xlarge", 1, 64, 512, "35", 1, 7.57719),
     ("g6e.24xlarge", 4, 96, 768, "200", 2, 15.06559),
     ("g6e.48xlarge", 8, 192, 1536, "400", 4, 30.13118),
+    ("g7.2xlarge", 1, 8, 32, "<=60", 0, None),
+    ("g7.4xlarge", 1, 16, 64, "<=100", 0, None),
+    ("g7.8xlarge", 1, 32, 128, "100", 1, None),
+    ("g7.12xlarge", 2, 48, 192, "175", 1, None),
+    ("g7.24xlarge", 4, 96, 384, "350", 1, None),
+    ("g7.48xlarge", 8, 192, 768, "700", 2, None),
     ("g7e.2xlarge", 1, 8, 64, "50", 0, 3.36312),
     ("g7e.4xlarge", 1, 16, 128, "50", 0, 3.99816),
     ("g7e.8xlarge", 1, 32, 256, "100", 1, 5.26824),
@@ -134,19 +166,24 @@ _TYPES: tuple[tuple[str, int, int, int, str, int, float | None], ...] = (
 
 # Types by their GB of instance store: as above.
 _STORES = {
+    100: "g6f.large g6f.xlarge",
     125: "g4dn.xlarge",
+    200: "g6f.2xlarge",
     225: "g4dn.2xlarge g4dn.4xlarge",
     250: "g5.xlarge g6.xlarge g6e.xlarge",
-    450: "g5.2xlarge g6.2xlarge g6e.2xlarge",
-    600: "g5.4xlarge g6.4xlarge g6e.4xlarge",
-    900: "g4dn.8xlarge g4dn.12xlarge g4dn.16xlarge g5.8xlarge g6.8xlarge g6e.8xlarge",
+    440: "g7.2xlarge",
+    450: "g5.2xlarge g6.2xlarge g6e.2xlarge g6f.4xlarge gr6f.4xlarge",
+    600: "g5.4xlarge g6.4xlarge g6e.4xlarge gr6.4xlarge",
+    875: "g7.4xlarge",
+    900: "g4dn.8xlarge g4dn.12xlarge g4dn.16xlarge g5.8xlarge g6.8xlarge g6e.8xlarge gr6.8xlarge",
+    930: "g7.8xlarge",
     1800: "p3dn.24xlarge g4dn.metal",
     1880: "g6.16xlarge",
-    1900: "g5.16xlarge g6e.16xlarge g7e.2xlarge g7e.4xlarge g7e.8xlarge",
+    1900: "g5.16xlarge g6e.16xlarge g7.12xlarge g7e.2xlarge g7e.4xlarge g7e.8xlarge",
     3760: "g6.12xlarge g6.24xlarge",
-    3800: "g5.12xlarge g5.24xlarge g6e.12xlarge g6e.24xlarge g7e.12xlarge p5.4xlarge",
+    3800: "g5.12xlarge g5.24xlarge g6e.12xlarge g6e.24xlarge g7.24xlarge g7e.12xlarge p5.4xlarge",
     7520: "g6.48xlarge",
-    7600: "g5.48xlarge g6e.48xlarge g7e.24xlarge",
+    7600: "g5.48xlarge g6e.48xlarge g7.48xlarge g7e.24xlarge",
     8000: "p4d.24xlarge p4de.24xlarge",
     15200: "g7e.48xlarge",
     30400: "p5.48xlarge p5e.48xlarge p5en.48xlarge p6-b200.48xlarge p6-b300.48xlarge",
@@ -158,12 +195,19 @@ _STORE_GB = {name: size for size, names in _STORES.items() for name in names.spl
 _NO_EFA_ON_CARD_0 = frozenset({"p6-b300.48xlarge"})
 
 
+# What each GPU is of a whole one (GpuPartitionSize): as above.
+_SHARES = {"g6f.large": 1 / 8, "g6f.xlarge": 1 / 8, "g6f.2xlarge": 1 / 4}
+_SHARES |= {"g6f.4xlarge": 1 / 2, "gr6f.4xlarge": 1 / 2}
+# Families whose prices are of an earlier version of that list.
+_PRICE_DATES = dict.fromkeys(("g5g", "gr6", "g6f", "gr6f"), "2026-02-09")
+_ARM64 = frozenset({"g5g"})
+
 GPU_TYPES: dict[str, GpuType] = {
     name: GpuType(
         name=name,
         gpu=gpu,
         gpus=gpus,
-        memory_gb=memory_gb,
+        memory_gb=memory_gb * _SHARES.get(name, 1),
         capability=capability,
         vcpus=vcpus,
         ram_gb=ram_gb,
@@ -171,11 +215,15 @@ GPU_TYPES: dict[str, GpuType] = {
         efa=efa,
         cards=efa + 1 if name in _NO_EFA_ON_CARD_0 else max(efa, 1),
         bare_metal=name.endswith(".metal"),
+        cpu="arm64" if family in _ARM64 else "x86_64",
         price_usd_per_hour=price,
         store_gb=_STORE_GB.get(name, 0),
+        share=_SHARES.get(name, 1),
+        price_date=_PRICE_DATES.get(family, PRICE_DATE),
     )
     for name, gpus, vcpus, ram_gb, network, efa, price in _TYPES
-    for gpu, memory_gb, capability in [_FAMILIES[name.partition(".")[0]]]
+    for family in [name.partition(".")[0]]
+    for gpu, memory_gb, capability in [_FAMILIES[family]]
 }
 
 # p2, p3: the day from which no region's DescribeInstanceTypeOfferings had them (getmoto/moto, history of

@@ -30,6 +30,7 @@ ROOT_GIB = 75
 
 # As on AWS each ends with the day when it was made; of two of a kind the newer one is the later one.
 IMAGES = (
+    "Deep Learning OSS Nvidia Driver AMI GPU PyTorch 2.13 (Ubuntu 26.04) 20260829",
     "Deep Learning OSS Nvidia Driver AMI GPU PyTorch 2.12 (Ubuntu 24.04) 20260705",
     "Deep Learning OSS Nvidia Driver AMI GPU PyTorch 2.12 (Ubuntu 24.04) 20260822",
     "Deep Learning OSS Nvidia Driver AMI GPU PyTorch 2.11 (Ubuntu 24.04) 20260517",

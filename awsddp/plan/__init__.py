@@ -12,11 +12,11 @@ from dataclasses import replace
 from awsddp import limits
 from awsddp.billing import Budget, Rate
 from awsddp.compat import types
-from awsddp.compat.releases import misfit, unlisted
+from awsddp.compat.releases import misfit, unknown_torch, unlisted
 from awsddp.compat.types import GpuType, Market
 from awsddp.errors import AwsddpError, ConfigError
 from awsddp.plan import network
-from awsddp.plan.records import Data, Facts, Image, LaunchPlan, Price, Subnet
+from awsddp.plan.records import LIST_PRICE, Data, Facts, Image, LaunchPlan, Price, Subnet
 from awsddp.plan.requests import requests
 from awsddp.plan.saving import check_saving
 from awsddp.plan.selection import choices, choose, quota_line, tries, zones
@@ -26,6 +26,8 @@ from awsddp.values import seconds
 
 SPARE_DISK_GB = 100
 LEAST_DISK_GB = 200
+_USER = "ubuntu"
+"""The login user where the image's name does not tell it: most are made from the default image."""
 _HIGHEST = "the highest spot price of the last 7 days"
 _UNKNOWN = "the on-demand price: the spot prices of the last 7 days are unknown"
 
@@ -107,7 +109,7 @@ def _plan(
         nodes=spec.cluster.nodes,
         numbers=fill,
         pretended=image.pretends,
-        ssh_user=spec.access.user or image.ssh_user,
+        ssh_user=spec.access.user or image.ssh_user or _USER,
         image=image,
         disk_gb=disk_gb,
         subnets=tried,
@@ -132,7 +134,7 @@ def _plan(
     _check_price(spec, plan)
     plan = _within_budget(spec, facts, plan, spent_usd)
     own_group = network.check_group(facts)
-    warnings = (*unread, *plan.warnings, *_warnings(facts, plan), *routes, *saves, *own_group)
+    warnings = (*unread, *plan.warnings, *_warnings(spec, facts, plan), *routes, *saves, *own_group)
     made = requests(plan, spec, facts)
     limits.check_tag_specifications((one.operation, one.parameters) for one in made)
     return replace(plan, requests=made, warnings=warnings)
@@ -141,7 +143,7 @@ def _plan(
 def _price(spec: ClusterSpec, facts: Facts, kind: GpuType, market: Market, zones: set[str]) -> Price:
     """Return what all nodes cost per hour: in a spot market, the dearest of the zones that are tried."""
     nodes = spec.cluster.nodes
-    each, date, source = kind.price_usd_per_hour, types.PRICE_DATE, f"list price of {types.PRICE_REGION}"
+    each, date, source = kind.price_usd_per_hour, kind.price_date, LIST_PRICE
     if market == "spot":
         spot = facts.spot_prices.get(kind.name, {})
         each = max(spot[zone] for zone in zones) if spot.keys() >= zones else None
@@ -286,13 +288,16 @@ def _of_data(data: Data, region: str, nodes: int) -> list[str]:
     return warnings
 
 
-def _warnings(facts: Facts, plan: LaunchPlan) -> list[str]:
+def _warnings(spec: ClusterSpec, facts: Facts, plan: LaunchPlan) -> list[str]:
     kind, image = plan.kind, facts.image
     warnings = [text for one in facts.data for text in _of_data(one, facts.region, plan.nodes)]
     if plan.price.machines is None:
         warnings.append(f"unknown price for {kind.name}")
-    elif plan.price.source.startswith("list") and facts.region != types.PRICE_REGION:
-        warnings.append(f"prices are list prices of {types.PRICE_REGION}; those of {facts.region} may differ")
+    elif plan.listed and facts.target == "aws":
+        differ = f"; those of {facts.region} may differ" * (facts.region != types.PRICE_REGION)
+        warnings.append(
+            f"prices are list prices of {types.PRICE_REGION} of {plan.price.date}: AWS returned none{differ}"
+        )
     if kind.gpus == 0:
         warnings.append(f"{kind.name} has no GPU")
     elif image.rehearses:
@@ -304,6 +309,17 @@ def _warnings(facts: Facts, plan: LaunchPlan) -> list[str]:
         warnings.append(f"GPUs are off ({kind.gpus} x {kind.gpu} per node): jobs run gloo on the CPU")
     elif unlisted(kind, image.name):
         warnings.append(f"the release notes of {image.name} do not list {kind.family}")
+    if unknown := unknown_torch(image.name):
+        warnings.append(
+            f"this version of awsddp does not know PyTorch {unknown}'s image: its driver, CUDA and GPUs are "
+            "not checked"
+        )
+    if image.newer:
+        warnings.append(f"a newer image is not known to this version of awsddp: {image.newer}")
+    if not (spec.access.user or image.ssh_user):
+        warnings.append(
+            f"the name {image.name} does not tell its login user, {_USER} is assumed: -o access.user=NAME"
+        )
     if image.deprecated:
         warnings.append(f"{image.id} is deprecated since {image.deprecated[:10]}; AWS may remove it")
     if kind.bare_metal:

@@ -26,7 +26,6 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from awsddp.compat.releases import DLAMI_PARAMETERS
 from awsddp.compat.types import GPU_TYPES
 from awsddp.errors import ConfigError
 from awsddp.resources import template
@@ -165,10 +164,8 @@ def _facts(spec: ClusterSpec) -> dict[str, tuple[str, ...]]:
         "ssm": network.jump == SSM,
     }
     image = (spec.cluster.image or "").removeprefix("resolve:ssm:")
-    named_parameter = (_literal(image),) if image[:1] == "/" else ()
-    parameters = DLAMI_PARAMETERS if spec.cluster.image is None else named_parameter
     return {
-        "image parameter": parameters,
+        "image parameter": (_literal(image),) if image[:1] == "/" else (),
         **{fact: (value,) if value else () for fact, value in named.items()},
         **{fact: ("",) if is_so else () for fact, is_so in holds.items()},
     }

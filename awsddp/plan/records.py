@@ -11,7 +11,7 @@ import msgspec
 
 from awsddp.billing import Budget
 from awsddp.compat.releases import image_facts
-from awsddp.compat.types import EGRESS_USD_PER_GB, GpuType, Market
+from awsddp.compat.types import EGRESS_USD_PER_GB, PRICE_REGION, GpuType, Market
 from awsddp.records import Choice, TargetName
 from awsddp.report import counted, node_name
 
@@ -38,7 +38,8 @@ class Image:
     """A machine image, as EC2 describes it. `root_gb` is the size of the disk it was made from.
 
     `owner` is an alias such as "amazon" or an account, `deprecated` the time of its deprecation. `platform`
-    is EC2's name of the operating system.
+    is EC2's name of the operating system. `ssh_user` is "" where the name does not tell it. `newer` names a
+    Deep Learning AMI with a newer PyTorch, one that this program does not know.
     """
 
     id: str
@@ -51,6 +52,7 @@ class Image:
     owner: str = ""
     deprecated: str | None = None
     platform: str = "Linux/UNIX"
+    newer: str = ""
     tags: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -195,6 +197,8 @@ class Facts:
     saving: Saving | None = None
 
 
+LIST_PRICE = f"list price of {PRICE_REGION}"
+"""The source of a price that the Pricing API did not return."""
 Parameters = dict[str, Any]
 """Parameters of a call of the EC2 API, or a part of them, in AWS's shape."""
 
@@ -348,6 +352,11 @@ class LaunchPlan(Planned):
     def zones(self) -> tuple[str, ...]:
         """The zones to try, in order."""
         return tuple(subnet.zone for subnet in self.subnets)
+
+    @property
+    def listed(self) -> bool:
+        """Whether its price is of the table that awsddp ships."""
+        return self.price.source == LIST_PRICE and self.price.machines is not None
 
     @property
     def price_usd_per_hour(self) -> float | None:

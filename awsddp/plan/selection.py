@@ -1,10 +1,11 @@
 """Selection of the instance type, market and zones, and of the alternatives."""
 
 import difflib
+import math
 import re
 import shlex
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from awsddp.compat.releases import misfit, unlisted
 from awsddp.compat.types import GPU_TYPES, RETIRED, GpuType, Market, nearest, quota_of
@@ -72,9 +73,13 @@ class Gpus:
     count: int | None
 
     def of(self, kind: GpuType) -> bool:
-        """Whether a type has them. Memory is compared as it is sold: an A10G's 22.4 GiB are 24 GB."""
+        """Whether a type has them. Memory is compared as it is sold: an A10G's 22.4 GiB are 24 GB.
+
+        A part of a GPU is meant only by its memory: "L4-3GB" is an eighth.
+        """
         return (
             kind.gpu.lower() == self.name.lower()
+            and (kind.share == 1 or self.memory_gb is not None)
             and self.count in (None, kind.gpus)
             and (self.memory_gb is None or abs(kind.memory_gb * 1.074 - self.memory_gb) < self.memory_gb / 8)
         )
@@ -106,7 +111,7 @@ def _offered_type(name: str, facts: Facts) -> GpuType:
     if (retired := RETIRED.get(name)) is not None:
         why = f"{name} ({retired.gpus} x {retired.gpu}) has been offered in no region since {retired.since}"
         why += f"; EC2 says: {refusal}" if refusal else ""
-        advice = _instead(nearest(min(retired.gpus, 8), _offered(facts)))
+        advice = _instead(nearest(min(retired.gpus, 8), _usable(facts)))
     elif isinstance(kind, GpuType):
         why, advice = "no zone of this region has it", _instead(_like(kind, facts)) + ", or another --region"
     else:
@@ -124,9 +129,15 @@ def _offered(facts: Facts) -> tuple[GpuType, ...]:
     return tuple(GPU_TYPES[name] for name, zones in facts.offers.items() if zones and name in GPU_TYPES)
 
 
+def _usable(facts: Facts) -> tuple[GpuType, ...]:
+    """Return the offered types that may be advised: with whole GPUs, and of the image's architecture."""
+    cpu = facts.image.architecture
+    return tuple(kind for kind in _offered(facts) if kind.share == 1 and kind.cpu == cpu)
+
+
 def _like(kind: GpuType, facts: Facts) -> tuple[GpuType, ...]:
     price = kind.price_usd_per_hour or 0.0
-    return nearest(kind.gpus, _offered(facts), price=price, but=kind.name)
+    return nearest(kind.gpus, _usable(facts), price=price, but=kind.name)
 
 
 def _instead(kinds: Iterable[GpuType]) -> str:
@@ -146,8 +157,8 @@ def _cheapest(spec: ClusterSpec, gpus: Gpus | None, facts: Facts, market: Market
         what = f"{gpus.count or (needed if needed > 1 else 'any number of')} x {gpus.name}"
     fitting = [
         kind
-        for kind in _offered(facts)
-        if (gpus.of(kind) if gpus is not None else float(kind.capability) >= _LEAST_CAPABILITY)
+        for kind in (_usable(facts) if gpus is None else filter(gpus.of, _offered(facts)))
+        if (gpus is not None or float(kind.capability) >= _LEAST_CAPABILITY)
         and not kind.bare_metal
         and _rank(kind, facts, market) is not None
         and not misfit(kind, facts.image.name)
@@ -155,18 +166,33 @@ def _cheapest(spec: ClusterSpec, gpus: Gpus | None, facts: Facts, market: Market
     ]
     offered = [kind for kind in fitting if kind.gpus >= needed]
     if not offered:
-        most = max((kind.gpus for kind in fitting), default=0)
-        more = f"try: --nodes {-(-needed * spec.cluster.nodes // most)}; or " if most else ""
-        raise CloudError(
-            f"AWS offers no type with {what} in {facts.region}",
-            _gone(gpus),
-            f"{more}name a type with --instance-type, or another --region; awsddp plan --offers lists them",
-        )
+        raise _not_offered(what, needed, gpus, fitting, spec, facts)
     offered.sort(key=lambda kind: (_rank(kind, facts, market) or 0, kind.name))
     for kind in offered:
         if fits(kind, spec.cluster.nodes, facts, market) is not False:
             return kind, f"the cheapest with {what} in {facts.region} that fits the image and the quota"
     raise _over_quota(offered, spec, facts, market)
+
+
+def _not_offered(
+    what: str, needed: int, gpus: Gpus | None, fitting: list[GpuType], spec: ClusterSpec, facts: Facts
+) -> CloudError:
+    """Return the refusal of GPUs that no type of the region has, with the counts that there are."""
+    why, advice = _gone(gpus), []
+    if gpus is not None and (wanted := gpus.count) is not None:
+        like = [kind for kind in _usable(facts) if replace(gpus, count=None).of(kind) and not kind.bare_metal]
+        counts = sorted({kind.gpus for kind in like})
+        if counts:
+            *few, last = map(str, counts)
+            why = f"a node has {', '.join(few)}{' or ' * bool(few)}{last} x {gpus.name}"
+            near = min(counts, key=lambda count: (count < wanted, abs(count - wanted)))
+            nodes = max(-(-wanted * spec.cluster.nodes // near), 1)
+            memory = f"-{gpus.memory_gb}GB" if gpus.memory_gb else ""
+            advice = [f"try: --gpus {shlex.quote(f'{gpus.name}{memory}:{near}')} --nodes {nodes}"]
+    if most := max((kind.gpus for kind in fitting), default=0):
+        advice.append(f"try: --nodes {-(-needed * spec.cluster.nodes // most)}")
+    rest = "name a type with --instance-type, or another --region; awsddp plan --offers lists them"
+    return CloudError(f"AWS offers no type with {what} in {facts.region}", why, "; or ".join([*advice, rest]))
 
 
 def _gone(gpus: Gpus | None) -> str:
@@ -235,7 +261,7 @@ def _largest(kinds: tuple[GpuType, ...], spec: ClusterSpec, facts: Facts, market
     """
     gpus = wanted_gpus(spec)
     found: list[tuple[tuple[float, ...], GpuType, int]] = []
-    for kind in dict.fromkeys((*kinds, *_offered(facts))):
+    for kind in dict.fromkeys((*kinds, *_usable(facts))):
         price, allowed = _rank(kind, facts, market), _allowed_vcpus(kind, facts, market) or 0
         nodes = min(spec.cluster.nodes, int(allowed // kind.vcpus))
         usable = not kind.bare_metal and not misfit(kind, facts.image.name)
@@ -332,15 +358,15 @@ def choices(facts: Facts, kind: GpuType, nodes: int, market: Market) -> tuple[Ch
 
 
 def offers(facts: Facts, nodes: int) -> tuple[Choice, ...]:
-    """Return every type with GPUs that is offered here, by GPUs and price."""
+    """Return every type with GPUs that is offered here, the cheapest first; those without a price last."""
     found = [_choice(kind, facts, nodes, "on-demand") for kind in _offered(facts)]
-    return tuple(sorted(found, key=lambda one: (one.gpu, one.gpus_per_node, one.price_usd_per_hour or 0)))
+    return tuple(sorted(found, key=lambda one: (one.price_usd_per_hour or math.inf, one.instance_type)))
 
 
 def _choice(kind: GpuType, facts: Facts, nodes: int, market: Market) -> Choice:
     return Choice(
         instance_type=kind.name,
-        gpu=kind.gpu,
+        gpu=kind.gpu_shown,
         gpus_per_node=kind.gpus,
         price_usd_per_hour=on_demand(kind, facts),
         zones=facts.offers[kind.name],

@@ -21,7 +21,6 @@ from werkzeug.serving import make_server
 
 from awsddp.aws.session import Aws
 from awsddp.aws.waits import CLOCK, Clock
-from awsddp.compat.releases import DLAMI_PARAMETERS
 from awsddp.local.emulator import route_out
 
 
@@ -81,7 +80,6 @@ def cloud(server: Server) -> Cloud:
     server.cloud = Cloud(endpoint=server.cloud.endpoint)
     server.cloud.add_image(
         "Deep Learning OSS Nvidia Driver AMI GPU PyTorch 2.12 (Ubuntu 24.04) 20260822",
-        parameter=DLAMI_PARAMETERS[0],
         tags={"awsddp:gpus": "pretended"},
     )
     return server.cloud
@@ -129,7 +127,6 @@ def on(tmp_path: Path, aws: Aws, cloud: Cloud, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
     cloud.add_image(
         "Deep Learning OSS Nvidia Driver AMI GPU PyTorch 2.12 (Ubuntu 24.04) 20260822",
-        parameter=DLAMI_PARAMETERS[0],
         tags={"awsddp:gpus": "pretended", "awsddp:hosts": "none"},
     )
     passed = [0.0]

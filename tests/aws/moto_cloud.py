@@ -21,7 +21,7 @@ from awsddp.aws.facts import gather
 from awsddp.aws.instances import launch
 from awsddp.aws.session import Aws
 from awsddp.local import refusals, scope
-from awsddp.local.offers import Call
+from awsddp.local.offers import OWNER, Call
 from awsddp.local.requests import Refusal, answered, dry_run, read
 from awsddp.plan import make_plan
 from awsddp.plan.records import LaunchPlan, names
@@ -67,6 +67,8 @@ class Cloud:
     quotas: dict[str, float] = field(default_factory=dict)
     asked_quotas: dict[str, float] = field(default_factory=dict)
     prices: dict[str, float] = field(default_factory=dict)
+    knows_any_of: bool = True
+    asked_prices: list[str] = field(default_factory=list)
 
     @property
     def target(self) -> Target:
@@ -102,6 +104,8 @@ class Cloud:
     ) -> str:
         image = self.backend_of(region).register_image(name=name)
         image.architecture = "x86_64"
+        if name.startswith("Deep Learning"):
+            image.owner_id, image.owner_alias = OWNER, "amazon"
         image.creation_date = NOW + timedelta(minutes=len(self.backend.amis))
         image.add_tags(tags or {})
         if parameter:
@@ -141,7 +145,7 @@ class Server:
         if operation.endswith("ServiceQuota") or operation.startswith("RequestServiceQuota"):
             return self._quota(operation, body, start)
         if operation == "GetProducts":
-            return self._products(start)
+            return self._products(body, start)
         status: list[Any] = []
         with self._alone:
             reply = b"".join(self._app(environ, lambda *words: status.append(words) or start))
@@ -165,14 +169,17 @@ class Server:
             self.cloud.asked_quotas[asked["QuotaCode"]] = asked["DesiredValue"]
         return [json.dumps({key: {"Id": "request-1", "Value": value}}).encode()]
 
-    def _products(self, start: Callable[..., Any]) -> Iterable[bytes]:
+    def _products(self, body: bytes, start: Callable[..., Any]) -> Iterable[bytes]:
         """Answer as the Pricing API, which moto lacks."""
+        how = next(one["Type"] for one in json.loads(body)["Filters"] if one["Field"] == "instanceType")
+        self.cloud.asked_prices.append(how)
         products = [
             {
                 "product": {"attributes": {"instanceType": name, "tenancy": tenancy}},
                 "terms": {"OnDemand": {"a": {"priceDimensions": {"b": {"pricePerUnit": {"USD": str(usd)}}}}}},
             }
             for name, price in self.cloud.prices.items()
+            if how == "TERM_MATCH" or self.cloud.knows_any_of
             for tenancy, usd in (("Shared", price), ("Host", 0.0))
         ]
         start("200 OK", [("Content-Type", "application/x-amz-json-1.1")])

@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 from botocore.exceptions import ClientError
+from moto.core import DEFAULT_ACCOUNT_ID
 from moto_cloud import Cloud, plan_for, spec
 
 from awsddp.aws import facts as facts_module
 from awsddp.aws.facts import enabled_regions, gather
 from awsddp.aws.refusals import translate
 from awsddp.aws.session import Aws, Call
-from awsddp.compat.types import QUOTA_G, QUOTA_P
+from awsddp.compat.types import GPU_TYPES, QUOTA_G, QUOTA_P
 from awsddp.errors import AwsddpError, CloudError, ConfigError
 from awsddp.records import Target, TargetName
 from awsddp.spec import ClusterSpec, NetworkSection
@@ -42,7 +43,6 @@ def test_reading_changes_nothing(aws: Aws, cloud: Cloud) -> None:
         "DescribeRouteTables",
         "DescribeSubnets",
         "GetServiceQuota",
-        "GetParameters",
         "GetProducts",
     }
 
@@ -55,7 +55,8 @@ def test_p2_is_asked_for_as_it_is_and_the_refusal_says_what_takes_its_place(aws:
     assert "g6.48xlarge" in caught.value.next
 
 
-def test_a_type_the_table_lacks_is_described_by_ec2(aws: Aws) -> None:
+def test_a_type_the_table_lacks_is_described_by_ec2(aws: Aws, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(GPU_TYPES, "g7.48xlarge")
     plan = plan_for(aws, instance_type="g7.48xlarge")
     assert (plan.kind.gpus, plan.kind.gpu) == (8, "RTX PRO 4500")
     assert plan.price_usd_per_hour is None
@@ -93,6 +94,71 @@ def test_of_the_images_of_a_name_the_newest_torch_is_taken_before_the_newest_dat
     new = cloud.add_image(name.format("2.13", "20260901"))
     cloud.add_image(name.format("2.9", "20261101"))
     assert gather(aws, spec(image=name.format("*", "*")), caller_address="10.77.0.1").image.id == new
+
+
+NAME = "Deep Learning OSS Nvidia Driver AMI GPU PyTorch {} (Ubuntu {}) {}"
+
+
+def test_the_default_image_is_the_newest_that_the_table_has_and_needs_no_right_in_ssm(
+    aws: Aws, cloud: Cloud
+) -> None:
+    known = cloud.add_image(NAME.format("2.13", "26.04", "20260829"))
+    cloud.add_image(NAME.format("2.13.0", "24.04", "20260830"))  # a pair that the table lacks
+    strange = NAME.format("2.99", "28.04", "20260901")
+    cloud.add_image(strange)
+    cloud.fail("GetParameters", "AccessDeniedException")
+    plan = plan_for(aws, instance_type="g6.xlarge")
+    assert plan.image.id == known
+    assert (plan.image.shown.torch, plan.image.shown.cuda, plan.image.shown.driver) == ("2.13", "13.0", 595)
+    assert f"a newer image is not known to this version of awsddp: {strange}" in plan.warnings
+    assert not cloud.sent("GetParameters")
+
+
+def test_an_image_that_only_looks_like_amazons_is_not_the_default(aws: Aws, cloud: Cloud) -> None:
+    before = gather(aws, spec(), caller_address="10.77.0.1").image.id
+    copied = cloud.add_image(NAME.format("2.13", "26.04", "20260829"))
+    cloud.backend.amis[copied].owner_alias = None
+    cloud.backend.amis[copied].owner_id = DEFAULT_ACCOUNT_ID
+    assert gather(aws, spec(), caller_address="10.77.0.1").image.id == before
+
+
+def test_an_image_with_a_torch_that_the_table_lacks_is_taken_with_a_warning(aws: Aws, cloud: Cloud) -> None:
+    cloud.add_image(NAME.format("2.99", "28.04", "20260901"))
+    plan = plan_for(aws, instance_type="g6.xlarge", image=NAME.format("*", "*", "*"))
+    assert plan.image.shown.torch == "2.99"
+    assert any("does not know PyTorch 2.99's image" in warning for warning in plan.warnings)
+
+
+def test_an_image_whose_name_does_not_tell_the_login_user_is_taken_with_a_warning(
+    aws: Aws, cloud: Cloud
+) -> None:
+    cloud.add_image("My Training Image 1")
+    plan = plan_for(aws, instance_type="g6.xlarge", image="My Training *")
+    assert plan.ssh_user == "ubuntu"
+    assert any("access.user=NAME" in warning for warning in plan.warnings)
+
+
+@pytest.mark.parametrize(
+    ("answers", "asked", "told"),
+    [
+        ("none to ANY_OF", ["ANY_OF", "TERM_MATCH"], ("AWS Pricing API", 9.0)),
+        ("to all", ["ANY_OF"], ("AWS Pricing API", 9.0)),
+        ("none", ["ANY_OF", "TERM_MATCH"], ("list price of us-east-1", 0.8048)),
+        ("denied", ["ANY_OF"], ("list price of us-east-1", 0.8048)),
+    ],
+)
+def test_one_type_is_asked_for_alone_where_many_at_once_bring_no_price(
+    aws: Aws, cloud: Cloud, answers: str, asked: list[str], told: tuple[str, float]
+) -> None:
+    cloud.prices = {} if answers == "none" else {"g6.xlarge": 9.0}
+    cloud.knows_any_of = answers != "none to ANY_OF"
+    if answers == "denied":
+        cloud.fail("GetProducts", "AccessDeniedException")
+    plan = plan_for(aws, instance_type="g6.xlarge", nodes=1)
+    assert (plan.price.source, plan.price.machines) == told
+    assert cloud.asked_prices == ([] if answers == "denied" else asked)
+    assert len(cloud.sent("GetProducts")) == len(asked)
+    assert len(",".join(GPU_TYPES)) <= 1024  # what the model allows as a filter's value
 
 
 @pytest.mark.parametrize("asked", ["ami-0123456789abcdef0", "No Such Image*", "/no/such/parameter"])

@@ -11,7 +11,6 @@ from awsddp.aws.facts import gather
 from awsddp.aws.session import Aws
 from awsddp.aws.waits import Clock
 from awsddp.cluster import Cluster
-from awsddp.compat.releases import DLAMI_PARAMETERS
 from awsddp.config import load
 from awsddp.errors import CapacityError, CloudError, ConfigError
 from awsddp.plan.records import LaunchPlan
@@ -56,7 +55,6 @@ class Launches:
 def up(tmp_path: Path, aws: Aws, cloud: Cloud) -> Launches:
     cloud.add_image(
         "Deep Learning OSS Nvidia Driver AMI GPU PyTorch 2.12 (Ubuntu 24.04) 20260822",
-        parameter=DLAMI_PARAMETERS[0],
         region="eu-west-1",
     )
     return Launches(tmp_path, aws, cloud)

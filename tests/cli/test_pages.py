@@ -2,13 +2,16 @@
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
+from test_make_plan import DLAMI, FACTS
 from test_make_plan import plan as planned
 
 from awsddp.cli.doctor_page import checks_page
 from awsddp.cli.pages import cluster_page, job_lines, ranks_table, sync_page
 from awsddp.cli.plan_page import plan_page
+from awsddp.plan.records import Facts
 from awsddp.records import JobState, Saving, widened
 from awsddp.report import iso
 from awsddp.returns import JobDocument, SeenJob
@@ -148,6 +151,52 @@ def test_a_plan_over_a_cluster_that_is_as_requested_says_so(capsys: pytest.Captu
     assert "nothing would change" in capsys.readouterr().out
     plan_page(made)
     assert "nothing would change" not in capsys.readouterr().out
+
+
+ORDINARY = replace(
+    FACTS,
+    offers={**FACTS.offers, "g6.xlarge": ("us-east-1a", "us-east-1b"), "g6.2xlarge": ("us-east-1a",)},
+)
+REHEARSED = replace(ORDINARY, target="local", image=replace(DLAMI, tags={"awsddp:gpus": "rehearsed"}))
+
+
+@pytest.mark.parametrize(
+    ("facts", "cluster"),
+    [
+        (ORDINARY, {"instance_type": "g6.xlarge", "nodes": 2}),
+        (ORDINARY, {"nodes": 2, "budget_usd": 20.0}),
+        (ORDINARY, {"nodes": 4, "gpus": "L4", "spot": True}),
+        (REHEARSED, {"nodes": 2}),
+        (REHEARSED, {"nodes": 2, "budget_usd": 20.0}),
+    ],
+)
+def test_a_plan_of_an_ordinary_cluster_is_on_one_screen_with_the_price_among_the_first_lines(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, facts: Facts, cluster: dict[str, Any]
+) -> None:
+    monkeypatch.setattr("awsddp.cli.render.width", lambda stderr: 80)
+    plan_page(planned(facts, **cluster))
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) <= 23  # and the prompt
+    assert any(line.startswith("price") for line in lines[:4])
+    first = [line.partition(" ")[0] for line in lines]
+    assert first[:2] == ["cluster", "nodes"]
+    assert not {"EFA", "placement"} & {*first}
+    assert not any("(Running" in line and "L-" in line for line in lines)
+
+
+def test_the_details_of_a_plan_are_behind_v(capsys: pytest.CaptureFixture[str]) -> None:
+    plan_page(planned(ORDINARY, instance_type="g6.xlarge", nodes=2), verbose=True)
+    shown = capsys.readouterr().out
+    for detail in ("EFA ", "placement ", "L-DB2E81BA", "ami-0123456789abcdef0", "data transfer out"):
+        assert detail in shown, detail
+
+
+@pytest.mark.parametrize("facts", [ORDINARY, REHEARSED])
+def test_a_price_that_is_not_known_is_one_word(capsys: pytest.CaptureFixture[str], facts: Facts) -> None:
+    offers = {**facts.offers, "p5e.48xlarge": ("us-east-1a",)}
+    plan_page(planned(replace(facts, offers=offers), instance_type="p5e.48xlarge", nodes=1))
+    [price] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("price")]
+    assert price.split(maxsplit=1)[1] == ("free; on EC2 unknown" if facts is REHEARSED else "unknown")
 
 
 def test_usage_of_a_rank_that_is_far_from_the_others_has_a_star(capsys: pytest.CaptureFixture[str]) -> None:

@@ -118,7 +118,7 @@ def asked(one: Terminal, show: Screen, launch: LaunchPlan) -> list[str]:
 
 QUESTION = """\
 2 x g6.48xlarge (8 L4 each), on-demand, in us-east-1: cluster demo
-price    $26.75 per hour, at most $642.11: expires after 24 h
+price    $26.75 per hour (list 2026-07-20), at most $642.11: expires after 24 h
 ends     when idle for 60m, or after 24 h
 image    torch 2.12, CUDA 13.0, Deep Learning OSS Nvidia Driver AMI GPU PyTorch…
 creates  key pair, security group, placement group, 2 instances, 2 disks of 200…

@@ -304,5 +304,5 @@ def test_a_roles_credentials_are_valid_with_their_token_alone(records: Cloud) ->
 
 def test_a_plan_of_a_type_without_gpus_says_so() -> None:
     machine = {"gpus": 0, "gpu": "", "memory_gb": 0, "vcpus": 2, "ram_gb": 8, "network": "<=10"}
-    plan = {"kind": machine, "image": {"rehearses": False}, "pretended": True, "disk_gb": 200}
+    plan = {"kind": machine, "disk_gb": 200}
     assert _node_line(read(plan)) == "no GPU, 2 vCPUs, 8 GiB, <=10 Gbit/s, 200 GB disk"

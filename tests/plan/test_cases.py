@@ -42,6 +42,12 @@ AMAZON_LINUX = replace(
     root_device="/dev/xvda",
     ssh_user="ec2-user",
 )
+ARM64 = replace(
+    DLAMI,
+    id="ami-4",
+    name="Deep Learning ARM64 AMI OSS Nvidia Driver GPU PyTorch 2.12 (Ubuntu 24.04) 20260822",
+    architecture="arm64",
+)
 OWN_IMAGE = replace(DLAMI, id="ami-3", name="ours, driver 535", root_gb=300)
 FACTS = Facts(
     region="us-east-1",
@@ -69,7 +75,7 @@ PRIVATE_SUBNET = replace(
 CLOSED = {"network.address": "private", "network.ssh_cidr": "10.0.0.0/8"}
 VPN = {"IpRanges": [{"CidrIp": "10.0.0.0/8"}]}
 RESERVED = Reservation(id="cr-1", instance_type="p5.48xlarge", zone="us-east-1a", free=2, state="active")
-GR6 = replace(GPU_TYPES["g6.4xlarge"], name="gr6.4xlarge", ram_gb=128, price_usd_per_hour=None)
+UNKNOWN = replace(GPU_TYPES["g6.4xlarge"], name="g8.4xlarge", price_usd_per_hour=None)
 BLOCK = structs.replace(
     RESERVED, id="cr-2", reservation_type="capacity-block", ends=datetime(2026, 12, 1, 11, 30, tzinfo=UTC)
 )
@@ -145,6 +151,10 @@ def target(reservation: str) -> dict[str, Any]:
 
 
 ALONE = PLAIN
+ON_AMAZON_LINUX: dict[str, Any] = {
+    "login": "ec2-user",
+    "run": {"ImageId": "ami-2", "BlockDeviceMappings": disk(200, "/dev/xvda")},
+}
 ONE_TIME = {"SpotInstanceType": "one-time", "InstanceInterruptionBehavior": "terminate"}
 CASES = {
     # each family
@@ -155,7 +165,14 @@ CASES = {
     "g5": one("g5.48xlarge", 16.288, 1),
     "g6": one("g6.12xlarge", 4.6016, 1),
     "g6e": one("g6e.48xlarge", 30.13118, 4),
+    "gr6": one("gr6.8xlarge", 2.4464, 1),
+    "g7, whose price is not known": Case(
+        spec={"cluster.instance_type": "g7.48xlarge"}, type="g7.48xlarge", efa=(0, 2)
+    ),
     "g7e": one("g7e.48xlarge", 33.14432, 4),
+    "g5g": one("g5g.xlarge", 0.42, 0, facts=replace(FACTS, image=ARM64), run={"ImageId": "ami-4"}),
+    "g6f": one("g6f.xlarge", 0.2375, 0, facts=replace(FACTS, image=AMAZON_LINUX), **ON_AMAZON_LINUX),
+    "gr6f": one("gr6f.4xlarge", 1.066, 0, facts=replace(FACTS, image=AMAZON_LINUX), **ON_AMAZON_LINUX),
     "p3dn, with an image of one's own": one(
         "p3dn.24xlarge",
         31.212,
@@ -172,15 +189,15 @@ CASES = {
     "p5e, whose price is not known": Case(
         spec={"cluster.instance_type": "p5e.48xlarge"}, type="p5e.48xlarge", efa=(0, 32)
     ),
-    "gr6, which the table lacks: as EC2 describes it": Case(
-        spec={"cluster.instance_type": "gr6.4xlarge"},
+    "one that the table lacks: as EC2 describes it": Case(
+        spec={"cluster.instance_type": UNKNOWN.name},
         facts=replace(
             FACTS,
-            described={GR6.name: GR6},
-            offers={**FACTS.offers, "gr6.4xlarge": ZONES},
-            prices={"gr6.4xlarge": 1.5},
+            described={UNKNOWN.name: UNKNOWN},
+            offers={**FACTS.offers, UNKNOWN.name: ZONES},
+            prices={UNKNOWN.name: 1.5},
         ),
-        type="gr6.4xlarge",
+        type=UNKNOWN.name,
         machines_usd=3.0,
     ),
     # how many, which GPUs

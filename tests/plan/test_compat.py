@@ -10,15 +10,20 @@ from awsddp.compat.releases import (
     Release,
     architecture_of,
     explained,
+    in_table,
     least_driver,
     misfit,
     release,
+    ssh_user,
     undriven,
     unfit,
+    unknown_torch,
+    unlisted,
 )
 from awsddp.compat.types import GPU_TYPES, RETIRED, Market, quota_of
 
 DLAMI = "Deep Learning OSS Nvidia Driver AMI GPU PyTorch {} (Ubuntu {}) 20260822"
+AMAZON_LINUX = "Deep Learning OSS Nvidia Driver AMI GPU PyTorch 2.10 (Amazon Linux 2023) {}"
 K80_IMAGE = "Deep Learning AMI GPU PyTorch 1.10.0 (Ubuntu 18.04) 20211208"
 PROPRIETARY = "Deep Learning Base Proprietary Nvidia Driver GPU AMI (Amazon Linux 2) Version 71.6"
 
@@ -122,6 +127,13 @@ def test_why_a_driver_does_not_drive_a_gpu(
         ("p6-b200.48xlarge", PROPRIETARY, "needs the open one"),
         ("p6-b200.48xlarge", DLAMI.format("2.6", "22.04"), "no code for the B200"),
         ("p6-b300.48xlarge", DLAMI.format("2.8", "24.04"), "too old for the B300"),
+        ("p3dn.24xlarge", DLAMI.format("2.13", "26.04"), "open-source driver"),
+        ("g6.48xlarge", DLAMI.format("2.13", "26.04"), ""),
+        ("g6f.xlarge", DLAMI.format("2.12", "24.04"), "do not list g6f"),
+        ("g6f.xlarge", DLAMI.format("2.13", "26.04"), "do not list g6f"),
+        ("gr6f.4xlarge", AMAZON_LINUX.format("20260418"), "do not list gr6f"),
+        ("gr6f.4xlarge", AMAZON_LINUX.format("20260808"), ""),
+        ("g6f.xlarge", "an image of one's own", ""),
         ("g6.48xlarge", DLAMI.format("2.12", "24.04"), ""),
         ("g6.48xlarge", "an image of one's own", ""),
     ],
@@ -129,6 +141,57 @@ def test_why_a_driver_does_not_drive_a_gpu(
 def test_which_image_fits_which_type(type_: str, image: str, told: str) -> None:
     why = misfit(GPU_TYPES[type_], image)
     assert (told in why) if told else why == ""
+
+
+@pytest.mark.parametrize("type_", ["g5g.xlarge", "p5.48xlarge"])
+def test_the_notes_of_the_images_for_arm64_list_other_families(type_: str) -> None:
+    image = "Deep Learning ARM64 AMI OSS Nvidia Driver GPU PyTorch 2.12 (Ubuntu 24.04) 20260822"
+    assert unlisted(GPU_TYPES[type_], image) == (type_ == "p5.48xlarge")
+
+
+@pytest.mark.parametrize(
+    ("name", "is_known", "unknown"),
+    [
+        (DLAMI.format("2.13", "26.04"), True, ""),
+        (DLAMI.format("2.12", "24.04"), True, ""),
+        (DLAMI.format("2.6.0", "22.04"), True, ""),
+        (DLAMI.format("2.12", "26.04"), False, ""),
+        (DLAMI.format("2.99", "28.04"), False, "2.99"),
+        (AMAZON_LINUX.format("20260808"), False, ""),
+        ("ours, PyTorch 2.99", False, ""),
+    ],
+)
+def test_which_images_the_table_has(name: str, is_known: bool, unknown: str) -> None:
+    assert (in_table(name), unknown_torch(name)) == (is_known, unknown)
+
+
+@pytest.mark.parametrize(
+    ("name", "user"),
+    [
+        (DLAMI.format("2.13", "26.04"), "ubuntu"),
+        (AMAZON_LINUX.format("20260808"), "ec2-user"),
+        ("ubuntu/images/hvm-ssd-gp3/ubuntu-noble-24.04-amd64-server-20260801", "ubuntu"),
+        ("amzn2-ami-hvm-2.0.20260801.0-x86_64-gp2", "ec2-user"),
+        ("al2023-ami-2023.12.20260803.0-kernel-6.12-x86_64", "ec2-user"),
+        ("RHEL-9.6.0_HVM-20260801-x86_64-0-Hourly2-GP3", "ec2-user"),
+        ("suse-sles-15-sp7-v20260801-hvm-ssd-x86_64", "ec2-user"),
+        ("Rocky-9-EC2-Base-9.6-20260801.0.x86_64", "rocky"),
+        ("AlmaLinux OS 9.6.20260801 x86_64", "ec2-user"),
+        ("Fedora-Cloud-Base-AmazonEC2.x86_64-44-20260801.0", "fedora"),
+        ("CentOS Stream 9 x86_64 20260801", "ec2-user"),
+        ("CentOS Linux 7 x86_64 HVM EBS ENA 2002_01", "centos"),
+        ("debian-13-amd64-20260801-2000", "admin"),
+        ("acme-training-2026-10", ""),
+    ],
+)
+def test_the_login_user_is_read_from_the_name_or_not_guessed(name: str, user: str) -> None:
+    assert ssh_user(name) == user
+
+
+def test_a_part_of_a_gpu_is_shown_as_one_and_priced_by_its_own_date() -> None:
+    eighth, half, whole = (GPU_TYPES[name] for name in ("g6f.xlarge", "gr6f.4xlarge", "g6.xlarge"))
+    assert [kind.gpu_shown for kind in (eighth, half, whole)] == ["1/8 L4", "1/2 L4", "L4"]
+    assert (eighth.gpus, eighth.memory_gb, eighth.price_date) == (1, 2.8, "2026-02-09")
 
 
 def test_every_type_has_a_gpu_that_the_table_knows() -> None:

@@ -82,7 +82,8 @@ def test_without_a_type_the_cheapest_virtualised_one_with_eight_gpus_is_taken() 
     assert len(made.choices) == 3
     assert made.instance_type not in {choice.instance_type for choice in made.choices}
     assert all(choice.gpus_per_node == 8 for choice in made.choices)
-    assert made.warnings == ()
+    assert made.warnings == ("prices are list prices of us-east-1 of 2026-07-20: AWS returned none",)
+    assert not plan(replace(FACTS, prices={"g6.48xlarge": 13.0})).warnings
 
 
 def test_a_type_that_does_not_fit_the_quota_is_passed_over() -> None:
@@ -434,6 +435,53 @@ def test_what_nobody_has_tried_is_planned_and_not_launched(
         refuse_untried(made)
     capacity = {**asked.get("capacity", {}), "experimental": True}
     refuse_untried(plan(facts, **{**asked, "capacity": capacity}))
+
+
+L4 = replace(
+    FACTS,
+    offers=dict.fromkeys(("g6.xlarge", "g6.12xlarge", "g6.48xlarge", "g6f.large", "g5g.xlarge"), ZONES),
+)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "nodes", "advice"),
+    [
+        ("L4:2", 1, "--gpus L4:4 --nodes 1;"),
+        ("L4:3", 2, "--gpus L4:4 --nodes 2;"),
+        ("L4:16", 1, "--gpus L4:8 --nodes 2;"),
+    ],
+)
+def test_gpus_in_a_number_that_no_node_has_are_refused_with_the_numbers_that_there_are(
+    gpus: str, nodes: int, advice: str
+) -> None:
+    with pytest.raises(CloudError) as caught:
+        plan(L4, gpus=gpus, nodes=nodes)
+    assert caught.value.why == "a node has 1, 4 or 8 x L4"
+    assert f"try: {advice}" in caught.value.next
+
+
+def test_a_part_of_a_gpu_and_another_architecture_are_only_taken_by_name() -> None:
+    assert plan(L4, gpus="L4", nodes=1).instance_type == "g6.xlarge"
+    assert {choice.instance_type for choice in plan(L4, gpus="L4:8", nodes=1).choices} == {
+        "g6.xlarge",
+        "g6.12xlarge",
+    }
+    own = replace(L4, image=replace(DLAMI, name="ours"))
+    assert plan(own, gpus="L4-3GB", nodes=1).instance_type == "g6f.large"
+    with pytest.raises(ConfigError, match=r"does not fit g6f\.large"):
+        plan(L4, instance_type="g6f.large", nodes=1)
+
+
+def test_offers_begin_with_the_cheapest_and_end_with_those_without_a_price() -> None:
+    facts = replace(FACTS, offers={**FACTS.offers, "p5e.48xlarge": ZONES, "g6.xlarge": ZONES})
+    listed = offers(facts, nodes=1)
+    prices = [one.price_usd_per_hour for one in listed]
+    assert (listed[0].instance_type, listed[-1].instance_type, prices[-1]) == (
+        "g6.xlarge",
+        "p5e.48xlarge",
+        None,
+    )
+    assert prices[:-1] == sorted(prices[:-1], key=lambda price: price or 0)
 
 
 def test_what_can_be_had_is_listed_with_price_zones_and_quota() -> None:

@@ -18,7 +18,6 @@ import awsddp
 from awsddp import status as everywhere
 from awsddp.aws.facts import enabled_regions
 from awsddp.cluster import Cluster
-from awsddp.compat.releases import DLAMI_PARAMETERS
 from awsddp.config import load
 from awsddp.doctor import before_launch as doctor
 from awsddp.doctor import request_quota
@@ -107,18 +106,19 @@ def saved(world: World) -> Settings:
     }
 
 
+PARAMETER = "/aws/service/deeplearning/ami/x86_64/base-oss-nvidia-driver-gpu-ubuntu-24.04/latest/ami-id"
 # What is configured, or what makes it in the account and returns it.
 CONFIGURED: dict[str, Settings | Callable[[World], Settings]] = {
     "alone": {"cluster.nodes": 1},
     "spot": {"cluster.spot": True},
-    "a type that is not in the table": {"cluster.instance_type": "g7.48xlarge"},
+    "a type that is not in the table": {"cluster.instance_type": "c5.large"},
     "a reservation": reserved,
     "an own network": own_network,
     "a role and a key for the disks": with_role("Arn", by_arn=False),
     "a role by its ARN and a key by its alias": with_role("alias/disks", by_arn=True),
     "a key by its id and an image by a parameter": lambda world: {
         "access.kms_key": disk_key(world, "KeyId"),
-        "cluster.image": DLAMI_PARAMETERS[0],
+        "cluster.image": PARAMETER,
     },
     "results saved in S3": saved,
     "EFA": {
