@@ -204,6 +204,7 @@ class Saver:
         self._queue: deque[Line] = deque()
         self._sending: dict[str, _Sending] = {}
         self._cancelled: list[_Sending] = []
+        self._has_cancelled = False
         self._growing: dict[str, _Growing] = {}
         self._look = self._rested = 0
         self._look_at = self._list_at = self._tell_at = -math.inf
@@ -270,8 +271,8 @@ class Saver:
         return all_done
 
     def close(self) -> None:
-        """Wait for what travels, and end the threads, unless what was given up is still under way."""
-        if not self._cancelled:
+        """Wait for what travels, and end the threads, unless requests that were given up may be under way."""
+        if not self._has_cancelled:
             self._pool.shutdown()
             self._store.close()
 
@@ -489,6 +490,7 @@ class Saver:
         for home, one in list(self._sending.items()):
             if not one.upload.done() and not _is_same(one.info, os.fstat(one.held)):
                 one.upload.cancel()
+                self._has_cancelled = True
                 self._cancelled.append(self._sending.pop(home))
                 self._files[home].leave(one.version)
         for one in [one for one in self._cancelled if one.upload.done()]:
