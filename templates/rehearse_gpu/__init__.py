@@ -15,15 +15,17 @@ import types
 GPUS = types.SimpleNamespace(count=0, used=False, forked=False)
 """The GPUs of the node that is rehearsed, all alike. Used: by this process; forked: it began after that."""
 TOLD = "AWSDDP_REHEARSAL_TOLD"  # set for the processes that a rank starts: they need not say it again
+BUILDS = "PIP_BUILD_TRACKER", "PIP_REQ_TRACKER"
+"""What pip, by its release, sets while it builds packages: one that finds CUDA looks for its compiler."""
 
 
 def pretend(**facts):
     """From now on torch finds so many GPUs (`count`), each of this name, memory_bytes and capability (8, 9).
 
-    Without them it finds none.
+    Without them it finds none. What builds a package sees torch as it is.
     """
     GPUS.__dict__.update(facts)
-    if GPUS.count:
+    if GPUS.count and not any(name in os.environ for name in BUILDS):
         sys.meta_path.insert(0, _Waits())
 
 

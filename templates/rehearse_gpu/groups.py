@@ -1,6 +1,8 @@
 """Process groups and DistributedDataParallel: gloo where nccl was asked for."""
 
+import contextlib
 import functools
+import inspect
 import os
 import socket
 import time
@@ -9,17 +11,21 @@ import zlib
 import torch
 
 from rehearse_gpu.devices import NCCL, current_device, index, visible
+from rehearse_gpu.reductions import Reduction, as_bytes, real_type, refuse_type
 from rehearse_gpu.tensors import Tensor, place_of, places, put
 
 FLAT = "all_gather_into_tensor", "all_gather_single", "reduce_scatter_tensor", "reduce_scatter_single"
+FLAT += "_all_gather_base", "_reduce_scatter_base"
 
 
 class Groups:
-    """By process group: the backends that it was asked for with, and whether its ranks have met."""
+    """By process group: the backends that it was asked for with, whether its ranks have met, and what is done
+    `later`, when the collectives that a script has put together have ended.
+    """
 
     def __init__(self, distributed):
         self.distributed, self.core = distributed, distributed.distributed_c10d
-        self.asked, self.met = {}, set()
+        self.asked, self.met, self.later = {}, set(), {}
 
     def backends(self, group):
         return self.asked.get(group or self.core._get_default_group(), "")
@@ -54,6 +60,7 @@ def answer_nccl(distributed):
     groups = Groups(distributed)
     _answer_making(distributed, groups)
     _answer_collectives(distributed, groups)
+    _answer_coalescing(distributed, groups)
     _answer_ddp(torch.nn.parallel.DistributedDataParallel, groups)
     _answer_hooks(distributed.GradBucket)
 
@@ -87,6 +94,7 @@ def _answer_collectives(distributed, groups):
     core = groups.core
     together = "all_reduce broadcast reduce all_gather all_gather_into_tensor gather scatter reduce_scatter"
     together += " reduce_scatter_tensor all_to_all all_to_all_single all_gather_single reduce_scatter_single"
+    together += " all_reduce_coalesced all_gather_coalesced _all_gather_base _reduce_scatter_base"
     for name in f"{together} send recv isend irecv".split():  # as scripts call them; torch's own calls stay
         if hasattr(core, name):
             setattr(distributed, name, _collective(getattr(core, name), groups))
@@ -110,35 +118,101 @@ def _answer_collectives(distributed, groups):
 
 
 def _collective(function, groups):
-    name, core = function.__name__, groups.core
-
-    def is_average(value):
-        return isinstance(value, (core.ReduceOp, core.ReduceOp.RedOpType)) and value == core.ReduceOp.AVG
+    name, core, known = function.__name__, groups.core, inspect.signature(function)
 
     def flattened(tensor):
         """As nccl takes it, in whatever shape; gloo compares shapes."""
         return tensor.view(-1) if tensor.is_contiguous() else tensor
 
+    def change(given, what):
+        given.update(torch.utils._pytree.tree_map_only(Tensor, what, dict(given)))
+
+    def call_as_nccl(asked, group, tensors):
+        """Call it with what nccl carries or reduces; what gloo lacks of that is done here."""
+        given = asked.arguments
+        if "op" not in given:
+            for one in tensors:
+                refuse_type(real_type(one.dtype))
+            change(given, as_bytes)
+            return function(*asked.args, **asked.kwargs)
+        into, dtype = given.get("output"), tensors[0].dtype
+        if into is None:  # torch gives nccl complex numbers as two, but not to scatter them
+            dtype = real_type(dtype)
+        plan = Reduction(groups.distributed, given["op"], dtype, group.size())
+        given["op"] = plan.op
+        keeps = into is not None or (name == "reduce" and not _is_root(given, group, core))
+        sent = {id(one): plan.result(one) if one is into else plan.before(one, keeps) for one in tensors}
+        change(given, lambda one: sent.get(id(one), one))
+
+        def finish():
+            for one in tensors if into is None else [into]:
+                plan.after(one, sent[id(one)])
+
+        if (keeps and into is None) or not plan.is_later:
+            return function(*asked.args, **asked.kwargs)
+        work = function(*asked.args, **asked.kwargs)
+        if group in groups.later:
+            groups.later[group].append(finish)
+            return work
+        if work is not None:
+            work.wait()
+        finish()
+        return work
+
     @functools.wraps(function)
     def call(*args, **named):
-        group = next((one for one in args if isinstance(one, core.ProcessGroup)), named.get("group"))
-        found = places((*args, *named.values()))
+        try:
+            asked = known.bind(*args, **named)
+        except TypeError:
+            return function(*args, **named)
+        asked.apply_defaults()
+        group = asked.arguments.get("group") or core._get_default_group()
+        if name in FLAT:
+            change(asked.arguments, flattened)
+        found = places(asked.arguments.values())
         if any(place is None for _, place in found):
             groups.refuse_the_host(group)
-        elif found and not name.endswith(("send", "recv")):
-            groups.meet(found[0][1], group)
-            if "nccl" in groups.backends(group) and not all(map(_is_dense, found)):
-                raise ValueError("Tensors must be contiguous")
-        if any(map(is_average, (*args, named.get("op")))):
-            for tensor, _ in found if name in ("all_reduce", "reduce") else found[1:]:
-                tensor.div_(core.get_world_size(group))  # gloo knows no average
-            args = [core.ReduceOp.SUM if is_average(one) else one for one in args]
-            named = {key: core.ReduceOp.SUM if is_average(one) else one for key, one in named.items()}
-        if name in FLAT:
-            args, named = torch.utils._pytree.tree_map_only(Tensor, flattened, (args, named))
-        return function(*args, **named)
+        elif found and "nccl" in groups.backends(group):
+            if not name.endswith(("send", "recv")):
+                groups.meet(found[0][1], group)
+                if not all(map(_is_dense, found)):
+                    raise ValueError("Tensors must be contiguous")
+            return call_as_nccl(asked, group, [tensor for tensor, _ in found])
+        return function(*asked.args, **asked.kwargs)
 
     return call
+
+
+def _is_root(given, group, core):
+    """Whether this rank gets what is reduced."""
+    if given.get("group_dst") is not None:
+        return given["group_dst"] == group.rank()
+    return given["dst"] == core.get_rank()
+
+
+def _answer_coalescing(distributed, groups):
+    """What is done after collectives that a script puts together is done when they have ended."""
+    core = groups.core
+    together = core._coalescing_manager
+
+    @contextlib.contextmanager
+    def coalescing_manager(group=None, device=None, *others, **named):
+        group = group or core._get_default_group()
+        later = groups.later[group] = []
+        try:
+            with together(
+                group, None if "nccl" in groups.backends(group) else device, *others, **named
+            ) as begun:
+                yield begun
+            if later:
+                begun.wait()
+        finally:
+            del groups.later[group]
+            core._world.pg_coalesce_state.pop(group, None)  # torch leaves it where one was refused
+        for finish in later:
+            finish()
+
+    distributed._coalescing_manager = core._coalescing_manager = coalescing_manager
 
 
 def _is_dense(found):
