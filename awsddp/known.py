@@ -1,6 +1,7 @@
 """What this machine and the nodes know: jobs, found, told by the nodes, ended; and what a cluster costs."""
 
 import contextlib
+import difflib
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -120,6 +121,8 @@ def choose_job(jobs: Sequence[JobRecord], name: str | None) -> JobRecord:
         if jobs:
             names = ", ".join(job.job for job in jobs[-_NEWEST:])
             why, advice = f"the newest jobs: {names}", "awsddp jobs   # all of them"
+            if near := difflib.get_close_matches(name or "", [job.job for job in jobs], n=1):
+                advice = f"did you mean {near[0]}?\n{advice}"
         raise NotFoundError(f"no job {name}" if name else "no job", why, advice)
     return chosen
 

@@ -307,6 +307,10 @@ class HomeDocument(Document):
 
     clusters: tuple[KnownCluster, ...]
     local_cloud: bool
+    ended: int = 0
+    """How many clusters of this machine have ended."""
+    last_job: KnownJob | None = None
+    """The last job of this machine, where no cluster is left."""
 
 
 class LocalInstance(Document):

@@ -18,7 +18,7 @@ from awsddp.answers import OURS
 from awsddp.config import NOT_SHOWN
 from awsddp.errors import AwsddpError, LeftoverError
 from awsddp.jobs import results
-from awsddp.known import FoundJob, bill_of, jobs_of, known_job
+from awsddp.known import FoundJob, all_jobs, bill_of, jobs_of, known_job
 from awsddp.local import client as local
 from awsddp.reach import reachable, told_jobs
 from awsddp.records import ACTIVE, MORE, JobRecord, Listed, RankUsage, widened
@@ -345,7 +345,13 @@ def home(cluster: "Cluster") -> HomeDocument:
         for past in pasts(cluster.home)
         if (record := past.record) is not None
     ]
-    return HomeDocument(clusters=tuple(clusters), local_cloud=local.runs(cluster.home))
+    jobs = () if clusters else all_jobs(cluster)
+    return HomeDocument(
+        clusters=tuple(clusters),
+        local_cloud=local.runs(cluster.home),
+        ended=sum(past.record is None for past in pasts(cluster.home)),
+        last_job=KnownJob(job=jobs[-1].job.job, state=jobs[-1].job.state) if jobs else None,
+    )
 
 
 def write_report(cluster: "Cluster", *, job: str | None = None) -> JobReport:

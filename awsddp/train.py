@@ -34,9 +34,9 @@ from awsddp.plan.indexes import LOGIN
 from awsddp.reach import listed_files
 from awsddp.records import ACTIVE, JobNode, JobRecord, Node, RankResult
 from awsddp.release import owner, release_unknown
-from awsddp.report import iso, node_name
+from awsddp.report import amount, iso, node_name
 from awsddp.resources import BUNDLED, BUNDLED_SCRIPT
-from awsddp.results import check_results_dir, job_result
+from awsddp.results import check_results_dir, job_result, saved_job
 from awsddp.returns import JobDocument
 from awsddp.saving import claim
 from awsddp.spec import JobSpec
@@ -129,7 +129,17 @@ def _check_name(cluster: "Cluster", name: str) -> None:
         why = "--after and --resume use it as a keyword"
         raise UsageError(f"job name {name!r} is reserved", why, another)
     if folder.exists():
-        raise UsageError(f"job {name} already exists", f"{folder} exists", another)
+        raise UsageError(f"job {name} already exists", _content(cluster, name), another)
+
+
+def _content(cluster: "Cluster", name: str) -> str:
+    """Return what the folder of a job's results holds, and how the job ended if that is known."""
+    folder, record = cluster.results / name, cluster.folder.read()
+    job = saved_job(folder)
+    states = [job.state] if job else [one.state for one in record.jobs if one.job == name] if record else []
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    held = amount(len(files), sum(path.stat().st_size for path in files)) if files else "it is empty"
+    return f"{folder} exists: {', '.join([*states, held])}"
 
 
 def _layout(cluster: "Cluster") -> tuple[Rank, ...]:
@@ -368,8 +378,7 @@ def _why_taken(cluster: "Cluster", name: str, answers: Mapping[int, Slots]) -> s
     tagged = [node_name(one.node) for one in live if one.node not in answers and name in one.unfetched]
     if tagged:
         return f"{', '.join(tagged)} holds results of a job of that name, by its tag"
-    folder = cluster.results / name
-    return f"{folder} exists" if folder.exists() else ""
+    return _content(cluster, name) if (cluster.results / name).exists() else ""
 
 
 def _keep(cluster: "Cluster", nodes: Sequence[Node], job: str) -> None:

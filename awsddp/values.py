@@ -127,8 +127,8 @@ def whole(low: int, high: int) -> Callable[[int], None]:
 
 
 def check_amount(usd: float) -> None:
-    """Raise ConfigError for US dollars that are not a number, or have no end."""
-    if not math.isfinite(usd):
+    """Raise ConfigError for US dollars that are not a number, have no end, or are none."""
+    if not (math.isfinite(usd) and usd > 0):
         raise ConfigError(f"{usd} is not an amount", "", "US dollars, such as 20")
 
 

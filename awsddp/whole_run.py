@@ -66,7 +66,13 @@ def run_job(
         failure = _end(cluster, result) or failure
     except KeyboardInterrupt as stop:
         cluster.say("interrupted: terminating everything; Ctrl-C again exits immediately")
-        failure = Interrupted("interrupted", "the results that could be fetched are here, nothing is left")
+        record = cluster.folder.read()
+        jobs = (
+            [f"what could be fetched of {job.job} is in {job.home}" for job in record.jobs[-1:]]
+            if record
+            else []
+        )
+        failure = Interrupted("interrupted", "; ".join([*jobs, "nothing is left"]))
         if isinstance(stop, LetGo):
             failure.exit_code = 128 + stop.number
         failure = _end(cluster, result) or failure

@@ -29,7 +29,21 @@ _STORY = {
         "reach",
         "reconcile",
     ),
-    *("release", "results", "saved", "saving", "search", "status", "train", "unsent", "up", "whole_run"),
+    *("release", "results", "saved", "saving", "search", "starter", "status", "train", "unsent", "up"),
+    "whole_run",
+    *(
+        "release",
+        "results",
+        "saved",
+        "saving",
+        "search",
+        "starter",
+        "status",
+        "train",
+        "unsent",
+        "up",
+        "whole_run",
+    ),
 }
 """What the methods of a cluster and its jobs do. Whoever uses whom there, no circle: see below."""
 LADDER = {

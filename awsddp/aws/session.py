@@ -167,7 +167,7 @@ class Aws:
         except (BotoCoreError, ResponseParserError) as error:
             code = type(error).__name__
             told = translate(error, operation, where=self._where, is_local=self._target.name == "local")
-            if ".amazonaws.com" in told.why and self.region not in self._regions():
+            if ".amazonaws.com" in told.why and self.region not in known_regions():
                 told = self._no_region(self.region, told.why)  # that is why AWS was not reached there
             raise told from error
         finally:
@@ -261,14 +261,9 @@ class Aws:
     def _no_region(self, region: str, why: str = "") -> ConfigError:
         import difflib
 
-        near = difflib.get_close_matches(region, self._regions(), n=2)
+        near = difflib.get_close_matches(region, known_regions(), n=2)
         hint = f"did you mean {' or '.join(near)}?" if near else "name one such as us-east-1 or eu-central-1"
         return ConfigError(f"cluster.region: unknown AWS region {region!r}", why, f"--region: {hint}")
-
-    def _regions(self) -> list[str]:
-        """Return the regions that this botocore knows, of all partitions."""
-        partitions = self._session.get_available_partitions()
-        return [name for one in partitions for name in self._session.get_available_regions("ec2", one)]
 
     def _client(self, service: str, attempts: int) -> Any:
         attempts = {"sts": FIRST_ATTEMPTS, "pricing": 1}.get(service, attempts)  # of prices there is a table
@@ -373,3 +368,16 @@ def _name_roles(session: botocore.session.Session) -> None:
         roles.append(profiles.setdefault(session.profile or "default", {}))
     for role in roles:
         role.setdefault("role_session_name", session_name())
+
+
+def known_regions() -> list[str]:
+    """Return the regions that this botocore knows, of all partitions; AWS is not asked."""
+    session = botocore.session.get_session()
+    partitions = session.get_available_partitions()
+    return [name for one in partitions for name in session.get_available_regions("ec2", one)]
+
+
+def known_types() -> list[str]:
+    """Return the instance types that this botocore knows; AWS is not asked."""
+    model = botocore.session.get_session().get_service_model("ec2")
+    return list(model.shape_for("InstanceType").metadata["enum"])

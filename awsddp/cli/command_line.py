@@ -75,6 +75,11 @@ class Watch:
             if signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, self._on_signal)
 
+    @property
+    def is_signalled(self) -> bool:
+        """Whether a signal came."""
+        return self._heard > 0
+
     def interrupted(self, stop: BaseException | None = None) -> AwsddpError:
         """Return the error that says what is left behind, with the exit code of what stopped us."""
         error = Interrupted(

@@ -93,7 +93,7 @@ def _show(error: AwsddpError) -> None:
         return
     columns = render.width(stderr=True)
     is_calm = isinstance(error, Interrupted) and not (error.why or error.next)
-    if is_calm and sys.stderr.isatty():  # behind the terminal's ^C
+    if (is_calm or WATCH.is_signalled) and sys.stderr.isatty():  # behind the terminal's ^C
         click.echo(err=True)
     for label, text in (
         ("" if is_calm else "error: ", harmless.line(error.message)),

@@ -13,18 +13,16 @@ from awsddp.cli.command_line import Globals
 from awsddp.cli.options import Verb
 from awsddp.cli.render import line, place_name
 from awsddp.cli.screen import Screen
-from awsddp.errors import ConfigError
-from awsddp.report import money
+from awsddp.errors import ConfigError, Interrupted
+from awsddp.report import counted, money
 from awsddp.returns import InitDocument
-from awsddp.spec import FILE, Given, JobSpec
+from awsddp.spec import FILE, SETTINGS, Given, JobSpec
 from awsddp.state import home
 
 if TYPE_CHECKING:
     from awsddp.returns import HomeDocument, KnownCluster
 
 _FIRST = """\
-No clusters on this machine yet. To begin:
-
   # rehearse here: no AWS account, no cost (without train.py: a sample program)
   awsddp run --local train.py --nodes 2 --instance-type g6.xlarge --budget 2
   # the same on EC2: shows the price, asks, terminates everything at the end
@@ -57,7 +55,13 @@ def home_page(known: "HomeDocument") -> None:
     for cluster in known.clusters:
         line(*_lines(cluster))
     if not known.clusters:
-        print(_FIRST)
+        counts = f"now; {counted(known.ended, 'cluster')} ended" if known.ended else "yet"
+        line(f"No clusters on this machine {counts}. {'To begin:' * (not known.last_job)}".rstrip())
+        if last := known.last_job:
+            line(f"The last job, {last.job}: {last.state}. Its page: awsddp report {last.job}")
+            line("All jobs: awsddp jobs")
+            line("To begin again:")
+        print(f"\n{_FIRST}")
     if known.local_cloud:
         line("The local cloud is running: awsddp local status, awsddp local stop")
     line("All commands: awsddp --help")
@@ -89,13 +93,16 @@ def init(options: Globals) -> None:
 
     refuse_existing(Path(FILE))
     ask = sys.stdin.isatty() and sys.stderr.isatty() and not (options.yes or options.json)
-    chosen = _answers() if ask else {}
+    try:
+        chosen = _answers() if ask else {}
+    except (click.Abort, KeyboardInterrupt):
+        raise Interrupted(f"interrupted: no {FILE} was written") from None
     path = write_starter(Path(), chosen)
-    rest = f"{', '.join(chosen)} set, the other keys are" if chosen else "Every key is"
+    text = f"It sets {', '.join(chosen)}; the other keys" if chosen else "All keys"
     found = {} if ask else {key: name for key, *_, files in _QUESTIONS if (name := _found(files))}
     words = ["awsddp", "run", "--local", *command_words("run", found), *script_words(found)]
     with contextlib.closing(Screen(options)) as screen:
-        screen.say(f"Wrote {path}. {rest} commented out.")
+        screen.say(f"Wrote {path}. {text} are commented out.")
         screen.say(f"Next: {shlex.join(words)} (free, on this machine), then awsddp plan")
         screen.result(InitDocument(file=str(path)), lambda _: None)
 
@@ -106,7 +113,7 @@ def _answers() -> dict[str, Given]:
 
     answers: dict[str, Given] = {}
     for key, text, default, files in _QUESTIONS:
-        answer = click.prompt(text, default=_found(files) or default, err=True)
+        answer = _answer(key, text, _found(files) or default)
         answers |= {key: answer} if str(answer) else {}
     with contextlib.suppress(ConfigError):  # the home folder, or one that is far too large
         kept = data_folders(JobSpec(), home=home()).items()
@@ -117,6 +124,24 @@ def _answers() -> dict[str, Given]:
         ]
         answers |= {"sync.ignore": patterns} if patterns else {}
     return answers
+
+
+def _answer(key: str, text: str, default: "str | float") -> Given:
+    """Ask until the answer can be right; what is only not known is accepted when it is typed twice."""
+    from awsddp.starter import doubt
+
+    last: Given = None
+    while True:
+        answer: Given = click.prompt(text, default=default, err=True)
+        try:
+            if (check := SETTINGS[key].check) is not None:
+                check(answer)
+            if not str(answer) or answer == last or not (why := doubt(key, str(answer))):
+                return answer
+            click.echo(f"  {why} Type it again to keep it.", err=True)
+            last = answer
+        except ConfigError as error:
+            click.echo(f"  {error.summary}: {error.next}", err=True)
 
 
 def _found(files: str) -> str:

@@ -275,8 +275,10 @@ class Screen:
             return True
         if not sys.stdin.isatty():
             *about, last = harmless.lines(question).splitlines()
-            why = "\n".join((*about, "stdin is not a terminal"))
-            raise UsageError(f"{last} There is no terminal to ask on.", why, "pass --yes")
+            why = " ".join(("the question is:", *about, last))
+            raise UsageError(
+                "needs an answer, and stdin is not a terminal: nothing was done", why, "pass --yes"
+            )
         columns = render.width(stderr=True)
         room = None if columns is None else columns - len(" [y/N]: ")
         return click.confirm("\n".join(render.lines(question, columns=room)), default=False, err=True)

@@ -1,6 +1,7 @@
 """The files of a job on this machine: the commit of its code, the names of its results, its checkpoint."""
 
 import contextlib
+import difflib
 import os
 import posixpath
 import re
@@ -39,11 +40,26 @@ def check_script(workdir: Path, script: str, *, module: bool) -> None:
             return
         patterns = [f"{path}.*", f"{path}/*"]
     if not any(_any_file(workdir, one) for one in patterns):
+        near = [] if module else near_files(workdir, script)
         raise UsageError(
             f"{'module' if module else 'script'} not found: {script}",
             f"searched in the synced folder, {workdir.resolve()}",
-            "name a file there, or set sync.workdir",
+            f"did you mean {near[0]}?" if near else "name a file there, or set sync.workdir",
         )
+
+
+def near_files(folder: Path, path: str) -> list[str]:
+    """Return the file whose name is most like that of `path`, in the folder where it would be."""
+    beside = (folder / path).parent
+    try:
+        files = {str(one.relative_to(folder)): one.name for one in beside.iterdir() if one.is_file()}
+    except (OSError, ValueError):  # no such folder, or one elsewhere
+        return []
+    name = Path(path).name
+    by_name = {text: file for file, text in files.items()}
+    near = difflib.get_close_matches(name, by_name, n=1)
+    near = near or [one for one in by_name if Path(one).stem == name]
+    return [by_name[one] for one in near]
 
 
 def _any_file(folder: Path, pattern: str) -> bool:

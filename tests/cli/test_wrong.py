@@ -166,6 +166,9 @@ def test_a_job_that_nobody_knows_names_the_newest_alone() -> None:
         choose_job(jobs, "nope")
     assert raised.value.why == "the newest jobs: job45, job46, job47, job48, job49"
     assert raised.value.next.startswith("awsddp jobs")
+    with pytest.raises(NotFoundError) as raised:
+        choose_job(jobs, "jbo7")
+    assert raised.value.next.splitlines() == ["did you mean job7?", "awsddp jobs   # all of them"]
 
 
 @pytest.mark.prove

@@ -9,7 +9,16 @@ import pytest
 
 from awsddp import whole_run as verb
 from awsddp.aws import waits
-from awsddp.errors import AwsddpError, CloudError, ConfigError, InUse, NodeError, NotFoundError, UsageError
+from awsddp.errors import (
+    AwsddpError,
+    CloudError,
+    ConfigError,
+    Interrupted,
+    InUse,
+    NodeError,
+    NotFoundError,
+    UsageError,
+)
 from awsddp.jobs.files import check_script
 from awsddp.returns import JobDocument, RunDocument
 from awsddp.state import Folder
@@ -117,6 +126,38 @@ def test_what_train_refuses_of_a_job_run_refuses_before_it_asks_aws_anything(
     ctx = world.ctx(**job).but(folder=Folder(world.project.parent / "new", "default"))
     with pytest.raises(error, match=re.escape(text)):
         run(ctx, confirm=lambda _: None, on_lines=lambda _: None)
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"), [("tran.py", "train.py"), ("train", "train.py"), ("pkg/modle.py", "pkg/model.py")]
+)
+def test_script_that_is_not_there_names_the_one_that_is_most_like_it(
+    tmp_path: Path, typed: str, meant: str
+) -> None:
+    (tmp_path / "pkg").mkdir()
+    for name in ("train.py", "pkg/model.py"):
+        (tmp_path / name).touch()
+    with pytest.raises(UsageError) as refused:
+        check_script(tmp_path, typed, module=False)
+    assert refused.value.next == f"did you mean {meant}?"
+
+
+@pytest.mark.parametrize("jobs", [(), (DONE,)], ids=["no job", "a job"])
+def test_interrupted_run_speaks_of_results_only_where_there_was_a_job(
+    world: World, monkeypatch: pytest.MonkeyPatch, jobs: tuple[JobDocument, ...]
+) -> None:
+    parts = Parts(monkeypatch)
+
+    def interrupt(*_: object, **__: object) -> None:
+        for job in jobs:
+            world.ctx().folder.remember(job)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(verb, "up", interrupt)
+    with pytest.raises(Interrupted) as left:
+        ran(world)
+    assert left.value.why == "what could be fetched of j is in runs/j; " * bool(jobs) + "nothing is left"
+    assert parts.called[-1] == "down"
 
 
 def test_folder_that_cannot_be_sent_is_refused_before_up(

@@ -102,8 +102,15 @@ def test_nodes_are_asked_again_where_another_client_held_the_claim_just_before(
 def test_name_that_is_taken_is_refused_with_where_its_job_is_and_its_tag_stays(world: World) -> None:
     start(world, SLEEPS, name="nm")
     end_ranks(world.handle(), "nm", grace_s=0)
-    (world.project / "runs" / "kept").mkdir(parents=True)
-    causes = {"nm": "node0, node1 has a job of that name: awsddp jobs nm", "kept": "runs/kept exists"}
+    kept = world.project / "runs" / "kept"
+    kept.mkdir(parents=True)
+    (world.project / "runs" / "empty").mkdir()
+    (kept / "model.pt").write_bytes(bytes(2000))
+    causes = {
+        "nm": "node0, node1 has a job of that name: awsddp jobs nm",
+        "kept": "runs/kept exists: 1 file, 2 kB",
+        "empty": "runs/empty exists: it is empty",
+    }
     for name, why in causes.items():
         with pytest.raises(UsageError, match=f"job {name} already exists") as refused:
             start(world, SLEEPS, name=name)

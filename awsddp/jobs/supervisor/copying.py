@@ -10,6 +10,7 @@ stdin, and says JSON, a line each: how far it is, and at last what it did or why
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import itertools
 import json
@@ -68,7 +69,10 @@ def main(stdin: BinaryIO) -> int:
         next = "awsddp exec -- python3 -m pip install boto3"
         told = {"lacks": True, **Refusal("its Python cannot read S3", str(error), next).document}
     except OSError as error:
-        told = Refusal("data cannot be written", str(error), "awsddp exec -- df -h   # room for it").document
+        why, need = str(error), telling.of or asked.get("bytes", 0)
+        if error.errno == errno.ENOSPC and need:
+            why += f"; {need / 1e9:.1f} GB of data are to be copied"
+        told = Refusal("data cannot be written", why, "awsddp exec -- df -h   # the free space").document
     telling.end()
     _say(**told)
     return 0
