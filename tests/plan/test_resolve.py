@@ -163,11 +163,21 @@ def chosen(text: str) -> tuple[tuple[str, ...] | None, str]:
     return choose(plan, target_of(plan, IMAGE), cache=Path("cache"))
 
 
+OLD, DYNAMIC = "Metadata-Version: 1.0", "Metadata-Version: 2.2\nDynamic: Requires-Dist"
+
+
 @pytest.mark.parametrize(
-    "line", ["to_build", "to_build[more]>0", "small\nto_build", "to_build @ {url}", "new"]
+    ("line", "info"),
+    [
+        ("to_build", OLD),
+        ("to_build[more]>0", DYNAMIC),
+        ("small\nto_build", OLD),
+        ("to_build @ {url}", OLD),
+        ("new", OLD),
+        ("new", DYNAMIC),
+    ],
 )
 @pytest.mark.parametrize("has_old_wheel", [True, False])
-@pytest.mark.parametrize("info", ["Metadata-Version: 1.0", "Metadata-Version: 2.2\nDynamic: Requires-Dist"])
 def test_no_code_of_a_package_runs_here(index: Path, line: str, has_old_wheel: bool, info: str) -> None:
     """What it needs is known only once it is built, wherever in the tree it is."""
     sdist(index, "to_build", info=info)
