@@ -258,11 +258,18 @@ def costs(record: Record) -> str:
 
 
 def explained(cluster: "Cluster", job: JobRecord) -> JobRecord:
-    """Return the job; for a module, a file or a variable that its nodes do not have the cause says why."""
+    """Return the job; for a module, a package, a file or a variable that its nodes do not have the cause says
+    why.
+    """
     cause = job.cause
     if cause is None:
         return job
-    explain = {"import_error": _of_module, "file_not_found": _of_file, "exit": _of_variable}.get(cause.kind)
+    explain = {
+        "import_error": _of_module,
+        "no_metadata": _of_package,
+        "file_not_found": _of_file,
+        "exit": _of_variable,
+    }.get(cause.kind)
     with contextlib.suppress(AwsddpError, OSError, ValueError):  # the project has changed, or is gone
         if explain is not None:
             cause = explain(cluster, job, cause)
@@ -271,7 +278,7 @@ def explained(cluster: "Cluster", job: JobRecord) -> JobRecord:
 
 def _of_module(cluster: "Cluster", job: JobRecord, cause: Cause) -> Cause:
     from awsddp.nodes.sync import project_files
-    from awsddp.plan.environment import source_folders
+    from awsddp.plan.project import source_folders
 
     module = cause.values.get("module", "")
     if not _MODULE.fullmatch(module):  # a node says it, and a command that the user copies will hold it
@@ -299,6 +306,35 @@ def _of_module(cluster: "Cluster", job: JobRecord, cause: Cause) -> Cause:
         return _told(cause, f"{there} exists, but --env does not name it", again)
     why = f"{asked} did not install it" if asked else "no requirements file is there"
     return _told(cause, why, f"name the package of {top} in {file}, then: {again}")
+
+
+def _of_package(cluster: "Cluster", job: JobRecord, cause: Cause) -> Cause:
+    from awsddp.plan.project import read_project, read_toml
+    from awsddp.plan.requirements import canonical
+
+    package = cause.values.get("package", "")
+    if not _MODULE.fullmatch(package.replace("-", "_")):  # as in _of_module
+        return cause
+    folder = Path(cluster.job_spec.sync.workdir)
+    file, record = folder / "pyproject.toml", cluster.folder.read()
+    asked = overlaid(cluster.job_spec, record.asked if record else {}).env.file
+    document = read_toml(file) if file.is_file() else {}
+    is_own = canonical(str(document.get("project", {}).get("name", ""))) == canonical(package)
+    again = _again(cluster, job, {"env.file": asked or (file.as_posix() if is_own else "requirements.txt")})
+    if not is_own:
+        return _told(
+            cause, f"{asked or '--env'} does not name it", f"name {package} in a requirements.txt: {again}"
+        )
+    if read_project(document, folder) is None:
+        why = f"Only its build knows its version ({file}: dynamic), and no build of it runs"
+        return _told(
+            cause, why, f"SETUPTOOLS_SCM_PRETEND_VERSION=1.0 {again}   # or a version in {file.name}"
+        )
+    if asked and Path(asked).suffix not in (".toml", ".lock"):
+        return _told(
+            cause, f"{asked} does not name the project itself", f"add the line -e . to {asked}: {again}"
+        )
+    return _told(cause, "The project itself is installed where --env names it", again)
 
 
 def _of_file(cluster: "Cluster", job: JobRecord, cause: Cause) -> Cause:

@@ -29,8 +29,9 @@ from awsddp.jobs.supervisor.requests import Launch
 from awsddp.known import checkpoint_of, end_ranks, full_name
 from awsddp.local.client import check_memory
 from awsddp.parallel import both, soon, split
-from awsddp.plan.environment import make_environment_plan, source_folders
+from awsddp.plan.environment import make_environment_plan
 from awsddp.plan.indexes import LOGIN
+from awsddp.plan.project import source_folders
 from awsddp.reach import listed_files
 from awsddp.records import ACTIVE, JobNode, JobRecord, Node, RankResult
 from awsddp.release import owner, release_unknown
@@ -461,7 +462,10 @@ def ensure_environment(cluster: "Cluster", *, send_files: Callable[[], object]) 
     job = overlaid(cluster.job_spec, record.asked)
     drivers = {one.driver for one in record.prepared}
     plan = make_environment_plan(
-        job.env, internet=record.internet, driver=drivers.pop() if len(drivers) == 1 else None
+        job.env,
+        internet=record.internet,
+        driver=drivers.pop() if len(drivers) == 1 else None,
+        workdir=Path(job.sync.workdir),
     )
     made: Mapping[int, str | None] = {}
     if job.env.file and _shows_password(Path(job.env.file).expanduser(), Path(job.sync.workdir)):

@@ -4,6 +4,7 @@ Reads one JSON object from stdin, and writes lines of JSON: {"at": text} as it g
 
     {"do": "look" or "build", "stamp", "setup_stamp", "kind", "image": path of the image's python, "python",
      "setup": [], "lines": [], "constraints": [], "torch": [], "conda",
+     "projects": [{"info", "metadata", "entry_points", "sources": []}],
      "environ": {}: variables of all commands, "install": {}: of those that install, "ca", "miniforge": URL}
 
     {"ready": bool, "python": path, "facts": {}, "platform": {}}     the platform where it is not ready
@@ -203,17 +204,30 @@ def install(pip, place, asked, env, kept=()):
         run("installing", [*pip, "-r", lines, "-c", constraints], env=env)
 
 
-def link_programs(place, image):
-    """Write the programs of an image's packages (torchrun...), started by the environment's python."""
-    tell(at="linking the image's programs")
+def link_programs(place, folders):
+    """Write the programs of packages (torchrun...) in some folders, started by the environment's python."""
     python = place / "bin/python"
-    entries = [entry for dist in metadata.distributions(path=image) for entry in dist.entry_points]
+    entries = [entry for dist in metadata.distributions(path=folders) for entry in dist.entry_points]
     for entry in entries:
         path = place / "bin" / entry.name
         if entry.group == "console_scripts" and not path.exists():
             module, _, name = entry.value.partition("[")[0].strip().partition(":")
             path.write_text(PROGRAM.format(python, module, name.split(".")[0], name))
             path.chmod(0o755)
+
+
+def add_projects(place, asked):
+    """Add what an installation of the synced projects would have beside their code.
+
+    The ranks' own PYTHONPATH comes before: they may work in another folder than WORK.
+    """
+    for packages in place.glob("lib/python3*/site-packages") if asked["projects"] else ():
+        for one in asked["projects"]:
+            for name, text in (("METADATA", one["metadata"]), ("entry_points.txt", one["entry_points"])):
+                write(packages / one["info"] / name, text)
+        folders = [WORK / folder for one in asked["projects"] for folder in one["sources"]]
+        write(packages / "awsddp_projects.pth", "".join(f"{folder}\n" for folder in folders))
+        link_programs(place, [str(packages)])
 
 
 def overlay(place, asked, env):
@@ -227,6 +241,7 @@ def overlay(place, asked, env):
     adding = "; ".join(f"site.addsitedir({folder!r})" for folder in found["site"])
     write(packages / "awsddp_image.pth", "import site; " + adding + "\n")
     install(pip_install(python), place, asked, env)
+    tell(at="linking the image's programs")
     link_programs(place, found["site"])
     has, image = ask(python, FACTS), ask(asked["image"], FACTS)
     if has.get("torch_file") != image.get("torch_file"):
@@ -330,7 +345,7 @@ def setup(asked, python, env):
 
 def ready_file(asked):
     """Return the file that tells of the finished environment; the image's own has one, too."""
-    is_own = asked["kind"] == "image" and not asked["lines"]
+    is_own = asked["kind"] == "image" and not (asked["lines"] or asked["projects"])
     return PLACE / "image.json" if is_own else PLACE / asked["stamp"] / "ready.json"
 
 
@@ -351,6 +366,8 @@ def build(asked):
         kept = read(ready)
         make = {"image": overlay, "venv": venv, "conda": conda}[asked["kind"]]
         python = kept["python"] if kept else make(place, asked, {**env, **asked["install"]})
+        if not kept:
+            add_projects(place, asked)
         if not kept and asked["kind"] != "image":
             rehearse(place, asked)
     setup(asked, python, env)

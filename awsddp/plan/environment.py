@@ -4,7 +4,6 @@ import dataclasses
 import hashlib
 import json
 import re
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,8 @@ from typing import Any, Literal
 from awsddp.compat.releases import RELEASES, Release, least_driver, release
 from awsddp.errors import ConfigError, NodeError
 from awsddp.plan.indexes import CREDENTIALS, Indexes, is_folder_here
-from awsddp.plan.requirements import IMAGE_PACKAGES, Requirements, read_requirements, toml_list
+from awsddp.plan.project import Project
+from awsddp.plan.requirements import IMAGE_PACKAGES, Requirements, read_requirements
 from awsddp.report import node_name
 from awsddp.spec import EnvSection
 
@@ -46,14 +46,15 @@ class EnvironmentPlan(Requirements):
     @property
     def has_packages(self) -> bool:
         """Whether anything is installed: else the image's Python runs the ranks."""
-        return self.kind != "image" or bool(self.lines)
+        return self.kind != "image" or bool(self.lines or self.projects)
 
     @property
     def stamp(self) -> str:
         """The hash of what decides the environment; credentials and proxies do not."""
         inputs = [self.kind, self.lines, self.constraints, self.conda, self.python, self.torch]
         where = dataclasses.replace(self.indexes, ca="")
-        text = CREDENTIALS.sub("//", json.dumps([*inputs, dataclasses.asdict(where)]))
+        projects = [dataclasses.asdict(one) for one in self.projects]
+        text = CREDENTIALS.sub("//", json.dumps([*inputs, dataclasses.asdict(where), *projects]))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     @property
@@ -62,11 +63,13 @@ class EnvironmentPlan(Requirements):
         return hashlib.sha256(json.dumps(self.setup).encode()).hexdigest()[:16]
 
 
-def make_environment_plan(env: EnvSection, *, internet: bool | None, driver: str | None) -> EnvironmentPlan:
+def make_environment_plan(
+    env: EnvSection, *, internet: bool | None, driver: str | None, workdir: Path = Path()
+) -> EnvironmentPlan:
     """Return what [env] asks for, its file read; whether that can be met, resolve.py says.
 
     `internet`: whether nodes have it, None if that is not known yet; `driver` is theirs, None where they
-    have no GPU. Raises ConfigError for what cannot be meant.
+    have no GPU. `workdir` is the folder that they get. Raises ConfigError for what cannot be meant.
     """
     asked = read_requirements(Path(env.file).expanduser()) if env.file else Requirements()
     kind = env.kind or ("conda" if asked.conda else "image")
@@ -78,7 +81,7 @@ def make_environment_plan(env: EnvSection, *, internet: bool | None, driver: str
         _check_folders(indexes.find_links)
     is_image_python = kind == "venv" and packages_from == "client"  # another one would be a long way to send
     return EnvironmentPlan(
-        **vars(dataclasses.replace(asked, indexes=indexes)),
+        **vars(dataclasses.replace(asked, indexes=indexes, projects=_synced(asked.projects, workdir))),
         kind=kind,
         name=env.file or kind,
         python=env.python or (None if kind == "image" or is_image_python else _python(asked)),
@@ -87,6 +90,16 @@ def make_environment_plan(env: EnvSection, *, internet: bool | None, driver: str
         environ=_environ(env),
         packages_from=packages_from,
         internet=internet,
+    )
+
+
+def _synced(projects: Sequence[Project], workdir: Path) -> tuple[Project, ...]:
+    """Return the projects that the synced folder holds, with their folders relative to it."""
+    root = workdir.resolve()
+    return tuple(
+        dataclasses.replace(one, sources=tuple(Path(of).relative_to(root).as_posix() for of in one.sources))
+        for one in projects
+        if all(Path(of).is_relative_to(root) for of in one.sources)
     )
 
 
@@ -180,40 +193,6 @@ def _ca(env: EnvSection) -> str:
         return Path(env.ca_bundle).expanduser().read_text(encoding="ascii")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"env.ca_bundle: {env.ca_bundle} cannot be read", str(error)) from error
-
-
-def source_folders(project: Path) -> tuple[str, ...]:
-    """Return the folders, relative to the project's, from which its pyproject.toml has its packages imported.
-
-    Build backends that are not told take `src`, where it holds packages
-    (https://packaging.python.org/en/latest/discussions/src-layout-vs-flat-layout/). () is the project itself.
-    """
-    try:
-        document = tomllib.loads((project / "pyproject.toml").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return ()
-    tools = document.get("tool", {})
-    if not (document.keys() & {"project", "build-system"} or tools.keys() & {"poetry", "setuptools"}):
-        return ()
-    named = [
-        *toml_list(tools, "setuptools", "packages", "find", "where"),
-        *toml_list(tools, "setuptools", "package-dir", ""),
-        *(one.get("from") for one in toml_list(tools, "poetry", "packages") if isinstance(one, dict)),
-        *(
-            str(Path(one).parent)
-            for one in toml_list(tools, "hatch", "build", "targets", "wheel", "packages")
-            if isinstance(one, str)
-        ),
-        "src",
-    ]
-    found = dict.fromkeys(Path(one).as_posix() for one in named if isinstance(one, str) and one)
-    return tuple(one for one in found if _holds_packages(project, one))
-
-
-def _holds_packages(project: Path, name: str) -> bool:
-    folder = project / name
-    inside = name != "." and folder.is_dir() and folder.resolve().is_relative_to(project.resolve())
-    return inside and not (folder / "__init__.py").exists() and any(folder.rglob("*.py"))
 
 
 def image_constraints(packages: Mapping[str, str]) -> tuple[str, ...]:

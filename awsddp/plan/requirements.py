@@ -8,22 +8,24 @@ import dataclasses
 import functools
 import os
 import re
-import tomllib
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from awsddp.errors import ConfigError
 from awsddp.plan.indexes import OPTION, Indexes, is_folder_here, of_option
+from awsddp.plan.project import Project, Table, dependencies_of, read_project, read_toml
 from awsddp.plan.uv import run_uv
 
 _LINE = re.compile(r"(?:.*\\\n)*.+")
 """A line, with those that continue it."""
 _COMMENT = re.compile(r"(^|\s)#.*$", re.MULTILINE)
+_CODING = re.compile(rb"(?:[^\n]*\n)?[ \t]*#[^\n]*?coding[:=][ \t]*([-\w.]+)")
+"""The encoding that a comment of the first two lines names, as pip takes it (PEP 263)."""
+_NAME_FILE = "name a file that exists: --env FILE"
 _HASH = re.compile(r"\s+--hash[= ]\S+")
 _INCLUDE = re.compile(r"(-r|--requirement|-c|--constraint)[= ]*(\S.*)")
 _EDITABLE = re.compile(r"(-e|--editable)[= ]*(?=[a-z][a-z+]*://(?<!file://))")
@@ -48,35 +50,44 @@ _ELSEWHERE = re.compile(rf"^[ \t]*-[ \t].*#[ \t]*\[ *{_OTHER}(?: or {_OTHER})* *
 """A line for other systems than the nodes', as conda-build and conda-lock mark it. conda reads a comment."""
 _YAML_KEY = re.compile(r"^[\"']?(\w+)[\"']?\s*:", re.MULTILINE)
 
-Table = dict[Any, Any]
-"""A table of TOML or YAML, in the shape of pyproject.toml or of conda."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Requirements:
     """Lines as pip reads them, where each stands (`places`), and where pip finds them.
 
-    `conda` is an environment.yml, which conda reads itself, and `variables` those that it sets.
+    `projects` are those that are installed without their code, which is synced. `conda` is an
+    environment.yml, which conda reads itself, and `variables` those that it sets.
     """
 
     lines: tuple[str, ...] = ()
     constraints: tuple[str, ...] = ()
     places: Mapping[str, str] = dataclasses.field(default_factory=dict)
     indexes: Indexes = dataclasses.field(default_factory=Indexes)
+    projects: tuple[Project, ...] = ()
     conda: str = ""
     variables: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 def read_requirements(file: Path) -> Requirements:
     """Return what `file` asks for; files that it includes are read too, and `${NAME}` is a variable of here.
-    A line for the project itself stands for its dependencies: its folder is synced.
+    A line for the project itself stands for its dependencies and its metadata: its folder is synced.
 
     Raises ConfigError for a file that is not there, or names what no node has.
     """
     if file.name == "uv.lock":
-        return _collected(_locked(file, _text(file)), file)
+        project = file.parent / "pyproject.toml"
+        own = _installed(_toml(project) if project.is_file() else {}, file.parent)
+        return replace(_collected(_locked(file, _text(file)), file), projects=own)
     if file.suffix == ".toml":
-        return _collected("\n".join(_dependencies(_toml(file), file)), file)
+        document = _toml(file)
+        lines = dependencies_of(document, file.parent, (), place=str(file))
+        if "project" not in document:
+            raise ConfigError(
+                f"env.file: {file} has no [project] dependencies",
+                "only these are installed; a tool that keeps them elsewhere can export them",
+                "write a requirements.txt, and name it: --env requirements.txt",
+            )
+        return replace(_collected("\n".join(lines), file), projects=_installed(document, file.parent))
     if file.suffix in CONDA_SUFFIXES:
         return _conda(_text(file), file)
     return _collected(_text(file), file)
@@ -97,19 +108,27 @@ def _text(file: Path) -> str:
     try:
         data = file.read_bytes()
         wide = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))  # as PowerShell writes
-        return data.decode("utf-16" if wide else "utf-8-sig").replace("\r\n", "\n")
-    except (OSError, UnicodeDecodeError) as error:
-        why = getattr(error, "strerror", None) or str(error)
-        raise ConfigError(
-            f"env.file: {file} cannot be read", why, "name a file that exists: --env FILE"
-        ) from error
+        named = _CODING.match(data)
+        coding = "utf-16" if wide else named[1].decode() if named else "utf-8-sig"
+        return data.decode(coding).replace("\r\n", "\n")
+    except OSError as error:
+        raise ConfigError(f"env.file: {file} cannot be read", error.strerror or "", _NAME_FILE) from error
+    except (ValueError, LookupError) as error:
+        raise ConfigError(f"env.file: {file} cannot be read", str(error), f"save {file} as UTF-8") from error
 
 
 def _toml(file: Path) -> Table:
     try:
-        return tomllib.loads(_text(file))
-    except tomllib.TOMLDecodeError as error:
+        return read_toml(file)
+    except OSError as error:
+        raise ConfigError(f"env.file: {file} cannot be read", error.strerror or "", _NAME_FILE) from error
+    except ValueError as error:
         raise ConfigError(f"env.file: {file} is not valid TOML", str(error)) from error
+
+
+def _installed(document: Table, folder: Path) -> tuple[Project, ...]:
+    project = read_project(document, folder)
+    return (project,) if project else ()
 
 
 def _collected(text: str, file: Path, *, seen: tuple[Path, ...] = ()) -> Requirements:
@@ -118,6 +137,7 @@ def _collected(text: str, file: Path, *, seen: tuple[Path, ...] = ()) -> Require
     constraints: list[str] = []
     indexes = Indexes()
     lines: list[str] = []
+    projects: list[Project] = []
     seen = (*seen, file.resolve())
     for found in _LINE.finditer(text):
         line = _filled(" ".join(_HASH.sub("", _COMMENT.sub("", found[0]).replace("\\\n", " ")).split()))
@@ -127,7 +147,10 @@ def _collected(text: str, file: Path, *, seen: tuple[Path, ...] = ()) -> Require
             continue
         if project := _PROJECT.fullmatch(line):
             extras = [one.strip() for one in (project["extras"] or "").split(",")]
-            own = _of_project(file.parent / "pyproject.toml", extras)
+            of_project = file.parent / "pyproject.toml"
+            document = _toml(of_project) if of_project.is_file() else {}
+            own = dependencies_of(document, file.parent, extras, place=place)
+            projects += _installed(document, file.parent)
         elif include := _INCLUDE.fullmatch(line):
             other = file.parent / include[2].strip()
             if other.resolve() not in seen:
@@ -135,6 +158,7 @@ def _collected(text: str, file: Path, *, seen: tuple[Path, ...] = ()) -> Require
                 (constraints if include[1] in ("-c", "--constraint") else lines).extend(more.lines)
                 constraints += more.constraints
                 places |= more.places
+                projects += more.projects
                 indexes = more.indexes.otherwise(indexes)
             continue
         elif option := OPTION.fullmatch(line):
@@ -146,25 +170,13 @@ def _collected(text: str, file: Path, *, seen: tuple[Path, ...] = ()) -> Require
             _check(one, place)
             places[one] = place
         lines += own
-    return Requirements(lines=tuple(lines), constraints=tuple(constraints), places=places, indexes=indexes)
-
-
-def _of_project(file: Path, extras: Sequence[str], seen: tuple[str, ...] = ()) -> list[str]:
-    """Return the dependencies of the project itself, whose folder is synced; none where it names none."""
-    document = _toml(file) if file.is_file() else {}
-    lines = [] if seen else toml_list(document, "project", "dependencies")
-    for key in extras:
-        if key and key not in seen:
-            lines = [*lines, *toml_list(document, "project", "optional-dependencies", key)]
-    name = "".join(map(str, toml_list(document, "project", "name")))
-    own = re.compile(rf"{re.escape(name)}\s*\[([^\]]*)\]", re.IGNORECASE)
-    found: list[str] = []
-    for line in filter(lambda one: isinstance(one, str), lines):
-        if inner := own.fullmatch(line.strip()):  # dev = ["mine[test]"]
-            found += _of_project(file, [one.strip() for one in inner[1].split(",")], (*seen, *extras, "."))
-        else:
-            found.append(line)
-    return list(dict.fromkeys(found))
+    return Requirements(
+        lines=tuple(lines),
+        constraints=tuple(constraints),
+        places=places,
+        indexes=indexes,
+        projects=tuple({one.info: one for one in projects}.values()),
+    )
 
 
 def _filled(text: str) -> str:
@@ -188,17 +200,6 @@ def _check(line: str, place: str) -> None:
         )
 
 
-def _dependencies(document: Table, file: Path) -> list[str]:
-    found = document.get("project", {}).get("dependencies")
-    if not isinstance(found, list) or not all(isinstance(one, str) for one in found):
-        raise ConfigError(
-            f"env.file: {file} has no [project] dependencies",
-            "only these are installed; a tool that keeps them elsewhere can export them",
-            "write a requirements.txt, and name it: --env requirements.txt",
-        )
-    return found
-
-
 @functools.cache
 def _locked(file: Path, text: str) -> str:
     """Return the locked packages that the project needs, as lines, without what torch itself brings."""
@@ -210,13 +211,6 @@ def _locked(file: Path, text: str) -> str:
     torch = [re.sub(r"\+[\w.]+", "", line) for line in every.lines if name_of(line) in _TORCH]
     others = dict.fromkeys(f"--extra-index-url {url}" for url in _REGISTRY.findall(text))
     return "\n".join([*others, *torch, *pruned.lines])
-
-
-def toml_list(table: Any, *keys: str) -> list[Any]:
-    """Return what a TOML document has at a path of keys, as a list; [] for nothing."""
-    for key in keys:
-        table = table.get(key) if isinstance(table, dict) else None
-    return table if isinstance(table, list) else [table] if isinstance(table, str) else []
 
 
 def _conda(text: str, file: Path) -> Requirements:
@@ -252,4 +246,5 @@ def _conda(text: str, file: Path) -> Requirements:
         conda=msgspec.json.encode(found).decode(),
         variables={str(name): str(value) for name, value in variables.items()},
         indexes=pip.indexes,
+        projects=pip.projects,
     )

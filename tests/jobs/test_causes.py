@@ -252,6 +252,20 @@ EXAMPLES = [
     (1, "/usr/bin/python3: No module named pkg\n", "import_error", "pkg is not installed"),
     (1, "UserWarning: Failed to initialize NumPy: No module named 'numpy'\n", "exit", "exit code 1."),
     (1, TRACEBACK + "ModuleNotFoundError: No module named 'timm'\n", "import_error", "timm is not installed"),
+    (
+        1,
+        TRACEBACK + "importlib.metadata.PackageNotFoundError: No package metadata was found for mine\n",
+        "no_metadata",
+        "mine is not installed for the python that runs the ranks: it has no metadata there.",
+    ),
+    (1, TRACEBACK + "importlib.metadata.PackageNotFoundError: my-lib\n", "no_metadata", "my-lib is not"),
+    (
+        1,
+        TRACEBACK
+        + "pkg_resources.DistributionNotFound: The 'mine' distribution was not found and is required\n",
+        "no_metadata",
+        "mine is not installed",
+    ),
     (1, TRACEBACK + "FileNotFoundError: data\n", "file_not_found", "FileNotFoundError: data. The node does"),
     (1, TRACEBACK + "torch.OutOfMemoryError: CUDA out of memory. Tried\n", "cuda_oom", "ran out of memory"),
     (1, TRACEBACK + "OSError: [Errno 98] Address already in use\n", "port_in_use", "in use on this node"),

@@ -38,6 +38,7 @@ PLAIN = {
     ),
     "abort": "import os\nos.abort()\n",
     "import_error": "import no_such_module\n\n",
+    "no_metadata": "from importlib.metadata import version\nversion('no-such-package')\n",
     "library_missing": "import ctypes\nctypes.CDLL('libno_such.so.1')\n",
     "packages_mismatch": "from json import no_such_name\n\n",
     "syntax_error": "print('a'\nx = = 1\n",

@@ -17,6 +17,7 @@ from awsddp.nodes.environments import ensure
 from awsddp.parallel import soon
 from awsddp.plan.environment import EnvironmentPlan
 from awsddp.plan.indexes import Indexes
+from awsddp.plan.project import Project
 from awsddp.report import Event
 from tests.nodes.servers import BUILT_BY, PASSWORD, make_repository, serve_folder, serve_git, serve_index
 from tests.nodes.ssh_hosts import Lab
@@ -81,6 +82,34 @@ def test_a_requirement_for_another_torch_is_refused_with_both_versions(
     words = "torch==2.5.1 needs another torch than the image's 2.13.0+cpu"
     assert refused.value.message == f"env.file: requirements.txt: {words}"
     assert "torch==2.5.1" in refused.value.why
+
+
+def test_the_projects_own_metadata_programs_and_plugins_are_there(
+    lab: Callable[[int], Lab], index: Path, python: str
+) -> None:
+    """Its code is in the synced folder; no build of it runs. Nothing else is installed."""
+    here = lab(1)
+    host = here.hosts[0]
+    own = Project(
+        info="mine-1.2.dist-info",
+        metadata="Metadata-Version: 2.1\nName: mine\nVersion: 1.2\n",
+        entry_points="[console_scripts]\nmine-train = mine:main\n[plugins]\none = mine:main\n",
+        sources=("src",),
+    )
+    package = host.work / "src/mine"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text(
+        "import sys\nfrom importlib.metadata import version\n__version__ = version('mine')\n"
+        "def main():\n    print(__version__, sys.executable)\n"
+    )
+    found = made(here, EnvironmentPlan(name="pyproject.toml", projects=(own,)), python)[0]
+    words = "import mine; print(mine.__version__)"
+    assert imported(found.python, words) == "1.2"
+    loaded = "from importlib import metadata as m; m.entry_points(group='plugins')['one'].load()()"
+    assert imported(found.python, loaded) == f"1.2 {found.python}"
+    program = Path(str(found.python)).with_name("mine-train")
+    done = subprocess.run([program], capture_output=True, text=True, cwd="/")
+    assert (done.stdout, done.stderr) == (f"1.2 {found.python}\n", "")
 
 
 @pytest.mark.prove

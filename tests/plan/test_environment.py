@@ -8,13 +8,14 @@ import pytest
 from awsddp.compat.releases import RELEASES
 from awsddp.errors import ConfigError, NodeError
 from awsddp.plan.environment import (
+    EnvironmentPlan,
     explain,
     image_constraints,
     make_environment_plan,
     refuse_unlike,
-    source_folders,
 )
 from awsddp.plan.indexes import Indexes
+from awsddp.plan.project import source_folders
 from awsddp.plan.requirements import read_requirements
 from awsddp.spec import EnvSection
 
@@ -38,6 +39,22 @@ def test_a_requirements_file_as_powershell_writes_it_is_read(tmp_path: Path) -> 
     file = tmp_path / "requirements.txt"
     file.write_bytes("tqdm ;\\\r\npython_version > '3'\r\n".encode("utf-16"))
     assert read_requirements(file).lines == ("tqdm ; python_version > '3'",)
+
+
+@pytest.mark.parametrize("head", ["# -*- coding: latin-1 -*-\n", "\n# vim: set fileencoding=cp1252 :\n"])
+def test_a_requirements_file_is_read_in_the_encoding_that_it_names(tmp_path: Path, head: str) -> None:
+    file = tmp_path / "requirements.txt"
+    file.write_bytes(f"{head}tqdm  # für Müller\n".encode("latin-1"))
+    assert read_requirements(file).lines == ("tqdm",)
+
+
+def test_a_file_in_no_encoding_that_it_names_is_to_be_saved_as_utf_8(tmp_path: Path) -> None:
+    file = tmp_path / "requirements.txt"
+    for head in ("", "# coding: klingon\n"):
+        file.write_bytes(f"{head}tqdm  # für\n".encode("latin-1"))
+        with pytest.raises(ConfigError, match="cannot be read") as refused:
+            read_requirements(file)
+        assert refused.value.next == f"save {file} as UTF-8"
 
 
 def test_a_variable_in_a_requirements_file_is_one_of_this_machine(
@@ -123,9 +140,123 @@ def test_the_project_itself_stands_for_its_dependencies(
 
 def test_a_project_that_names_no_dependencies_adds_none(tmp_path: Path) -> None:
     (tmp_path / "requirements.txt").write_text("-e .[dev]\nlast\n")
-    for text in ("[project]\nname = 'mine'\ndynamic = ['dependencies']\n", "[tool.ruff]\n"):
+    (tmp_path / "setup.py").write_text(
+        "from setuptools import setup\nsetup(name='mine', packages=['mine'])\n"
+    )
+    for text in ("", "[project]\nname = 'mine'\ndynamic = ['version']\n", "[tool.ruff]\n"):
         (tmp_path / "pyproject.toml").write_text(text)
         assert read_requirements(tmp_path / "requirements.txt").lines == ("last",)
+
+
+@pytest.mark.parametrize("file", ["requirements.txt", "pyproject.toml"])
+@pytest.mark.parametrize(
+    ("name", "text", "where"),
+    [
+        ("setup.py", "setup(name='mine', install_requires=['six==1.16.0'])", "setup.py"),
+        ("setup.cfg", "[options]\ninstall_requires =\n  six\n", "setup.cfg"),
+        ("pyproject.toml", "[tool.poetry.dependencies]\nsix = '*'\n", "[tool.poetry.dependencies]"),
+        ("pyproject.toml", "[tool.flit.metadata]\nrequires = ['six']\n", "[tool.flit.metadata.requires]"),
+        ("pyproject.toml", "[project]\ndynamic = ['dependencies']\n", "`dynamic = ['dependencies']`"),
+    ],
+)
+def test_dependencies_that_only_a_build_knows_are_refused(
+    tmp_path: Path, file: str, name: str, text: str, where: str
+) -> None:
+    (tmp_path / "requirements.txt").write_text("last\n-e .\n")
+    (tmp_path / "pyproject.toml").touch()
+    (tmp_path / name).write_text(text)
+    with pytest.raises(ConfigError) as refused:
+        read_requirements(tmp_path / file)
+    place = f"{tmp_path / file}{', line 2' if file == 'requirements.txt' else ''}"
+    assert refused.value.message == f"env.file: {place}: {where} decides what the project needs"
+    assert "requirements.txt" in refused.value.next
+
+
+def test_extras_that_only_a_build_knows_are_refused_where_they_are_named(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text("[project]\ndynamic = ['optional-dependencies']\n")
+    (tmp_path / "requirements.txt").write_text("-e .\n")
+    assert read_requirements(tmp_path / "requirements.txt").lines == ()
+    (tmp_path / "requirements.txt").write_text("-e .[dev]\n")
+    with pytest.raises(ConfigError, match="dynamic = "):
+        read_requirements(tmp_path / "requirements.txt")
+
+
+PROJECT = """
+[project]
+name = "My.Project"
+{version}
+dependencies = ["six"]
+[project.scripts]
+mine-train = "mine.cli:main"
+[project.gui-scripts]
+mine-show = "mine.cli:show"
+[project.entry-points."mine.plugins"]
+one = "mine.plugins:One"
+"""
+
+
+@pytest.mark.parametrize(
+    ("version", "found"),
+    [
+        ('version = "1.2"', "1.2"),
+        ('dynamic = ["version"]\n[tool.setuptools.dynamic]\nversion = {attr = "mine.__version__"}', "1.3"),
+        ('dynamic = ["version"]\n[tool.setuptools.dynamic]\nversion = {attr = "mine.about.NUMBER"}', "1.4"),
+        ('dynamic = ["version"]\n[tool.setuptools.dynamic]\nversion = {file = "VERSION"}', "1.5"),
+        ('dynamic = ["version"]\n[tool.hatch.version]\npath = "src/mine/__init__.py"', "1.3"),
+        ('dynamic = ["version"]\n[tool.setuptools_scm]', ""),
+        ('dynamic = ["version"]\n[tool.hatch.version]\npath = "/etc/hostname"', ""),
+    ],
+)
+@pytest.mark.parametrize("file", ["pyproject.toml", "requirements.txt", "environment.yml"])
+def test_the_metadata_of_the_project_is_installed_with_its_version_and_entry_points(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, found: str, file: str
+) -> None:
+    monkeypatch.delenv("SETUPTOOLS_SCM_PRETEND_VERSION", raising=False)
+    (tmp_path / "code/src/mine").mkdir(parents=True)
+    (tmp_path / "code/src/mine/__init__.py").write_text("import x\n__version__: str = '1.3'\n")
+    (tmp_path / "code/src/mine/about.py").write_text('NUMBER = "1.4"\n')
+    (tmp_path / "code/VERSION").write_text("1.5\n")
+    key, _, table = version.partition("\n")
+    (tmp_path / "code/pyproject.toml").write_text(PROJECT.format(version=key) + table)
+    (tmp_path / "code/requirements.txt").write_text("-e .\n-e .\n")
+    (tmp_path / "code/environment.yml").write_text("dependencies: [python, pip: ['-e .']]\n")
+    env = EnvSection(file=str(tmp_path / "code" / file))
+    plan = make_environment_plan(env, internet=True, driver=None, workdir=tmp_path)
+    assert [one.info for one in plan.projects] == ([f"my_project-{found}.dist-info"] if found else [])
+    for project in plan.projects:
+        assert project.sources == ("code/src",)
+        assert f"Name: My.Project\nVersion: {found}\nRequires-Dist: six\n" in project.metadata
+        assert "[console_scripts]\nmine-train = mine.cli:main\n" in project.entry_points
+        assert "[gui_scripts]\nmine-show = mine.cli:show\n" in project.entry_points
+        assert "[mine.plugins]\none = mine.plugins:One\n" in project.entry_points
+    elsewhere = make_environment_plan(env, internet=True, driver=None, workdir=tmp_path / "other")
+    assert elsewhere.projects == (), "no node has its code"
+
+
+def test_a_version_that_git_decides_is_the_one_of_setuptools_scms_own_variable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SETUPTOOLS_SCM_PRETEND_VERSION", "2.0.dev1")
+    (tmp_path / "pyproject.toml").write_text("[project]\nname = 'mine'\ndynamic = ['version']\n")
+    [project] = read_requirements(tmp_path / "pyproject.toml").projects
+    assert project.info == "mine-2.0.dev1.dist-info" and project.sources == (str(tmp_path.resolve()),)
+
+
+def test_two_projects_are_installed_and_a_change_of_one_is_another_environment(tmp_path: Path) -> None:
+    (tmp_path / "lib").mkdir()
+    for name, folder in (("mine", tmp_path), ("lib", tmp_path / "lib")):
+        (folder / "pyproject.toml").write_text(f"[project]\nname = '{name}'\nversion = '1'\n")
+        (folder / "requirements.txt").write_text("-e .\n")
+    (tmp_path / "requirements.txt").write_text("-e .\n-r lib/requirements.txt\n")
+
+    def plan() -> EnvironmentPlan:
+        env = EnvSection(file=str(tmp_path / "requirements.txt"))
+        return make_environment_plan(env, internet=True, driver=None, workdir=tmp_path)
+
+    before = plan()
+    assert [one.sources for one in before.projects] == [(".",), ("lib",)] and before.has_packages
+    (tmp_path / "lib/pyproject.toml").write_text("[project]\nname = 'lib'\nversion = '2'\n")
+    assert plan().stamp != before.stamp
 
 
 def test_an_editable_url_is_installed(tmp_path: Path) -> None:

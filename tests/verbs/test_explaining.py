@@ -33,8 +33,9 @@ def cause_of(
     for name, text in files.items():
         (project / name).parent.mkdir(parents=True, exist_ok=True)
         (project / name).write_text(text)
-    kind = "import_error" if said.startswith("Module") else "file_not_found"
-    values = {"module": said.split("'")[1]} if kind == "import_error" else {}
+    kinds = {"Module": ("import_error", "module"), "Packag": ("no_metadata", "package")}
+    kind, key = kinds.get(said[:6], ("file_not_found", ""))
+    values = {key: said.split("'")[1]} if key else {}
     cause = Cause(rank=1, node=0, kind=kind, values=values, explanation=said, next="-", tail=tail)
     spec, asked = load(environ={}, overrides={"sync.workdir": str(project), **keys})
     ctx = Cluster().but(
@@ -53,6 +54,42 @@ def test_a_module_that_an_installed_package_lacks_is_no_missing_package(tmp_path
     cause = cause_of(tmp_path, {"requirements.txt": "deepspeed\n"}, said, script="t.py")
     assert cause.explanation.endswith("What imports it was written for another version of torch.")
     assert cause.next == "set another version of it, or of torch, with --env FILE"
+
+
+NO_METADATA = "PackageNotFoundError: '{0}'. {0} is not installed for the python that runs the ranks."
+STATIC = {"pyproject.toml": '[project]\nname = "my.lib"\nversion = "1"\n', "requirements.txt": "six\n"}
+DYNAMIC = {"pyproject.toml": '[project]\nname = "my-lib"\ndynamic = ["version"]\n'}
+
+
+@pytest.mark.parametrize(
+    ("files", "package", "asked", "why", "advice"),
+    [
+        (STATIC, "my-lib", None, "where --env names it", "awsddp train --env {}/pyproject.toml t.py"),
+        (STATIC, "my-lib", "requirements.txt", "not name the project itself", "add the line -e . to {}/requ"),
+        (
+            DYNAMIC,
+            "my_lib",
+            "pyproject.toml",
+            "Only its build knows its version",
+            "SETUPTOOLS_SCM_PRETEND_VERSION=1.0 awsddp train --env {}/pyproject.toml t.py",
+        ),
+        (
+            STATIC,
+            "wandb",
+            None,
+            "--env does not name it",
+            "name wandb in a requirements.txt: awsddp train --env",
+        ),
+        (STATIC, "$(rm)", None, "", "-"),
+    ],
+)
+def test_what_has_no_metadata_on_the_nodes_is_said_with_what_to_type(
+    tmp_path: Path, files: dict[str, str], package: str, asked: str | None, why: str, advice: str
+) -> None:
+    project = tmp_path / "project"
+    keys = {"env.file": str(project / asked)} if asked else {}
+    cause = cause_of(tmp_path, files, NO_METADATA.format(package), script="t.py", **keys)
+    assert why in cause.explanation and cause.next.startswith(advice.format(project))
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,9 @@ abort_at_exit (retryable): It aborted after its work was done, at its exit: torc
 import_error: {module} is not installed for the python that runs the ranks.
   said (?:NotFoundError|python[\d.]*): No module named '?(?P<module>[\w.]+)
   next awsddp train --env requirements.txt   # which names its package
+no_metadata: {package} is not installed for the python that runs the ranks: it has no metadata there.
+  said (?:metadata was found for|PackageNotFoundError:(?! No )|NotFound: The) '?(?P<package>[\w.-]*\w)
+  next awsddp train --env requirements.txt   # which names it; `-e .` is the project itself
 file_not_found: The node does not have this file.
   said ^FileNotFoundError:
   next awsddp sync -v   # what is sent, and what stays here
@@ -187,7 +190,7 @@ exit:""")
 ECHOES = TIMED_OUT | {"abort_at_exit", "master_unreachable", "peer_lost"}
 """Kinds that another rank's fault may have brought about."""
 
-_HANDLED = frozenset({"file_not_found", "import_error", "permission"})
+_HANDLED = frozenset({"file_not_found", "import_error", "no_metadata", "permission"})
 """Kinds that a program often handles: where another exception follows, they are not why it ended."""
 _MORE_LINES = 8  # the error of NCCL, and of torch.load, follows in the lines after the exception
 _PLACE = re.compile(r'^Current thread .*\n +File "(.+)", line (\d+) in (.+)$', re.MULTILINE)
