@@ -292,7 +292,7 @@ class JobSection(Section):
         (), "Words before each command: nsys, docker run.", example=["numactl", "--cpunodebind={local_rank}"]
     )
     name: str | None = setting(
-        None, "The job's name.  [default: script, time, 4 digits]", "--name NAME", example="baseline"
+        None, "The job's name.  [default: train-1, train-2, by the script]", "--name NAME", example="baseline"
     )
     outputs: tuple[str, ...] = setting(
         (),

@@ -81,10 +81,11 @@ def train(ctx: click.Context, /, options: Globals, *, detach: bool, **given: Any
     """
     refuse_command(ctx, options)
     with session.opened(options, job_overrides(given)) as (cluster, show):
-        with show.partial(job_page):
+        page = functools.partial(job_page, next="awsddp down   # terminate the nodes", streamed=not detach)
+        with show.partial(page):
             told = cluster.train(on_lines=None if detach else show.lines).told
         assert told is not None, "a job that was started"
-        show.result(told, functools.partial(job_page, next="awsddp down   # terminate the nodes"))
+        show.result(told, page)
     ctx.exit(0 if detach or told.state == "succeeded" else 1)
 
 
@@ -151,7 +152,16 @@ def jobs(options: Globals, *, names: tuple[str, ...]) -> None:
 )
 @click.option("--rank", "ranks", type=int, multiple=True, metavar="N", help="Only this rank (repeatable).")
 @click.pass_context
-def logs(ctx: click.Context, /, options: Globals, *, job: str | None, follow: bool, **given: Any) -> None:
+def logs(
+    ctx: click.Context,
+    /,
+    options: Globals,
+    *,
+    job: str | None,
+    follow: bool,
+    last: int | None,
+    ranks: tuple[int, ...],
+) -> None:
     """Show the log lines of JOB (default: the last one).
 
     The last lines of several ranks are about equally many of each.
@@ -159,9 +169,11 @@ def logs(ctx: click.Context, /, options: Globals, *, job: str | None, follow: bo
     from awsddp.follow import logs
 
     with session.opened(options) as (cluster, show):
-        with show.partial(job_page):
-            result = logs(cluster, job=job, follow=follow, on_lines=show.lines, **given)
-        show.result(result, job_page)
+        step = "awsddp down   # terminate the nodes" if follow else ""
+        page = functools.partial(job_page, next=step, streamed=not (last or ranks))
+        with show.partial(page):
+            result = logs(cluster, job=job, follow=follow, on_lines=show.lines, last=last, ranks=ranks)
+        show.result(result, page)
     ctx.exit(0 if not follow or result.state == "succeeded" else 1)
 
 

@@ -163,10 +163,22 @@ def orphans_page(ended: "returns.Orphans") -> None:
     line(f"{counted(len(ended.clusters), 'orphan')} terminated. Searched: {', '.join(ended.looked)}.")
 
 
-def job_page(job: "returns.JobDocument", *, next: str = "") -> None:
-    """Show a job's end, and for one that succeeded what to type `next`."""
-    ends = [named(f"  next: {next}")] if next and job.state == "succeeded" and job.fetched else []
-    line(*job_lines(job), *ends, stderr=True)
+def job_page(job: "returns.JobDocument", *, next: str = "", streamed: bool = False) -> None:
+    """Show a job's end, and what to type `next`; where the job failed, first what runs it again.
+
+    `streamed`: the terminal has just shown what its ranks wrote, and of the cause's lines the last is enough.
+    """
+    steps = [next] if next and job.state not in ACTIVE and (job.fetched or job.state != "succeeded") else []
+    steps = [*_again(job), *steps] if steps else []
+    labels = ["  next: ", *["        "] * len(steps)]
+    ends = [f"{label}{named(step)}" for label, step in zip(labels, steps, strict=False)]
+    line(*job_lines(job, streamed=streamed), *ends, stderr=True)
+
+
+def _again(job: "returns.JobDocument") -> list[str]:
+    """Return what runs a job again that failed for a reason of its own, for which no other step is known."""
+    is_plain = job.state == "failed" and not (job.cause and job.cause.next)
+    return [f"{named('awsddp train', job=job)}   # again, once the cause is removed"] * is_plain
 
 
 def _cause(cause: Cause | None) -> str:
@@ -178,8 +190,11 @@ def _cause(cause: Cause | None) -> str:
     return f"{who}: {cause.explanation}"
 
 
-def job_lines(job: "returns.JobDocument") -> list[str]:
-    """Return the lines on a job's end: what it reached, its cause, its results, and what to type next."""
+def job_lines(job: "returns.JobDocument", *, streamed: bool = False) -> list[str]:
+    """Return the lines on a job's end: what it reached, its cause, its results, and what to type next.
+
+    Of a cause that was `streamed` already only the last line is repeated.
+    """
     name, lines = job.job, [f"Job {job.job}: {job.state}"]
     if job.state in ACTIVE:
         follow, end = f"  follow it: awsddp logs -f {name}", f"  end it: awsddp cancel {name}"
@@ -190,7 +205,10 @@ def job_lines(job: "returns.JobDocument") -> list[str]:
     facts += [] if job.loss is None else [f"loss {job.loss:.4g}"]
     lines = [" ".join([*lines, ", ".join(facts)]).strip()]
     if (cause := job.cause) and cause.kind != "cancelled":
-        lines += [f"  cause: {_cause(cause)}", *(f"  | {text}" for text in cause.tail)]
+        lines += [
+            f"  cause: {_cause(cause)}",
+            *(f"  | {text}" for text in cause.tail[-1 if streamed else 0 :]),
+        ]
         lines += [named(f"  next: {cause.next}")] if cause.next else []
     if job.accuracy is not None:
         lines.append(f"  accuracy on held-out data: {job.accuracy:.2%}{f', {job.data}' if job.data else ''}")
@@ -335,7 +353,8 @@ def run_page(result: "returns.RunDocument", *, detached: bool = False) -> None:
     Of one that is `detached`, and runs: when its nodes end.
     """
     if result.train:
-        line(*job_lines(result.train))
+        again = [f"  next: {step}" for step in _again(result.train)]
+        line(*job_lines(result.train, streamed=not detached), *again)
     line(", ".join(f"{stage} took {duration(seconds)}" for stage, seconds in result.seconds.items()))
     if result.down:
         down_page(result.down)

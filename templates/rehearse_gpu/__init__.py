@@ -57,8 +57,8 @@ def say(what, why):
 def _patch(torch):
     """Put the answers of a node with GPUs in place of torch's own."""
     say(
-        f"{GPUS.count} x {GPUS.name} are pretended",
-        "CUDA is answered by the CPU, nccl by gloo; no GPU's speed, memory, precision or kernels are tried",
+        f"{GPUS.count} x {GPUS.name} simulated",
+        "CUDA runs on the CPU, NCCL on gloo; speed, memory, precision and kernels of GPUs are not tested",
     )
     from rehearse_gpu import devices, groups, tensors
 

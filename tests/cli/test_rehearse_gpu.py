@@ -493,9 +493,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 @pytest.mark.prove
 def test_it_says_once_what_is_pretended_and_what_is_left_out(answers: dict[str, Any]) -> None:
     first, second = answers["said"]
-    assert first.startswith(
-        "rehearsal: 2 x NVIDIA L4 are pretended: CUDA is answered by the CPU, nccl by gloo"
-    )
+    assert first.startswith("rehearsal: 2 x NVIDIA L4 simulated: CUDA runs on the CPU, NCCL on gloo")
     assert second == "rehearsal: torch.compile is left out: the model runs as it is written"
 
 
@@ -688,7 +686,7 @@ def test_a_script_for_nccl_runs_to_its_end_on_two_nodes(rehearsed: Lab) -> None:
     shown = rehearsed.run("train", "rank.py", "--world-size", "4")
     assert shown.returncode == 0, shown.stderr
     lines = shown.stdout.splitlines()
-    assert sum("rehearsal: 4 x NVIDIA L4 are pretended" in line for line in lines) == 1
+    assert sum("rehearsal: 4 x NVIDIA L4 simulated" in line for line in lines) == 1
     for rank in range(4):
         mine = [
             line.partition("] ")[2] for line in lines if line.startswith(f"[rank {rank} @ node{rank // 2}]")

@@ -99,16 +99,19 @@ def test_end_of_a_job_is_a_screen_of_six_lines(capsys: pytest.CaptureFixture[str
 def test_end_of_a_job_that_failed_says_why_and_what_continues_it(capsys: pytest.CaptureFixture[str]) -> None:
     cause = CAUSE | {"explanation": "ValueError: no.", "tail": ["Traceback", "ValueError: no"], "next": ""}
     failed = JOB | {"state": "failed", "cause": read(cause), "accuracy": None, "options": []}
-    job_page(read(failed), next="awsddp down   # terminate the nodes")
+    job_page(read(failed), next="awsddp down   # terminate the nodes", streamed=True)
     assert capsys.readouterr().err.splitlines() == [
         "Job main-3: failed in 2 h 0 min, 2 ranks, loss 0.6856",
         "  cause: rank 1 @ node1: ValueError: no.",
-        "  | Traceback",
         "  | ValueError: no",
         "  results: runs/main-3/",
         "  checkpoint: runs/main-3/node0/run/latest.pt; continue from it: awsddp train --resume main-3",
         "  page: awsddp report main-3",
+        "  next: awsddp train   # again, once the cause is removed",
+        "        awsddp down   # terminate the nodes",
     ]
+    job_page(read(failed))
+    assert "  | Traceback" in capsys.readouterr().err.splitlines()
 
 
 def test_jobs_are_a_screen_of_80_columns_with_a_line_each(

@@ -51,6 +51,10 @@ def test_tail_holds_twenty_lines_as_they_were_seen() -> None:
     lines = last_lines("".join(f"{number}\n" for number in range(50)) + "\r1%\r100%\r\n\n")
     assert lines == [*map(str, range(31, 50)), "100%"]
     assert last_lines("") == []
+    simulated = (
+        "rehearsal: 1 x NVIDIA L4 simulated: CUDA runs on the CPU, NCCL on gloo; speed is not tested\n"
+    )
+    assert last_lines(f"{simulated}Traceback\nValueError: no\n") == ["Traceback", "ValueError: no"]
     assert len(last_lines("x" * 100_000)[0]) == 2000
 
 

@@ -24,6 +24,7 @@ _MARGIN = re.compile(r"^ *(?:\| |\+ (?=Exception Group))", re.MULTILINE)
 _MEMBER = re.compile(r" *(\+-)?\+-+ (\d+|\.\.\.) -+")
 _FRAME = (" ", "\t", "│", "╭", "╰")
 """How a line of a traceback begins; rich draws boxes, also for typer."""
+_REHEARSED = re.compile(r"rehearsal: \d+ x .+ simulated: ")  # templates/rehearse_gpu
 _WIDTH = 2000  # of a line of the tail, in characters
 
 
@@ -51,8 +52,12 @@ def recorded(path: Path) -> str:
 
 
 def last_lines(text: str) -> list[str]:
-    """Return the last 20 lines of `text`; of a line that was overwritten by \\r, what was seen last."""
+    """Return the last 20 lines of `text`; of a line that was overwritten by \\r, what was seen last.
+
+    What a rehearsal says first of its GPUs is left out.
+    """
     lines = [line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n")]
+    lines = [line for line in lines if not _REHEARSED.match(line)]
     while lines and not lines[-1].strip():
         lines.pop()
     return [line[-_WIDTH:] for line in lines[-LINES:]]
