@@ -40,7 +40,8 @@ def make(place: Place, instance_id: str) -> list[Path]:
     """Make a node's cgroups with their limits and return them.
 
     All nodes together may take most of what the machine can spare now, and what they have already, so that it
-    is never the machine that runs out; one alone may take all of that.
+    is never the machine that runs out; each may take an equal share of that, as otherwise the kernel ends what
+    runs on one node for the memory that another one uses.
     """
     made = []
     for tree in hierarchies():
@@ -52,11 +53,24 @@ def make(place: Place, instance_id: str) -> list[Path]:
                     (parent / "cgroup.subtree_control").write_text("+memory +pids")
         made.append(folder)
     room = spare_bytes() + sum(_used_bytes(tree / place.cgroup) for tree in hierarchies())
-    for switch in (*_switches(place, "", *MEMORY), *_switches(place, instance_id, *MEMORY)):
+    for switch in _switches(place, "", *MEMORY):
         switch.write_text(str(room))
+        for node in _nodes(switch.parent):
+            with suppress(OSError):  # v1: it has more, and nothing of it can be freed
+                (node / switch.name).write_text(str(max(_share(switch), _used_bytes(node) + TIGHT_BYTES)))
     for switch in _switches(place, instance_id, "pids.max"):
         switch.write_text(str(MAX_PROCESSES))
     return made
+
+
+def _nodes(cloud: Path) -> list[Path]:
+    """Return the cgroups of all nodes, in one tree."""
+    return [folder for folder in cloud.iterdir() if folder.is_dir()]
+
+
+def _share(switch: Path) -> int:
+    """Return the memory of a node, by the limit of all."""
+    return int(switch.read_text()) // max(1, len(_nodes(switch.parent)))
 
 
 def _used_bytes(folder: Path) -> int:
@@ -123,10 +137,10 @@ def slow_down(place: Place, instance_id: str, *, slow: bool) -> None:
 
 
 def squeeze(place: Place, instance_id: str, *, tight: bool) -> None:
-    """Limit a node's memory to little more than it has, or as all nodes together are limited."""
+    """Limit a node's memory to little more than it has, or to its share."""
     for switch in _switches(place, instance_id, *MEMORY):
-        usual = (switch.parent.parent / switch.name).read_text()
-        switch.write_text(str(_used_bytes(switch.parent) + TIGHT_BYTES) if tight else usual)
+        usual = _share(switch.parent.parent / switch.name)
+        switch.write_text(str(_used_bytes(switch.parent) + TIGHT_BYTES if tight else usual))
 
 
 def end(place: Place, instance_id: str = "", *, deadline_s: float = 10) -> bool:

@@ -304,6 +304,14 @@ def test_memory_and_processes_of_a_node_are_limited(pair: Pair) -> None:
     assert 0 < limits.get("memory.max", limits.get("memory.limit_in_bytes", 0)) < machine
 
 
+def test_a_node_that_takes_all_its_memory_leaves_the_others_theirs(pair: Pair) -> None:
+    for tree in cgroups.hierarchies():
+        cloud = tree / Place(pair.cloud.home).cgroup
+        for whole in (cloud / name for name in cgroups.MEMORY if (cloud / name).exists()):
+            nodes = [int((cloud / one / whole.name).read_text()) for one in pair.ids]
+            assert sum(nodes) <= int(whole.read_text()) and max(nodes) <= 0.6 * sum(nodes), tree
+
+
 @pytest.fixture
 def narrow(pair: Pair) -> Iterator[None]:
     """The first node has room for 600 MB and 200 processes, as long as the test lasts."""
