@@ -53,6 +53,7 @@ HAS_OPTION = {
     "run": ("",),
 }
 """The keys, by prefix, that have an option of their own on a verb; the other keys are set with -o there."""
+_AWS = re.compile(r"\baws (?=(ec2|iam|s3|s3api) )")
 _COMMAND = re.compile(rf"\bawsddp (?=({'|'.join(TAKES)})\b)")
 _ALONE = re.compile(rf"awsddp ({'|'.join(TAKES)})((?: .*)?)")
 _SCRIPT = ("job.script", "job.args")
@@ -93,10 +94,25 @@ def advised(cluster: "Cluster", text: str, *, job: JobRecord | None = None) -> s
     Each gets the global options that select the cluster. One at the start of a line also gets what was asked:
     the options of this command line that its verb heeds, but for those that the text names itself; `train`
     those of `job`, its script and arguments, and where `run` ended the cluster with the job it is that `run`.
-    What follows a `down` in the same line gets what the cluster was asked for.
+    What follows a `down` in the same line gets what the cluster was asked for. AWS's own commands go to the
+    local cloud where the cluster is there.
     """
-    lines = text.split("\n")
+    lines = _rehearsed(cluster, text).split("\n")
     return "\n".join(_line(cluster, one, job) if _COMMAND.search(one) else one for one in lines)
+
+
+def _rehearsed(cluster: "Cluster", text: str) -> str:
+    """Return a message whose commands of AWS's command line reach the local cloud where it is there."""
+    if not _AWS.search(text):
+        return text
+    record = cluster.folder.read(newer=True)
+    if not (record.target.name == "local" if record is not None else cluster.local):
+        return text
+    from awsddp.local.client import variables
+
+    if found := variables(cluster.home, record.target.daemon_home if record is not None else None):
+        return _AWS.sub(lambda match: f"{shlex.join(found)} {match[0]}", text)
+    return "awsddp local start   # it shows how any AWS client reaches the local cloud"
 
 
 def named(text: str, words: Sequence[str], *, anew: Sequence[str] = ()) -> str:

@@ -39,7 +39,7 @@ from awsddp.report import amount, iso, node_name
 from awsddp.resources import BUNDLED, BUNDLED_SCRIPT
 from awsddp.results import check_results_dir, job_result, saved_job
 from awsddp.returns import JobDocument
-from awsddp.saving import claim
+from awsddp.saving import claim, rehearsed
 from awsddp.spec import JobSpec
 from awsddp.state import TAGS_S, Record
 from awsddp.values import data_sources, gpus_of
@@ -81,6 +81,7 @@ def train(cluster: "Cluster", *, on_lines: Callable[[bytes], None], detach: bool
         if cluster.record.pretended and cluster.job_spec.job.after is None:
             check_memory(len(ranks), nodes=ranks[0].nnodes)
         _say_unfetched(cluster)
+        rehearsed(cluster)
         with cluster.connect():
             job = start(cluster, ranks, listing, checkpoint)
             if detach:

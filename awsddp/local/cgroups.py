@@ -40,8 +40,8 @@ def make(place: Place, instance_id: str) -> list[Path]:
     """Make a node's cgroups with their limits and return them.
 
     All nodes together may take most of what the machine can spare now, and what they have already, so that it
-    is never the machine that runs out; each may take an equal share of that, as otherwise the kernel ends what
-    runs on one node for the memory that another one uses.
+    is never the machine that runs out; each may take an equal share of that, as otherwise the kernel ends
+    what runs on one node for the memory that another one uses.
     """
     made = []
     for tree in hierarchies():

@@ -112,6 +112,21 @@ def runs(awsddp_home: Path) -> bool:
         return True
 
 
+def variables(awsddp_home: Path, remembered: str | None = None) -> list[str]:
+    """Return the variables, NAME=VALUE, with which any AWS client reaches the local cloud, [] if none runs.
+
+    `remembered` is the home that a cluster's record names.
+    """
+    try:
+        info = control.find(home(awsddp_home, remembered))
+    except LocalCloudError:  # of another version
+        info = None
+    if info is None:
+        return []
+    keys = [f"AWS_ACCESS_KEY_ID={info.access_key_id}", f"AWS_SECRET_ACCESS_KEY={info.secret_access_key}"]
+    return [f"AWS_ENDPOINT_URL={info.endpoint}", *keys]
+
+
 def fault_add(awsddp_home: Path, operation: str, effect: str, **choices: Any) -> "list[Fault]":
     """Make calls of `operation` go wrong, or the node of that id (faults.py), and return the faults in force.
 

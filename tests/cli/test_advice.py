@@ -23,6 +23,7 @@ from awsddp.cluster import Cluster
 from awsddp.config import load, option_words
 from awsddp.errors import CloudError
 from awsddp.job import Job, JobFailed
+from awsddp.local import control
 from awsddp.nodes.failures import NodeFailure
 from awsddp.records import JobRecord as JobRecord
 from awsddp.records import Prepared, Target, TargetName
@@ -97,6 +98,21 @@ def test_what_a_cluster_remembers_is_not_said_again(folder: Folder, monkeypatch:
     for profile, said in (("work", ""), ("other", " --profile other")):
         keys = {"cluster.region": "eu-west-1", "cluster.profile": profile}
         assert advised(asked(folder, **keys), "awsddp down") == f"awsddp -c second{said} down"
+
+
+def test_no_advice_of_a_rehearsal_goes_to_aws(folder: Folder, tmp_path: Path) -> None:
+    make = "aws s3 mb s3://b --region us-east-1   # or another --save-to"
+    on_aws, rehearsed = asked(folder), asked(folder, local=True)
+    assert advised(on_aws, make) == make
+    assert advised(rehearsed, make).startswith("awsddp local start   #")
+    info = control.start(tmp_path, mode="records")
+    try:
+        typed = shlex.split(advised(rehearsed, f"first: {make}"), comments=True)
+        assert f"AWS_ENDPOINT_URL={info.endpoint}" in typed and typed.index("aws") == 4
+        folder.write(replace(RECORD, target=Target(name="local", region="us-east-1")))
+        assert info.endpoint in advised(on_aws, make), "the record says where the cluster is"
+    finally:
+        control.stop(tmp_path)
 
 
 @pytest.mark.parametrize("json", [False, True])

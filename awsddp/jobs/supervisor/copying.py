@@ -42,6 +42,7 @@ _DENIED = ("AccessDenied", "AllAccessDisabled", "InvalidAccessKeyId", "ExpiredTo
 _CHANGED = "Changed"
 _AGAIN = "awsddp train ...   # again: it goes on"
 _RIGHTS = "awsddp doctor --iam-policy nodes   # what the role of access.instance_profile needs: docs/data.md"
+_ROLE = "awsddp down && awsddp up -o access.instance_profile=NAME   # nodes with the rights of a role"
 
 
 class Refusal(Exception):
@@ -142,7 +143,7 @@ def _reading(where: Place) -> Iterator[None]:
         code = getattr(error, "response", {}).get("Error", {}).get("Code", type(error).__name__)
         failed, next = "cannot be read", _AGAIN
         if code in _DENIED:
-            failed, next = "may not be read", _RIGHTS
+            failed, next = "may not be read", _ROLE if code == "NoCredentialsError" else _RIGHTS
         elif code == "NoSuchBucket":
             next = "aws s3 ls   # your buckets"
         raise Refusal(f"{where} {failed}", str(error), next, code) from error
