@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from awsddp.config import EXCLUSIVE, NOT_SHOWN, key_words, option_words, options_of, overlaid, settings
 from awsddp.errors import AwsddpError, Interrupted
+from awsddp.jobs.files import resume_option
 from awsddp.jobs.ranks import SECRET
 from awsddp.records import ACTIVE, Cause, JobRecord
 from awsddp.report import iso, money
@@ -162,6 +163,8 @@ def _command(cluster: "Cluster", text: str, job: JobRecord | None, *, is_gone: b
     verb = cluster.verb if match[1] == "train" and job is not None else match[1]
     asked = _asked(cluster, verb, job, is_gone=is_gone)
     added = command_words(verb, {key: value for key, value in asked.items() if not _names(given, key)})
+    if job is not None and "--resume" in given:
+        asked["job.args"] = [*job.args, *_resume_words(cluster, job)]
     last = script_words(asked)
     last = [] if {"SCRIPT", "--", *last[:1]} & {*given} else last
     return " ".join(filter(None, ["awsddp", verb, shlex.join(added), match[2].strip(), shlex.join(last)]))
@@ -201,6 +204,8 @@ def job_options(job: JobRecord) -> dict[str, Given]:
     Its nodes say it: a key that is not a job's, such as a rule for SSH, is left out.
     """
     found = {key: value for key, value in options_of(job.options).items() if key.startswith(_JOB)}
+    if job.started is not None:
+        found.pop("job.after", None)  # that job has ended
     found |= {"job.resume": job.resumed} if job.resumed else {}
     return found | {"job.script": job.script, "job.args": job.args}
 
@@ -223,6 +228,25 @@ def script_words(options: Mapping[str, Given]) -> list[str]:
     script, args = map(options.get, _SCRIPT)
     words = [script] if isinstance(script, str) and script and not is_bundled(script) else []
     return [*words, "--", *map(str, args)] if args and isinstance(args, list | tuple) else words
+
+
+def resume_note(cluster: "Cluster", job: JobRecord) -> str:
+    """Return what the script of a job has to do so that --resume continues it, "" where it does that."""
+    option = _resume_option(cluster, job)
+    takes = option is not None or any("{resume}" in word for word in job.args)
+    return "" if takes else "   # the script has to read $AWSDDP_RESUME"
+
+
+def _resume_words(cluster: "Cluster", job: JobRecord) -> list[str]:
+    """Return the arguments that give the script of a job its checkpoint, where it needs some more."""
+    option = _resume_option(cluster, job)
+    return [option, "{resume}"] if option and not any("{resume}" in word for word in job.args) else []
+
+
+def _resume_option(cluster: "Cluster", job: JobRecord) -> str | None:
+    if not job.script or is_bundled(job.script):
+        return ""
+    return resume_option(Path(cluster.job_spec.sync.workdir), job.script)
 
 
 def advise(cluster: "Cluster", error: AwsddpError) -> None:

@@ -57,7 +57,7 @@ def refuse_unbegun(name: str | None, unbegun: Collection[str]) -> None:
     if name in unbegun:
         why = "the command that was to start it ended before its nodes heard of it"
         raise NotFoundError(
-            f"job {name} never began", why, f"awsddp train --name {name} ...   # its name is free"
+            f"job {name} never began", why, f"awsddp train --name {name} SCRIPT   # its name is free"
         )
 
 

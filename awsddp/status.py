@@ -422,6 +422,6 @@ def _again(job: JobRecord, past: Past | None) -> list[str]:
     up |= {key: value for key, value in asked_for.items() if key not in (*_SIZE, *NOT_SHOWN)}
     lines = [["git", "checkout", job.commit]] if job.commit else []
     lines.append([*awsddp, *place, "up", *command_words("up", up)])
-    asked = job_options(job)
+    asked = {key: value for key, value in job_options(job).items() if key not in up or up[key] != value}
     lines.append([*awsddp, "train", *command_words("train", asked), *script_words(asked)])
     return [shlex.join(line) for line in (*lines, [*awsddp, "down"])]

@@ -282,7 +282,7 @@ def _requests(
     record, (name, dirty) = cluster.record, commit.result()
     price = record.price_usd_per_hour
     facts = {
-        "options": words_of(cluster.job_spec),
+        "options": words_of(overlaid(cluster.job_spec, record.asked)),
         "resumed": checkpoint.job if checkpoint else None,
         "commit": name,
         "dirty": dirty,
@@ -331,9 +331,9 @@ def awaited(cluster: "Cluster", answers: Mapping[int, Slots]) -> tuple[str, ...]
         for job, nodes in in_the_way.items():
             raise InUse(
                 f"job {job} runs on {', '.join(map(node_name, nodes))}",
-                "a node runs one job at a time, and those that wait come first",
+                f"a node runs one job at a time{', and those that wait come first' * (len(in_the_way) > 1)}",
                 f"awsddp logs -f {job}   # wait for its end and its results\n"
-                f"awsddp cancel {job}   # or end it\nawsddp train --after {job} ...   # or let this one wait",
+                f"awsddp cancel {job}   # or end it\nawsddp train --after {job}   # or let this one wait",
             )
         return ()
     known = list(dict.fromkeys(job for told in answers.values() for job in told.jobs))

@@ -139,3 +139,11 @@ def named(text: str, *, job: "JobRecord | None" = None) -> str:
     folder = Folder(home(), options.name)
     words = advice.global_words(folder, local=options.local, region=options.region, profile=options.profile)
     return advice.named(text, words)
+
+
+def resuming(job: "JobRecord") -> str:
+    """Return the command that continues a job from its checkpoint."""
+    from awsddp.advice import resume_note
+
+    note = resume_note(WATCH.cluster, job) if WATCH.cluster is not None else ""
+    return named(f"awsddp train --resume {job.job}", job=job) + note

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import UNSET, UnsetType
 
-from awsddp.cli.command_line import named
+from awsddp.cli.command_line import named, resuming
 from awsddp.cli.render import line, place_name, table
 from awsddp.records import ACTIVE, Cause, JobRecord
 from awsddp.report import (
@@ -214,7 +214,7 @@ def job_lines(job: "returns.JobDocument", *, streamed: bool = False) -> list[str
         lines.append(f"  accuracy on held-out data: {job.accuracy:.2%}{f', {job.data}' if job.data else ''}")
     lines.append(f"  results: {_results(job)}")
     if job.checkpoint:
-        again = f"; continue from it: {named(f'awsddp train --resume {name}', job=job)}"
+        again = f"; continue from it: {resuming(job)}"
         lines.append(f"  checkpoint: {job.checkpoint}{again * (job.state != 'succeeded')}")
     shown = hasattr(job, "page") or not (job.fetched or job.missing)
     return lines if shown else [*lines, named(f"  page: awsddp report {name}")]

@@ -23,6 +23,10 @@ from awsddp.jobs.supervisor.checkpoints import LATEST, Found, find_checkpoints, 
 from awsddp.jobs.supervisor.manifest import sample
 
 _GIT_S = 2.0
+_RESUMES = re.compile(r"[\"'](--(?:resume|restore|load[-_](?:checkpoint|ckpt))(?:[-_]\w[\w-]*)?)[\"']")
+_IS_FLAG = re.compile("store_true|store_false|BooleanOptional|is_flag")
+_CALL = 300
+"""How many characters of the call that declares an option are read."""
 _LONGEST = 255  # bytes of a name, on all file systems of today
 _PLACEHOLDER = re.compile(r"\{[^{}]*\}")
 
@@ -68,6 +72,26 @@ def _any_file(folder: Path, pattern: str) -> bool:
         return not Path(pattern).is_absolute() and any(path.is_file() for path in folder.glob(pattern))
     except (OSError, ValueError, NotImplementedError):
         return False
+
+
+def resume_option(workdir: Path, script: str) -> str | None:
+    """Return the option of a script or module that takes a checkpoint, "" if it reads $AWSDDP_RESUME itself.
+
+    None where its text shows neither.
+    """
+    module = Path(*script.split("."))
+    files = (Path(script), module.with_suffix(".py"), module / "__main__.py")
+    path = next((workdir / one for one in files if (workdir / one).is_file()), None)
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace") if path is not None else ""
+    except OSError:
+        text = ""
+    if "AWSDDP_RESUME" in text:
+        return ""
+    for found in _RESUMES.finditer(text):
+        if not _IS_FLAG.search(text[found.end() : found.end() + _CALL].partition("add_argument")[0]):
+            return found[1]
+    return "--resume_from_checkpoint" if "HfArgumentParser" in text and "TrainingArguments" in text else None
 
 
 def commit_of(workdir: Path, *, results: str) -> tuple[str | None, bool | None]:

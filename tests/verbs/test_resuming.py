@@ -1,11 +1,12 @@
 """Which job --resume takes a checkpoint of."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from awsddp.cli.command_line import WATCH
+from awsddp.cli.command_line import WATCH, resuming
 from awsddp.cli.pages import job_page
 from awsddp.cluster import Cluster
 from awsddp.config import load
@@ -16,6 +17,7 @@ from awsddp.records import JobRecord, JobState
 from awsddp.results import job_result
 from awsddp.state import Folder
 
+NOTE = "   # the script has to read $AWSDDP_RESUME"
 BUNDLED = "/home/ubuntu/awsddp/train/main.py"
 
 
@@ -78,5 +80,47 @@ def test_job_names_its_checkpoint_and_what_continues_one_that_did_not_succeed(
     checkpoint = "runs/unlucky/node1/run/step3.pt"
     assert result["checkpoint"] == checkpoint
     job_page(result)
-    ends = "" if state == "succeeded" else "; continue from it: awsddp train --resume unlucky train.py"
+    again = f"; continue from it: awsddp train --resume unlucky train.py{NOTE}"
+    ends = "" if state == "succeeded" else again
     assert f"  checkpoint: {checkpoint}{ends}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("script", "text", "args", "expected"),
+    [
+        ("a.py", "os.environ['AWSDDP_RESUME']", (), "a.py"),
+        ("a.py", "", ("--from", "{resume}"), "a.py -- --from '{resume}'"),
+        ("a.py", "add_argument('--resume')", ("--lr", "1"), "a.py -- --lr 1 --resume '{resume}'"),
+        ("m.n", 'add_argument("--resume-from", type=str)', (), "m.n -- --resume-from '{resume}'"),
+        ("a.py", "HfArgumentParser(TrainingArguments)", (), "a.py -- --resume_from_checkpoint '{resume}'"),
+        ("a.py", "add_argument('--resume', action='store_true')", (), f"a.py{NOTE}"),
+        ("a.py", "add_argument('--checkpoint', help='where to save')", (), f"a.py{NOTE}"),
+        ("gone.py", None, (), f"gone.py{NOTE}"),
+    ],
+)
+def test_what_continues_a_job_gives_its_script_the_checkpoint_or_says_that_it_must_read_it(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    script: str,
+    text: str | None,
+    args: tuple[str, ...],
+    expected: str,
+) -> None:
+    monkeypatch.setattr(WATCH, "cluster", context(tmp_path, script))
+    if text is not None:
+        path = tmp_path / ("m/n.py" if script == "m.n" else script)
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    job = JobRecord(
+        job="oom",
+        state="failed",
+        cause=None,
+        ranks=(),
+        home="",
+        script=script,
+        args=args,
+        options=("-o", "env.file=requirements.txt", "-o", "job.after=hang"),
+        started="2026-11-28T00:00:00Z",
+    )
+    assert resuming(job) == f"awsddp train --env requirements.txt --resume oom {expected}"
+    assert "--after hang" in resuming(replace(job, started=None)), "what it waits for may still run"

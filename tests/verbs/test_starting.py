@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from awsddp import train as starting
+from awsddp.advice import advise
 from awsddp.answers import Slots
 from awsddp.errors import InUse, NodeError, NotFoundError, UsageError
 from awsddp.fetch import fetch
@@ -41,10 +42,20 @@ def test_second_job_is_refused_by_name_before_anything_is_sent_or_tagged(world: 
         assert refused.value.exit_code == 3
         assert f"awsddp cancel {first.job}" in refused.value.next
         assert f"awsddp logs -f {first.job}" in refused.value.next
+        assert "those that wait" not in refused.value.why, "none waits"
+        advise(world.ctx(script="w.py", args=["--lr", "1"]), refused.value)
+        assert f" --after {first.job} w.py -- --lr 1   # or" in refused.value.next
     assert (world.said, world.tags) == before
     assert states(world) == {first.job: "running"}
     end_ranks(world.handle(), first.job, grace_s=0)
     assert start(world, "").job == "w-2"
+
+
+def test_a_job_knows_the_environment_that_the_cluster_has_by_a_later_up(world: World) -> None:
+    world.folder.write(replace(world.record, asked={"env.packages_from": "node"}))
+    start(world, "")
+    (told,) = told_jobs(world.handle())
+    assert "env.packages_from=node" in told.options
 
 
 def test_start_asks_the_nodes_four_times_one_after_the_other(
@@ -168,7 +179,7 @@ def test_who_looks_releases_nodes_of_a_job_that_never_began(
     else:
         with pytest.raises(NotFoundError, match="job j never began") as told:
             looks[verb]()
-        assert told.value.next == "awsddp train --name j ...   # its name is free"
+        assert told.value.next == "awsddp train --name j SCRIPT   # its name is free"
     assert world.tags == {"i-0": [], "i-1": []}
 
 

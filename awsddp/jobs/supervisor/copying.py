@@ -40,7 +40,7 @@ _SENT = "folder"
 """The source of what a client sends."""
 _DENIED = ("AccessDenied", "AllAccessDisabled", "InvalidAccessKeyId", "ExpiredToken", "NoCredentialsError")
 _CHANGED = "Changed"
-_AGAIN = "awsddp train ...   # again: it goes on"
+_AGAIN = "awsddp train   # again: it goes on"
 _RIGHTS = "awsddp doctor --iam-policy nodes   # what the role of access.instance_profile needs: docs/data.md"
 _ROLE = "awsddp down && awsddp up -o access.instance_profile=NAME   # nodes with the rights of a role"
 
@@ -370,7 +370,7 @@ def _fill(top: Path, where: Place, store: Store, wanted: Mapping[str, Thing], te
     room, need = shutil.disk_usage(str(top.parent)).free, sum(one.size for one in missing.values())
     if need > room:
         why = f"{need / 1e9:.1f} GB are missing, {room / 1e9:.1f} GB are free on {top.parent}"
-        raise Refusal(f"{where} does not fit on the disk", why, "awsddp down && awsddp up --disk GB ...")
+        raise Refusal(f"{where} does not fit on the disk", why, "awsddp down && awsddp up --disk GB")
     telling.of = telling.at + need
     _remove(top, gone)
     top.mkdir(exist_ok=True)
