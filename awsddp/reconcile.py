@@ -39,7 +39,7 @@ FIRST_PAUSE_S, MOST_PAUSE_S = 30.0, 300.0
 # What holds from now on without a launch.
 _REACH = (JUMP, "network.ssh_cidr", "access.user", "cluster.expires", "cluster.idle", "cluster.budget_usd")
 CHANGEABLE = {"cluster.nodes", *NODE_KEYS, *_REACH}
-_LOST = "what only the disks of ended nodes hold is lost; results are fetched first"
+_LOST = "results are fetched first; everything else on the disks of terminated nodes is lost"
 
 
 def changes(cluster: "Cluster", facts: Facts, *, now: datetime) -> Convergence:

@@ -63,6 +63,10 @@ def exec(
             code = one.exit_code
             how = "a signal ended the command" if code == -1 else f"exited with code {code}"
             show.say(f"node{one.node}: {how}")
+        record = cluster.folder.read()
+        lacks_smi = any(one.exit_code == 127 for one in failed) and "nvidia-smi" in shlex.join(words)
+        if lacks_smi and record is not None and record.pretended:
+            show.say("the GPUs of a rehearsal are simulated: it has no nvidia-smi; on EC2 the image has it")
     ctx.exit(1 if failed else 0)
 
 

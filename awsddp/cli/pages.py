@@ -124,8 +124,10 @@ def _cost(cluster: "returns.ClusterDocument") -> str:
     if cluster.state == "stopped":
         from awsddp.compat.types import HOURS_PER_MONTH
 
-        disks = "" if price is None else f", {money(price * HOURS_PER_MONTH)} per month"
-        cost = "free, on this machine" if cluster.target == "local" else f"only the disks cost{disks}"
+        month = "" if price is None else f"{money(price * HOURS_PER_MONTH)} per month"
+        cost = f"only the disks cost{', ' * bool(month)}{month}"
+        if cluster.target == "local":
+            cost = f"free, on this machine{f'; on EC2 its disks would cost {month}' * bool(month)}"
         return named(f"Stopped: {cost}. Start the nodes: awsddp up. Terminate them: awsddp down")
     text = "Free, on this machine; on EC2 it would cost" if cluster.target == "local" else "Costs"
     text += f" {money(price)} per hour, {money(cluster.cost_usd)} so far"
@@ -267,7 +269,7 @@ def _job_row(job: "returns.ListedJob", chosen: bool) -> tuple[object, ...]:
 
 def _bill(cluster: "returns.CostedCluster") -> str:
     """Return what a cluster was, and what it cost, with and without jobs."""
-    idle = "" if cluster.idle_usd is None else f", {money(cluster.idle_usd)} of it without a job"
+    idle = "" if cluster.idle_usd is None else f", {money(cluster.idle_usd)} of it while idle"
     return (
         f"Cluster {cluster.cluster}, {cluster.nodes} x {_machines(cluster)}, "
         f"{_minute(cluster.began)} to {_minute(cluster.ended or 'now')}: "
@@ -331,7 +333,7 @@ def sync_page(sent: "returns.SyncDocument", *, verbose: bool = False) -> None:
     for kept in sent.kept:
         more = len(kept.paths) - _MOST_KEPT
         paths = ", ".join(kept.paths[:_MOST_KEPT]) + (f" and {more:,} more" if more > 0 else "")
-        line(f"Not sent, matched by {kept.by}: {paths}")
+        line(f"Not sent, excluded by {kept.by}: {paths}")
 
 
 def down_page(ended: "returns.DownDocument") -> None:

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,12 +10,17 @@ from test_make_plan import DLAMI, FACTS
 from test_make_plan import plan as planned
 
 from awsddp.cli.doctor_page import checks_page
+from awsddp.cli.failures import run
+from awsddp.cli.main import cli
 from awsddp.cli.pages import cluster_page, job_lines, ranks_table, sync_page
 from awsddp.cli.plan_page import plan_page
+from awsddp.cluster import Cluster
 from awsddp.plan.records import Facts
 from awsddp.records import JobState, Saving, widened
 from awsddp.report import iso
-from awsddp.returns import JobDocument, SeenJob
+from awsddp.returns import ExecDocument, JobDocument, NodeOutput, SeenJob
+from awsddp.state import Folder
+from tests.cli.test_advice import RECORD
 from tests.records import read
 
 
@@ -48,6 +54,54 @@ def status(capsys: pytest.CaptureFixture[str], of: JobDocument, **seen: object) 
     )
     lines = capsys.readouterr().out.splitlines()
     return lines[next(at for at, line in enumerate(lines) if line.startswith("j ")) :]
+
+
+@pytest.mark.parametrize(
+    ("target", "said"),
+    [
+        ("local", "Stopped: free, on this machine; on EC2 its disks would cost $730.00 per month. "),
+        ("aws", "Stopped: only the disks cost, $730.00 per month. "),
+    ],
+)
+def test_stopped_cluster_says_what_its_disks_cost(
+    capsys: pytest.CaptureFixture[str], target: str, said: str
+) -> None:
+    cluster_page(
+        read(
+            {
+                "cluster": "default",
+                "state": "stopped",
+                "target": target,
+                "region": "here",
+                "instance_type": "g6.xlarge",
+                "nodes": [],
+                "jobs": [],
+                "price_usd_per_hour": 1.0,
+                "cost_usd": 1.0,
+                "budget_usd": None,
+            }
+        )
+    )
+    assert said in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize(("pretended", "words"), [(True, ["-L"]), (True, []), (False, ["-L"])])
+def test_exec_of_nvidia_smi_in_a_rehearsal_says_that_gpus_are_simulated(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    pretended: bool,
+    words: list[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("AWSDDP_HOME", str(tmp_path))
+    monkeypatch.delenv("AWSDDP_CLUSTER", raising=False)
+    Folder(tmp_path, "default").write(replace(RECORD, pretended=pretended))
+    lacking = ExecDocument(nodes=(NodeOutput(node=0, exit_code=127, stdout="", stderr=""),))
+    monkeypatch.setattr(Cluster, "exec", lambda *_, **__: lacking)
+    monkeypatch.setattr("sys.argv", ["awsddp", "exec", "nvidia-smi", *words])
+    assert run(cli) == 1
+    assert ("GPUs of a rehearsal are simulated" in " ".join(capsys.readouterr().err.split())) is pretended
 
 
 def test_job_that_runs_is_told_as_its_nodes_tell_it_or_as_last_seen(
@@ -105,7 +159,7 @@ def test_sync_v_shows_the_largest_and_what_stays_here(capsys: pytest.CaptureFixt
     )
     said = capsys.readouterr().out
     assert "Largest: data/ 1.2 MB\n" in said
-    assert "Not sent, matched by .gitignore: 0.pt, 1.pt," in said and said.endswith("9.pt and 2 more\n")
+    assert "Not sent, excluded by .gitignore: 0.pt, 1.pt," in said and said.endswith("9.pt and 2 more\n")
 
 
 def test_results_are_told_where_they_are() -> None:

@@ -148,7 +148,7 @@ def test_jobs_are_a_screen_of_80_columns_with_a_line_each(
         "other-1  seen running  1 h     2 h 0 min   0.6856  $12.50  step 120",
         "train-3  running       12 min  12 min 0 s  0.6856  $12.50  45%",
         "Cluster default, 2 x g5.xlarge in us-east-1, 2026-11-22 12:00 to now: $14.00,",
-        "  $1.50 of it without a job",
+        "  $1.50 of it while idle",
         "On AWS: $14.00 (list price). Rehearsals (free) would have cost: $0.00.",
     ]
     jobs_page(read(found), verbose=True)

@@ -363,5 +363,5 @@ def test_the_cost_of_every_cluster_is_kept_after_its_end(lab: Lab) -> None:
     assert (result["total_usd"], result["clusters"][0]["cost_usd"]) == (3.0, 3.0)
     (cluster,) = result["clusters"]
     assert (cluster["idle_usd"], cluster["ended"]) == (3.0, "2026-11-21T12:30:00Z")
-    assert "$3.00, $3.00 of it without a job" in lab.run("jobs", "-v").stdout
+    assert "$3.00, $3.00 of it while idle" in lab.run("jobs", "-v").stdout
     assert lab.run("jobs").stdout.splitlines()[-1].startswith("On AWS: $3.00 (list price).")
