@@ -1,21 +1,26 @@
 """Runs on a node (python3 3.8 or newer, standard library only): compares a folder of ours with what home has.
 
 Its first word is the folder's name below ~/awsddp. Reads one record for each path that home sends, and tells
-which paths differ here, and which an earlier sync sent and home did not name now:
+which paths differ here, which may differ, and which an earlier sync sent and home did not name now:
 
-    in:   <kind> <mode> <size> <mtime in ns> <path> NUL       kind f, d or l
-    out:  NUL, changed <path> NUL ... , missing <path> NUL ...
+    in:   <kind> <mode> <size> <mtime in ns> <version> <path> NUL       kind f, d or l
+    out:  NUL, changed <path> NUL ... , unsure <sha256> <path> NUL ... , missing <path> NUL ...
 
-With the second word `change` it reads paths that are to be removed, with NUL between them, NUL, NUL, and
-then records, each followed by `size` bytes, what the file or link holds. It removes only what an earlier sync
-sent, and while it is as it was sent: what this node made or changed stays. Then it puts the records in place,
-each at once. What fails is told on stderr. May be repeated and interrupted.
+A version names what a file of home's holds: one that is written anew has another, whatever its size and time.
+A file of the right size and time is unsure unless it came with that version and was not written here since.
+
+With the second word `change` it reads three parts with NUL NUL between them: paths that are to be removed;
+records of what is here as home has it (each with NUL between them); and records, each followed by `size`
+bytes, what the file or link holds. It removes only what an earlier sync sent, and while it is as it was sent:
+what this node made or changed stays. Then it puts the records in place, each at once. What fails is told on
+stderr. May be repeated and interrupted.
 """
 
 # File names are bytes here, which pathlib does not take.
-# ruff: noqa: PTH101, PTH103, PTH104, PTH106, PTH108, PTH111, PTH112, PTH114, PTH118, PTH120, PTH123, PTH211
+# ruff: noqa: PTH101, PTH103, PTH104, PTH106, PTH108, PTH111, PTH112, PTH114, PTH115, PTH118, PTH120, PTH123, PTH211
 
 import contextlib
+import hashlib
 import os
 import stat
 import sys
@@ -24,41 +29,67 @@ HOME = os.path.expanduser(b"~")
 FOLDER = os.fsencode(sys.argv[1])
 WORK = os.path.join(HOME, b"awsddp", FOLDER)
 SENT = os.path.join(HOME, b"awsddp", FOLDER + b".sent")  # outside the folder that a job sees
+VERSIONS = os.path.join(HOME, b"awsddp", FOLDER + b".versions")
+MOST_BYTES = 4 << 30
+"""How much is read in one go to be sure; rsync compares the rest."""
 
 
-def records(data):
-    """Return {path: (kind, mode, size, mtime)}."""
+def records(data, fields):
+    """Return {path: the fields before it}."""
     found = {}
     for record in data.split(b"\0"):
         if record:
-            kind, mode, size, mtime, path = record.split(b" ", 4)
-            found[path] = (kind, mode, size, mtime)
+            *values, path = record.split(b" ", fields)
+            found[path] = tuple(values)
     return found
 
 
-def read_sent():
-    """Return what earlier syncs sent, as records."""
+def read(file, fields):
+    """Return the records of a file of ours; none where it is missing, or not ours."""
     try:
-        with open(SENT, "rb") as stream:
-            return records(stream.read())
-    except (OSError, ValueError):
+        with open(file, "rb") as stream:
+            found = records(stream.read(), fields)
+    except OSError:
         return {}
+    return found if all(len(values) == fields for values in found.values()) else {}
 
 
-def write_sent(sent):
-    """Replace the list of what was sent, at once."""
-    with open(SENT + b".new", "wb") as stream:
-        for path in sorted(sent):
-            stream.write(b" ".join(sent[path] + (path,)) + b"\0")
-    os.rename(SENT + b".new", SENT)
+def write(file, found):
+    """Replace a file of ours by these records, at once."""
+    with open(file + b".new", "wb") as stream:
+        for path in sorted(found):
+            stream.write(b" ".join(found[path] + (path,)) + b"\0")
+    os.rename(file + b".new", file)
 
 
-def here(path):
-    """Return the record of a path as it is on this node, None where it is not there."""
+def read_sent():
+    """Return what earlier syncs sent: {path: (kind, mode, size, mtime)}."""
+    return read(SENT, 4)
+
+
+def read_versions():
+    """Return of which version of home's a path is, and its time of change and inode since: by path.
+
+    No program can set the time of change.
+    """
+    return read(VERSIONS, 2)
+
+
+def status(path):
+    """Return the lstat of a path, None where it is not there."""
     try:
-        found = os.lstat(os.path.join(WORK, path))
+        return os.lstat(os.path.join(WORK, path))
     except (OSError, ValueError):
         return None
+
+
+def written(found):
+    """Return what changes with each write here, whatever time a program sets."""
+    return b"%d.%d" % (found.st_ctime_ns, found.st_ino)
+
+
+def described(found):
+    """Return the record of what has this lstat."""
     kind = {stat.S_IFREG: b"f", stat.S_IFDIR: b"d", stat.S_IFLNK: b"l"}.get(stat.S_IFMT(found.st_mode), b"?")
     if kind == b"d":
         return (kind, b"%o" % (found.st_mode & 0o777), b"0", b"0")
@@ -66,39 +97,72 @@ def here(path):
     return (kind, mode, b"%d" % found.st_size, b"%d" % found.st_mtime_ns)
 
 
-def same(path, record):
-    """Whether a path is here as the record says; a file system may keep whole seconds alone."""
-    found = here(path)
-    if found is None or found[:3] != record[:3]:
+def same(found, record):
+    """Whether what has this lstat is as the record says; a file system may keep whole seconds alone."""
+    if found is None:
         return False
-    mtime, wanted = int(found[3]), int(record[3])
+    here = described(found)
+    if here[:3] != record[:3]:
+        return False
+    mtime, wanted = int(here[3]), int(record[3])
     return mtime == wanted or (mtime % 10**9 == 0 and mtime // 10**9 == wanted // 10**9)
 
 
 def compare(wanted):
-    """Return the differing and the missing paths; from now on the wanted ones count as sent."""
+    """Return the differing, the unsure (with their digests) and the missing paths.
+
+    From now on the wanted ones count as sent.
+    """
     os.makedirs(WORK, exist_ok=True)
-    sent = read_sent()
-    changed = [path for path in wanted if not same(path, wanted[path])]
+    sent, versions = read_sent(), read_versions()
+    changed, unsure, left = [], [], MOST_BYTES
+    for path, record in wanted.items():
+        found = status(path)
+        if not same(found, record):
+            changed.append(path)
+        elif record[0] != b"d" and versions.get(path) != (record[4], written(found)):
+            left -= found.st_size
+            if left < 0:
+                changed.append(path)
+            else:
+                unsure.append(digest(path) + b" " + path)
     missing = [path for path in sent if path not in wanted]
     both = dict(sent)
-    both.update(wanted)
+    both.update((path, record[:4]) for path, record in wanted.items())
     if both != sent:
-        write_sent(both)
-    return changed, missing
+        write(SENT, both)
+    return changed, unsure, missing
+
+
+def digest(path):
+    """Return the SHA-256 of what a file or link holds, "-" of what cannot be read."""
+    found, whole = hashlib.sha256(), os.path.join(WORK, path)
+    try:
+        if os.path.islink(whole):
+            found.update(os.readlink(whole))
+        else:
+            with open(whole, "rb") as stream:
+                for part in iter(lambda: stream.read(1 << 20), b""):
+                    found.update(part)
+    except OSError:
+        return b"-"
+    return found.hexdigest().encode()
 
 
 def remove(paths):
     """Remove what was sent and is still as it was sent; then the folders that this leaves empty."""
-    sent = read_sent()
+    sent, versions = read_sent(), read_versions()
     parents = set()
     for path in paths:
-        if path in sent and same(path, sent[path]):
+        found = status(path)
+        is_ours = path in sent and same(found, sent[path])
+        if is_ours and (path not in versions or versions[path][1] == written(found)):
             whole = os.path.join(WORK, path)
             with contextlib.suppress(OSError):
                 (os.rmdir if sent[path][0] == b"d" else os.unlink)(whole)
             parents.add(os.path.dirname(path))
         sent.pop(path, None)
+        versions.pop(path, None)
     for folder in sorted(parents, key=len, reverse=True):
         while folder and folder not in sent:
             try:
@@ -106,17 +170,30 @@ def remove(paths):
             except OSError:
                 break
             folder = os.path.dirname(folder)
-    write_sent(sent)
+    write(SENT, sent)
+    write(VERSIONS, versions)
+
+
+def note(arrived):
+    """Note of which version of home's these paths are, {path: record}, where they are as the records say."""
+    versions = read_versions()
+    for path, record in arrived.items():
+        found = status(path)
+        if record[0] != b"d" and same(found, record):
+            versions[path] = (record[4], written(found))
+    write(VERSIONS, versions)
 
 
 def receive(data):
-    """Put the paths in place that the records name."""
-    at = 0
+    """Put the paths in place that the records name; return the records by path."""
+    at, arrived = 0, {}
     while at < len(data):
         end = data.index(b"\0", at)
-        kind, mode, size, mtime, path = data[at:end].split(b" ", 4)
+        kind, mode, size, mtime, version, path = data[at:end].split(b" ", 5)
         at = end + 1 + int(size)
         put(os.path.join(WORK, path), kind, int(mode, 8), int(mtime), data[end + 1 : at])
+        arrived[path] = (kind, mode, size, mtime, version)
+    return arrived
 
 
 def put(path, kind, mode, mtime, held):
@@ -150,15 +227,18 @@ def main():
     """Answer on stdout."""
     data = sys.stdin.buffer.read()
     if sys.argv[2:]:
-        gone, _, held = data.partition(b"\0\0")
+        gone, as_home, held = data.split(b"\0\0", 2)
         if gone:
             remove(gone.split(b"\0"))
-        receive(held)
+        arrived = records(as_home, 5)
+        arrived.update(receive(held))
+        if arrived:
+            note(arrived)
         return
-    changed, missing = compare(records(data))
+    changed, unsure, missing = compare(records(data, 5))
     out = sys.stdout.buffer
     out.write(b"\0")  # ends whatever the login shell's own files have printed
-    for word, paths in ((b"changed ", changed), (b"missing ", missing)):
+    for word, paths in ((b"changed ", changed), (b"unsure ", unsure), (b"missing ", missing)):
         for path in paths:
             out.write(word + path + b"\0")
 

@@ -4,6 +4,7 @@ Only what differs there is sent, and never over files that a node made.
 """
 
 import contextlib
+import hashlib
 import os
 import stat
 import threading
@@ -56,7 +57,8 @@ class Entry:
     """One path to send, relative to the folder, with "/" between its parts.
 
     `kind` is f (a file), l (a link) or d (a folder that would be empty). Bytes of a name that are no UTF-8
-    are kept as Python's surrogates (os.fsencode gives them back). `mode` holds the permission bits.
+    are kept as Python's surrogates (os.fsencode gives them back). `mode` holds the permission bits. `version`
+    changes with every write, whatever time a program sets: the time of change and the inode.
     """
 
     path: str
@@ -64,6 +66,7 @@ class Entry:
     mode: int
     size: int
     mtime_ns: int
+    version: str = "-"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,7 +211,9 @@ class _Walk:
         mode = 0 if kind == "l" else stat.S_IMODE(status.st_mode) & 0o777
         mtime_ns = 0 if kind == "d" else status.st_mtime_ns
         found = self.found
-        found.entries.append(Entry(path=path, kind=kind, mode=mode, size=size, mtime_ns=mtime_ns))
+        version = "-" if kind == "d" else f"{status.st_ctime_ns}.{status.st_ino}"
+        one = Entry(path=path, kind=kind, mode=mode, size=size, mtime_ns=mtime_ns, version=version)
+        found.entries.append(one)
         self._size += size
         if len(found.entries) > _MOST_FILES or self._size > _MOST_BYTES:
             largest = ", ".join(f"{name} {size / 1e9:.1f} GB" for name, size in found.largest())
@@ -245,7 +250,8 @@ def push(
     `bundled` ~/awsddp/BUNDLED the programs that ship with awsddp, too.
 
     Each node reports which paths differ; only those are sent: up to AT_ONCE_BYTES over the open connection,
-    else by rsync. A path that an earlier sync sent and that no longer exists here is removed, unless the node
+    else by rsync. Digests decide on a file of the same size and time that was written since it was sent, on
+    either side. A path that an earlier sync sent and that no longer exists here is removed, unless the node
     changed it; files that a node made stay. Raises NodesFailed; the other nodes are complete then.
     """
     if bundled:
@@ -261,25 +267,37 @@ def push(
 
 
 class _Push:
-    """A push: by node the entries that differ there, and why it failed."""
+    """A push: by node the entries that differ there, those that need not be sent, and why it failed."""
 
     def __init__(self, listing: Listing, fleet: "Fleet", folder: str) -> None:
         self._listing, self._root, self._fleet, self._folder = listing, listing.root, fleet, folder
         self.changed: dict[int, list[Entry]] = {}
         self.failures: dict[int, NodeError] = {}
+        self._same: dict[int, list[Entry]] = {}  # by their digests
+        self._digests: dict[str, str] = {}
         self._gone: dict[int, list[bytes]] = {}  # paths sent earlier that no longer exist here
 
     def compare(self, nodes: Collection[int] | None) -> None:
         """Ask the nodes (None: all) what differs. An answer is not trusted: only listed entries are sent."""
         entries = {os.fsencode(entry.path): entry for entry in self._listing.entries}
-        records = b"".join(_record(entry) for entry in self._listing.entries)
+        records = b"\0".join(map(_record, self._listing.entries))
         told = self._ask(dict.fromkeys(self._fleet.nodes if nodes is None else nodes, records))
         for node, told_of in told.items():
             answers = [answer.partition(b" ") for answer in told_of.split(b"\0")]
             differing = [path for word, _, path in answers if word == b"changed"]
             self.changed[node] = [entries[path] for path in differing if path in entries]
+            self._decide(node, (answer for word, _, answer in answers if word == b"unsure"), entries)
             missing = [path for word, _, path in answers if word == b"missing"]
             self._gone[node] = [path for path in missing if not self._is_here(path)]
+
+    def _decide(self, node: int, unsure: Iterable[bytes], entries: Mapping[bytes, Entry]) -> None:
+        """Decide by their digests, which the node sent, on files that may differ."""
+        self._same[node] = []
+        for answer in unsure:
+            told, _, path = answer.partition(b" ")
+            if entry := entries.get(path):
+                same = self._digest(entry) == told.decode(errors="replace")
+                (self._same if same else self.changed)[node].append(entry)
 
     def tell_large(self, on_event: OnEvent) -> None:
         """Report what goes to the node that lacks most, if that is much, and its largest parts."""
@@ -298,9 +316,9 @@ class _Push:
         }
         packed = {entries: self._packed(entries) for entries in set(little.values())}
         contents = {
-            node: b"\0".join(self._gone[node]) + b"\0\0" + packed[entries]
+            node: _changes(self._gone[node], self._same[node], packed[entries])
             for node, entries in little.items()
-            if self._gone[node] or packed[entries]
+            if self._gone[node] or self._same[node] or packed[entries]
         }
         self._complete = {node for node in self._ask(contents, "change") if packed[little[node]]}
 
@@ -324,6 +342,7 @@ class _Push:
             except NodeFailure:
                 self._check_readable(changed)
                 raise
+            self._ask({node: _changes(here=changed)}, "change")
         on_event(Event(f"synced: {size}", who=who, fraction=1.0))
         return sent
 
@@ -354,7 +373,7 @@ class _Push:
             for entry in entries:
                 with contextlib.suppress(FileNotFoundError):
                     held = _held(Path(self._root, entry.path), entry.kind)
-                    parts += [_record(replace(entry, size=len(held))), held]
+                    parts += [_record(replace(entry, size=len(held))), b"\0", held]
         except OSError:
             return b""  # rsync says which
         return b"".join(parts)
@@ -372,6 +391,19 @@ class _Push:
                 ignore = f"awsddp sync -o 'sync.ignore=[\"{entry.path}\"]'   # or leave it here"
                 raise ConfigError(f"cannot read {path}", error.strerror or str(error), ignore) from error
 
+    def _digest(self, entry: Entry) -> str:
+        """Return the SHA-256 of what a file or link holds, "" of one that cannot be read."""
+        with contextlib.suppress(OSError):
+            if entry.path not in self._digests:
+                path = Path(self._root, entry.path)
+                if entry.kind == "l":
+                    digest = hashlib.sha256(_held(path, entry.kind))
+                else:
+                    with path.open("rb") as stream:
+                        digest = hashlib.file_digest(stream, "sha256")
+                self._digests[entry.path] = digest.hexdigest()
+        return self._digests.get(entry.path, "")
+
     def _has_holes(self, entry: Entry) -> bool:
         with contextlib.suppress(OSError):
             return entry.size - Path(self._root, entry.path).lstat().st_blocks * 512 >= HOLES_BYTES
@@ -385,5 +417,10 @@ def _held(path: Path, kind: str) -> bytes:
 
 
 def _record(entry: Entry) -> bytes:
-    fields = f"{entry.kind} {entry.mode:o} {entry.size} {entry.mtime_ns} "
-    return fields.encode() + os.fsencode(entry.path) + b"\0"
+    fields = f"{entry.kind} {entry.mode:o} {entry.size} {entry.mtime_ns} {entry.version} "
+    return fields.encode() + os.fsencode(entry.path)
+
+
+def _changes(gone: Iterable[bytes] = (), here: Iterable[Entry] = (), held: bytes = b"") -> bytes:
+    """Return the request to remove paths, to note which are there as they are here, and to put others."""
+    return b"\0\0".join([b"\0".join(gone), b"\0".join(map(_record, here)), held])
