@@ -33,6 +33,8 @@ JSON_S = 1.0
 """How often each node's transfer is reported with --json."""
 SILENT_S = 0.4
 """After how long without a word a terminal shows that the verb works."""
+LULL_S = 5.0
+"""How long a job that is followed may write no line before a live line says that it runs."""
 LONG_S = 2.0
 """From when on a live line shows how long it has been what it is."""
 _FRAMES = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
@@ -56,6 +58,7 @@ class Screen:
         self._unfinished: dict[tuple[int, bool], bytes] = {}
         self._lock = threading.RLock()
         self._silence: threading.Timer | None = None
+        self._lull: threading.Timer | None = None
 
     def begin(self) -> None:
         """Have a terminal show soon that the verb works, also where it says nothing."""
@@ -187,6 +190,13 @@ class Screen:
     def pause(self) -> None:
         """Take the live lines away, so that others may write: what has not ended leaves no line."""
         with self._lock:
+            if self._lull is not None:
+                self._lull.cancel()
+                self._lull = None
+            self._clear()
+
+    def _clear(self) -> None:
+        with self._lock:
             if self._silence is not None:
                 self._silence.cancel()
                 self._silence = None
@@ -196,9 +206,33 @@ class Screen:
                 self._rows.clear()
 
     def lines(self, data: bytes) -> None:
-        """Write log lines of a followed job to stdout (with --json to stderr)."""
-        self.pause()
+        """Write log lines of a followed job to stdout (with --json to stderr).
+
+        Where none comes for LULL_S, a live line says so.
+        """
+        self._clear()
+        self._said = time.monotonic()
         self._write(data, self.options.json)
+        with self._lock:
+            if self.live and self._lull is None:
+                self._wait_for_lull(LULL_S)
+
+    def _wait_for_lull(self, seconds: float) -> None:
+        self._lull = threading.Timer(seconds, self._show_lull)
+        self._lull.daemon = True
+        self._lull.start()
+
+    def _show_lull(self) -> None:
+        with self._lock:
+            if self._lull is None:  # another part of the verb writes now
+                return
+            self._lull = None
+            left_s = self._said + LULL_S - time.monotonic()
+            if left_s > 0:
+                self._wait_for_lull(left_s)
+            elif self._region is None:
+                self._doing = "the job runs; no new line"
+                self._draw()
 
     def output(self, node: int, data: bytes, error: bool) -> None:
         """Write the output of a node's command, labelled, to stdout or stderr; with --json nothing."""

@@ -259,3 +259,14 @@ def test_a_verb_that_says_nothing_shows_that_it_works(terminal: MakeTerminal) ->
     show.say("found")
     one.shown(lambda lines: lines[0] == "found" and lines[1].endswith(" working"))
     assert left(one, show) == ["found"]
+
+
+def test_a_job_that_writes_nothing_for_a_while_shows_that_it_runs(
+    terminal: MakeTerminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("awsddp.cli.screen.LULL_S", 0.1)
+    one, show = terminal(80, 24)
+    show.lines(b"[rank 0 @ node0] first\n")
+    assert one.shown(lambda lines: any("the job runs; no new line" in line for line in lines))
+    show.lines(b"[rank 0 @ node0] second\n")
+    assert left(one, show) == ["[rank 0 @ node0] first", "[rank 0 @ node0] second"]
