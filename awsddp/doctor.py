@@ -301,7 +301,7 @@ def _hear(
 
 
 def why(cluster: "Cluster", job: str | None = None) -> WhyDocument:
-    """Return where each rank of a job (the last one by default) is, and which are behind. The job runs on.
+    """Return where each rank of a job is, and which are behind; by default of the last one that has begun.
 
     Of a job that does not run: its end as `result`, and where its ranks were, if that was written. Raises
     NotFoundError, NodeError.
@@ -310,7 +310,8 @@ def why(cluster: "Cluster", job: str | None = None) -> WhyDocument:
     if known is not None and (is_saved(job) or known.job.state not in ACTIVE):
         return _ended(cluster, known.job, known.folder)
     with cluster.partly_ready() as cluster, connect_reachable(cluster) as fleet:
-        found = told_job(cluster, known.job.job if known else job)
+        name = None if job in (None, "last") else known.job.job if known else job
+        found = told_job(cluster, name, ran=True)
         if found.state != "running":
             return _ended(cluster, found, cluster.results / found.job)
         request = requests.Stacks(job=found.job)

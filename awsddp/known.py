@@ -33,15 +33,19 @@ _NEWEST = 5
 """How many jobs are named where one is not found."""
 
 
-def told_job(cluster: "Cluster", name: str | None) -> JobRecord:
+def told_job(cluster: "Cluster", name: str | None, *, ran: bool = False) -> JobRecord:
     """Return a job (`full_name`), or the last one, as the nodes that answer know it.
 
+    The last one that runs, or else has run, comes first where `ran` is wanted and no name is given.
     Raises UsageError, NotFoundError, and NodeError for one that is remembered and whose nodes are missing.
     """
     jobs = told_jobs(cluster, partial=True)
     unbegun = release_unbegun(cluster, jobs)
     name = full_name(cluster, name, (job.job for job in jobs))
     refuse_unbegun(name, unbegun)
+    if ran and name is None:
+        running = tuple(job for job in jobs if job.state == "running")
+        jobs = running or tuple(job for job in jobs if job.state != "waiting") or jobs
     try:
         return choose_job(jobs, name)
     except NotFoundError:

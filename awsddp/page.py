@@ -13,7 +13,7 @@ from string import Template
 from typing import TYPE_CHECKING, Any
 
 from awsddp import harmless
-from awsddp.report import duration, money, number, rank_columns
+from awsddp.report import duration, money, number, rank_columns, values_of
 from awsddp.resources import template
 
 if TYPE_CHECKING:
@@ -247,10 +247,9 @@ def _varint(message: bytes, at: int) -> tuple[int, int]:
 
 
 def measures(rows: Rows) -> dict[str, dict[str, float]]:
-    """Return the last and the best value of loss and accuracy, where rows have them."""
+    """Return the last and the best value of loss and accuracy (`values_of`), where rows have them."""
     found = {}
     for key, best in (("loss", min), ("accuracy", max)):
-        values = [value for row in rows if (value := number(row.get(key))) is not None]
-        if values:
+        if values := values_of(rows, key):
             found[key] = {"last": values[-1], "best": best(values)}
     return found

@@ -190,9 +190,21 @@ def json_lines(text: str) -> list[dict[str, Any]]:
     return rows
 
 
-def last_value(rows: Iterable[dict[str, Any]], key: str) -> float | None:
-    """Return the last number that the rows hold under `key`."""
-    values = [value for row in rows if (value := number(row.get(key))) is not None]
+def values_of(rows: Iterable[Mapping[str, Any]], key: str) -> list[float]:
+    """Return the numbers under `key` in the rows of the first rank that has some: those of the job.
+
+    A row that names no rank is of rank 0.
+    """
+    by_rank: dict[float, list[float]] = {}
+    for row in rows:
+        if (value := number(row.get(key))) is not None:
+            by_rank.setdefault(number(row.get("rank")) or 0.0, []).append(value)
+    return by_rank[min(by_rank)] if by_rank else []
+
+
+def last_value(rows: Iterable[Mapping[str, Any]], key: str) -> float | None:
+    """Return the last of `values_of`."""
+    values = values_of(rows, key)
     return values[-1] if values else None
 
 

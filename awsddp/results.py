@@ -168,12 +168,13 @@ def job_result(cluster: "Cluster", job: JobRecord, *, folder: Path | None = None
     """
     folder = folder or cluster.results / job.job
     kept, rows = ended_job(folder), metrics_of(folder)
+    accuracies = (report.last_value(metrics_of(folder, node), "accuracy") for node in ranks_of(job) or (0,))
     saved = newest_checkpoint(folder) if job.state not in ACTIVE else None
     return widened(
         JobDocument,
         job,
         reached(folder, job),
-        accuracy=report.last_value(rows, "accuracy"),
+        accuracy=next((one for one in accuracies if one is not None), None),
         data=_data(rows),
         fetched=is_fetched(folder, job),
         checkpoint=f"{job.home}/{saved.parts[0].relative_to(folder.resolve())}" if saved else None,

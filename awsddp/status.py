@@ -68,7 +68,7 @@ def status(cluster: "Cluster", *, ask_nodes: bool = False) -> ClusterDocument:
     the caller's role has a cluster of this name.
     """
     with cluster.find(newer=True, everywhere=False) as cluster:
-        found = cluster_document(cluster, _refresh(cluster))
+        found = cluster_document(cluster, refresh(cluster))
         if found.state == "absent":
             refuse_sessions(cluster)
         if ask_nodes and cluster.own is not None:
@@ -98,7 +98,7 @@ def _connected(cluster: "Cluster") -> "AbstractContextManager[Fleet]":
     return cluster.connect(deadline_s=ASK_S, partial=True)
 
 
-def _refresh(cluster: "Cluster") -> tuple[JobRecord, ...]:
+def refresh(cluster: "Cluster") -> tuple[JobRecord, ...]:
     """Remember how far jobs are that ran or saved to S3 when last seen; return them, if nodes answer."""
     record = cluster.known
     told: tuple[JobRecord, ...] = ()

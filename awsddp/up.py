@@ -49,7 +49,7 @@ from awsddp.search import (
 )
 from awsddp.spec import FILE, ClusterSpec
 from awsddp.state import Record
-from awsddp.status import cluster_document
+from awsddp.status import cluster_document, refresh
 from awsddp.train import ensure_environment
 from awsddp.values import idle_seconds
 
@@ -118,7 +118,7 @@ def up(cluster: "Cluster", *, confirm: Confirm) -> ClusterDocument:
         _end_others(cluster)
         if hosts:
             publish(cluster)
-        return cluster_document(cluster)
+        return cluster_document(cluster, refresh(cluster) if hosts else ())
 
 
 def make_environment(cluster: "Cluster") -> None:

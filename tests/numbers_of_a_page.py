@@ -93,7 +93,8 @@ def _at(value: Any, path: str) -> Any:
 def _of_metrics(rows: list[dict[str, Any]], path: str) -> float:
     name, _, what = path.partition(".")
     if not name.startswith("rank "):
-        values = [row[name] for row in rows if name in row]
+        first = min(row["rank"] for row in rows if name in row)
+        values = [row[name] for row in rows if name in row and row["rank"] == first]
         best = min(values) if name == "loss" else max(values)
         return float({"last": values[-1], "best": best}[what])
     own = [row for row in rows if row["rank"] == int(name.removeprefix("rank "))]

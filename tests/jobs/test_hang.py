@@ -3,6 +3,8 @@
 import itertools
 import json
 import random
+import re
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -148,8 +150,8 @@ def test_process_without_the_helper_is_not_signalled(make_fleet: "Callable[[int]
     assert fleet.document(0)["state"] == "running"
 
 
-def nccl(rank: int, *entries: tuple[int, str, str]) -> Process:
-    """Return a rank with NCCL's records: entries as torch 2.13 writes them."""
+def nccl(rank: int, *entries: tuple[int, str, str], began_ns: int = 1_700_000_000_000_000_000) -> Process:
+    """Return a rank with NCCL's records: entries as torch 2.13 writes them, the first after `began_ns`."""
     base = {"pg_id": 0, "process_group": ["0", "default_pg"], "is_p2p": False, "input_sizes": [[1024]]}
     rows = [
         {
@@ -158,7 +160,7 @@ def nccl(rank: int, *entries: tuple[int, str, str]) -> Process:
             "profiling_name": f"nccl:{operation}",
             "state": state,
             "retired": state == "completed",
-            "time_created_ns": 1_700_000_000_000_000_000 + number,
+            "time_created_ns": began_ns + number,
         }
         for number, operation, state in entries
     ]
@@ -194,6 +196,21 @@ def test_ranks_that_all_wait_in_the_same_collective_are_not_accused() -> None:
     waits = ((1, "all_reduce", "completed"), (2, "all_reduce", "started"))
     found = seen(nccl(0, *waits), nccl(1, *waits))
     assert (found["behind"], found["explanation"][:16]) == ([], "No rank is behin")
+
+
+def test_a_slow_job_is_not_said_to_be_stuck_and_its_slowest_rank_is_that_of_the_moment() -> None:
+    calls, now = ((1, "all_reduce", "completed"), (2, "all_reduce", "started")), time.time_ns()
+    found = seen(nccl(0, calls[0], began_ns=now), nccl(1, *calls, began_ns=now))
+    assert found["moving"] and found["behind"] == [0]
+    first, _, places = found["explanation"].partition(": ")
+    assert re.fullmatch(
+        r"The job may be slow, and not stuck \(a collective began \d\.\d s ago\)\. "
+        r"At this moment rank 0 \(node0\) is behind",
+        first,
+    )
+    assert places.startswith("train.py:1 in step. Rank 1 (node0) waits in all_reduce")
+    found = seen(nccl(0, *calls, began_ns=now), nccl(1, *calls, began_ns=now))
+    assert "At this moment no rank is behind: " in found["explanation"]
 
 
 def test_node_that_does_not_answer_is_named() -> None:

@@ -5,6 +5,7 @@ import signal
 
 import pytest
 
+from awsddp.doctor import why
 from awsddp.errors import InUse, NotFoundError, UsageError
 from awsddp.known import end_ranks
 from awsddp.reach import told_jobs
@@ -46,6 +47,13 @@ def test_chain_of_three_runs_one_after_the_other_each_with_the_code_of_its_launc
             log = world.homes.folder(node, name) / "logs" / f"rank{node}.log"
             assert log.read_text() == f"code {code} {home}/awsddp/work-{name}\n"
     assert str(jobs(world)["two"].ended) <= str(jobs(world)["three"].started)
+
+
+def test_why_without_a_name_is_of_the_job_that_runs_and_not_of_one_that_waits(world: World) -> None:
+    start(world, script(1, 600), name="one")
+    start(world, script(2), name="two", after="one")
+    assert why(world.ctx()).job == why(world.ctx(), "last").job == "one"
+    assert (why(world.ctx(), "two").job, why(world.ctx(), "two").state) == ("two", "waiting")
 
 
 def test_job_that_waits_can_be_cancelled_and_fails_without_one_of_its_nodes(world: World) -> None:

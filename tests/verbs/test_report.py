@@ -13,7 +13,7 @@ from awsddp.config import load
 from awsddp.errors import NotFoundError
 from awsddp.known import jobs_document
 from awsddp.records import RankProgress
-from awsddp.results import job_result
+from awsddp.results import job_result, saved_job
 from awsddp.state import Folder
 from awsddp.status import write_report as report
 from tests.numbers_of_a_page import Page, check
@@ -179,6 +179,23 @@ def test_commands_that_run_it_again_parse_to_the_same_job(home: Home) -> None:
         "awsddp train --timeout 1h --resume before train.py -- 'a b' --x",
         "awsddp down",
     ]
+
+
+def test_a_job_has_one_loss_wherever_it_is_shown(home: Home) -> None:
+    folder = home.job("one", 100)
+    losses = {0: (3.0, 2.0, 2.5), 1: (1.0, 0.5, 0.75), 2: (9.0, 8.0, 8.5), 3: (0.1, 0.2, 0.3)}
+    for node in (0, 1):
+        rows = [
+            {"rank": rank, "step": step, "loss": losses[rank][step], "accuracy": 1 / losses[rank][step]}
+            for step in range(3)
+            for rank in (2 * node, 2 * node + 1)
+        ]
+        (folder / f"node{node}/run/metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    shown, job = report(home.ctx(), job="one"), saved_job(folder)
+    (listed,) = jobs_document(home.ctx(), ()).jobs
+    assert job is not None and shown.measures["loss"] == {"last": 2.5, "best": 2.0}
+    assert {shown.loss, listed.loss, job_result(home.ctx(), job, folder=folder).loss} == {2.5}
+    assert shown.accuracy == shown.measures["accuracy"]["last"] == 1 / 2.5
 
 
 def test_what_up_is_given_is_not_given_to_train_again(home: Home) -> None:

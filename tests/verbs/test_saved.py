@@ -490,9 +490,9 @@ def test_status_asks_the_nodes_while_a_job_that_has_ended_still_saves(
     monkeypatch.setattr(looking, "_connected", owed.connect)
     owed.folder.remember(replace(owed.record.jobs[-1], state="succeeded"))
     say(owed, 0, 1, error="AccessDenied")
-    assert [job.job for job in looking._refresh(owed.handle())] == ["j"]
-    assert looking._refresh(owed.handle()) == (), "nothing changes any more: it would only use the nodes"
+    assert [job.job for job in looking.refresh(owed.handle())] == ["j"]
+    assert looking.refresh(owed.handle()) == (), "nothing changes any more: it would only use the nodes"
     owed.folder.remember(replace(owed.record.jobs[-1], saving=None))
     say(owed, 0, 1)
-    looking._refresh(owed.handle())
+    looking.refresh(owed.handle())
     assert owed.tags == {"i-0": [], "i-1": []}

@@ -22,7 +22,7 @@ from awsddp.known import cancel, end_ranks, jobs_of_all
 from awsddp.reach import told_jobs
 from awsddp.records import MORE
 from awsddp.state import read_rows
-from awsddp.status import _refresh
+from awsddp.status import refresh
 from tests.verbs.conftest import Line, World, start
 
 SLEEPS = "import time; time.sleep(600)\n"
@@ -169,7 +169,7 @@ def test_who_looks_releases_nodes_of_a_job_that_never_began(
     tagged_and_killed(world, monkeypatch, "j")
     looks: dict[str, Callable[[], object]] = {
         "jobs": lambda: jobs_of_all(world.ctx()),
-        "status": lambda: _refresh(world.handle()),
+        "status": lambda: refresh(world.handle()),
         "fetch": lambda: fetch(world.ctx(), job="j", start=print),
         "logs": lambda: logs(world.ctx(), job="j", follow=False, on_lines=print),
         "cancel": lambda: cancel(world.ctx(), job="j"),

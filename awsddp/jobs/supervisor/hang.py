@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     Frame = tuple[str, int, str]  # file, line, function
 
 LIVELY_SECONDS = 5.0
-"""A collective that began within these tells that the job may be making progress."""
+"""A collective that began within these tells that the job may be slow, and not stuck."""
 _FRAME = re.compile(r'^ +File "(.+)", line (\d{1,9}) in (.+)$')
 _THREAD = re.compile(r"^(?:Current thread|Thread) .*:$", re.MULTILINE)
 _INITS = (" in init_process_group", " in _new_group_with_tag")
@@ -87,8 +87,8 @@ def diagnose(
     ages = [group.age for rank in ranks for group in rank.records.values()]
     moving = bool(ages) and min(ages) < LIVELY_SECONDS and all(rank.state == "running" for rank in ranks)
     if moving:
-        ago = f"The job may be making progress (a collective began {max(0.0, min(ages)):.1f} s ago). "
-        explanation = ago + _sentence(explanation)
+        ago = f"The job may be slow, and not stuck (a collective began {max(0.0, min(ages)):.1f} s ago). "
+        explanation = f"{ago}At this moment {explanation[:1].lower()}{explanation[1:]}"
     silent = min((answer.silent_s for answer in answers.values()), default=None)
     return Diagnosis(silent, moving, behind, _sentence(explanation), ranks)
 
