@@ -216,6 +216,49 @@ def test_a_key_that_job_json_names_is_not_used_again(steps: Steps, monkeypatch: 
         assert steps.bucket.join(named) == b"version 3"
 
 
+def test_a_key_that_job_json_will_name_is_not_used_again(
+    steps: Steps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S3 may take job.json late."""
+    monkeypatch.setattr(saver, "_OWN_BEATS", 0)
+    path, home = steps.node.run / "model.pt", "node0/run/model.pt"
+    put(path, b"first")
+    steps.until(lambda: steps.bucket.checkpoint["name"])
+    with monkeypatch.context() as late:
+        late.setattr(steps.saver, "_publish", lambda **_: None)
+        put(path, b"second")
+        steps.until(lambda: steps.bucket.saved(home) == b"second")
+        for number in range(5):  # none of these is a checkpoint
+            put(path, torn := b"PK\x03\x04 no end %d" % number)
+            steps.until(lambda now=torn: steps.bucket.saved(home) == now)  # type: ignore[misc]
+    steps.end()
+    assert steps.bucket.join(steps.bucket.checkpoint["files"][home]) == b"second"
+
+
+@pytest.mark.parametrize(("node", "rests_s"), [(0, 60), (1, 900)])
+def test_a_key_rests_as_long_as_what_was_sent_to_it_may_arrive(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch, node: int, rests_s: int
+) -> None:
+    """On other nodes than the first also as long as what they know of job.json may be old."""
+    nodes, skew_s, clock = bucket.run(2, starts=False), [0.0], time.monotonic
+    monkeypatch.setattr(saver.time, "monotonic", lambda: clock() + skew_s[0])
+    steps, home = [Steps(bucket, one, beat_s=10.0) for one in nodes], f"node{node}/run/data"
+    steps[0].until(lambda: bucket.json("job.json"))
+
+    def key_of(body: bytes) -> str:
+        put(nodes[node].run / "data", body)
+        steps[node].until(lambda: bucket.saved(home, node) == body)
+        [[key, *_]] = bucket.listed(node)[home]["parts"]
+        return str(key)
+
+    first, second = key_of(b"first"), key_of(b"second")
+    skew_s[0] += rests_s - 5
+    third = key_of(b"third")
+    assert len({first, second, third}) == 3
+    skew_s[0] += 10
+    assert key_of(b"fourth") in (first, second)
+
+
 def test_what_another_writer_did_to_the_objects_is_found_before_all_is_called_saved(steps: Steps) -> None:
     bodies = {"a.bin": b"a" * 10, "b.bin": b"b" * 10, "c.jsonl": b"c" * 10}
     for name, body in bodies.items():
@@ -279,6 +322,39 @@ def test_job_json_says_over_only_when_the_other_nodes_have_saved_and_signed_it(
     assert bucket.json("job.json")["state"] == "running"
     second.end()
     first.until(first.step)
+    assert bucket.json("job.json")["state"] == "succeeded"
+
+
+def test_a_folder_is_a_checkpoint_once_it_rests_on_all_nodes(bucket: Bucket) -> None:
+    nodes = bucket.run(2, starts=False)
+    first, second = (Steps(bucket, node, beat_s=0.0) for node in nodes)
+
+    def until_both(condition: Callable[[], object]) -> None:
+        first.until(lambda: second.step() or condition())
+
+    def looks() -> tuple[int, int]:
+        """Return how often the nodes have looked, as far as the first one knows."""
+        return first.saver._look, bucket.json("node1.json").get("look", 0)
+
+    put(nodes[0].run / "step-1" / "__0_0.distcp", b"first")
+    put(nodes[0].run / "step-1" / ".metadata", b"mark")
+    (nodes[1].run / "step-1").mkdir()
+    with (nodes[1].run / "step-1" / "__1_0.distcp").open("wb") as file:
+        file.write(b"second")
+        file.flush()
+        until_both(lambda: bucket.saved("node0/run/step-1/.metadata") == b"mark")
+        were = looks()
+        until_both(lambda: all(now > before + 4 for now, before in zip(looks(), were, strict=True)))
+        assert bucket.checkpoint["name"] is None
+    until_both(lambda: bucket.checkpoint["name"] == "run/step-1")
+    assert {home: bucket.join(row) for home, row in bucket.checkpoint["files"].items()} == {
+        "node0/run/step-1/.metadata": b"mark",
+        "node0/run/step-1/__0_0.distcp": b"first",
+        "node1/run/step-1/__1_0.distcp": b"second",
+    }
+    second.end()
+    assert bucket.json("job.json")["state"] == "running"
+    first.end()
     assert bucket.json("job.json")["state"] == "succeeded"
 
 

@@ -51,3 +51,14 @@ def test_file_that_is_gone_on_the_node_is_no_failure_of_this_machine(node: Path,
 def test_folder_of_a_node_that_cannot_be_written_is_a_failure_of_the_node(node: Path) -> None:
     with pytest.raises(NodeFailure, match="some files could not be transferred"):
         transfer(f"{node}/", f"host:{PROC}")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("RSYNC_MAX_ALLOC", "1"), ("RSYNC_RSH", "false"), ("RSYNC_PARTIAL_DIR", "/none")]
+)
+def test_variables_of_rsync_change_no_transfer(
+    node: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    monkeypatch.setenv(name, value)
+    transfer(f"host:{node}/", f"{tmp_path}/here/")
+    assert (tmp_path / "here" / "model.pt").read_bytes() == b"weights"

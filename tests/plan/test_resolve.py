@@ -262,6 +262,19 @@ def lock(index: Path, project: str = PROJECT) -> Path:
     return Path("uv.lock").absolute()
 
 
+def test_settings_of_uv_change_nothing(index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nodes install by pip, which does not know them."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(Path("config").absolute()))
+    file = lock(index)
+    Path("others.txt").write_text("tiny==9\n")
+    monkeypatch.setenv("UV_CONSTRAINT", str(Path("others.txt").absolute()))
+    for folder in (Path("config/uv"), Path()):
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "uv.toml").write_text("what uv cannot read")
+    assert chosen("tiny\n") == (("tiny==1.0",), "")
+    assert "tiny==1.0" in read_requirements(file).lines
+
+
 def test_a_lock_gives_what_the_project_needs_without_what_torch_brings(index: Path) -> None:
     file = lock(index)
     assert set(read_requirements(file).lines) == {

@@ -27,6 +27,7 @@ from awsddp.jobs.ranks import layout
 from awsddp.jobs.results import encode
 from awsddp.jobs.supervisor.requests import Launch
 from awsddp.known import jobs_of_all
+from awsddp.reach import told_jobs
 from awsddp.records import MORE, JobNode, JobRecord, Saving
 from awsddp.results import missing, refuse_another
 from awsddp.saved import signing_secret
@@ -496,3 +497,12 @@ def test_status_asks_the_nodes_while_a_job_that_has_ended_still_saves(
     say(owed, 0, 1)
     looking.refresh(owed.handle())
     assert owed.tags == {"i-0": [], "i-1": []}
+
+
+def test_no_node_chooses_a_folder_of_the_users(world: World) -> None:
+    start(world, "", name="mine")
+    world.homes.wait("mine")
+    world.folder.write(replace(world.record, jobs=()))  # as where another machine has started it
+    assert [job.job for job in told_jobs(world.handle())] == ["mine"]
+    (world.project / "runs/mine").mkdir(parents=True)
+    assert told_jobs(world.handle()) == ()
