@@ -92,7 +92,7 @@ def _listed(spec: JobSpec, target: Target, source: Source) -> Data:
         return replace(data, bytes=files.size, files=len(files.entries))
     if source.kind == "hf":
         return replace(data, why="Hugging Face is not asked")
-    from awsddp.aws.session import session_of
+    from awsddp.aws.login import session_of
     from awsddp.jobs.supervisor.copying import Refusal, listing
 
     payer = spec.data.requester_pays
@@ -163,7 +163,7 @@ def _by_bucket(cluster: "Cluster", name: str, files: "Listing", above: Place) ->
 
     What is there already does not travel. Raises CloudError, ConfigError, OSError.
     """
-    from awsddp.aws.session import session_name
+    from awsddp.aws.login import session_name
     from awsddp.nodes.catalog import signing_key
 
     owner = hashlib.sha256(f"{session_name()}:{files.root}".encode()).hexdigest()[:16]

@@ -12,7 +12,7 @@ from awsddp.advice import costs
 from awsddp.billing import Rate
 from awsddp.compat.types import ADDRESS_USD_PER_HOUR
 from awsddp.config import remembered
-from awsddp.errors import AwsddpError, CapacityError, ConfigError, NodeError
+from awsddp.errors import AwsddpError, CapacityError, CloudError, ConfigError, NodeError
 from awsddp.fetch import bring
 from awsddp.known import bill_of, launched
 from awsddp.parallel import each
@@ -387,7 +387,7 @@ def _write(folder: Folder, record: Record) -> None:
 
 
 def _clean_up(cluster: "Cluster", values: Values) -> None:
-    """Delete what a failed launch created in a region; leftovers are reported.
+    """Delete what a failed launch created in a region; leftovers are reported, as is a refusal by AWS.
 
     The folder then has its previous record.
     """
@@ -397,10 +397,13 @@ def _clean_up(cluster: "Cluster", values: Values) -> None:
     record = cluster.folder.read()
     if record is not None:
         _write(cluster.folder, cluster.known or replace(record, intent=None, asked={}))
-    for one in find_clusters(aws, cluster.spec.name, record.owner if record else aws.identity().user_id):
-        if one.id == values.ids["cluster_id"] and not one.live:
-            for left in end(cluster, one).leftovers:
-                cluster.say(f"left in {aws.region}: {left}")
+    try:
+        for one in find_clusters(aws, cluster.spec.name, record.owner if record else aws.identity().user_id):
+            if one.id == values.ids["cluster_id"] and not one.live:
+                for left in end(cluster, one).leftovers:
+                    cluster.say(f"left in {aws.region}: {left}")
+    except CloudError as error:  # the launch's own error counts
+        cluster.say(f"not cleaned up in {aws.region}: {error.message}; awsddp down does it later")
 
 
 def _no_capacity(failures: list[AwsddpError]) -> AwsddpError:

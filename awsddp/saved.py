@@ -338,7 +338,7 @@ def store_at(target: Target, where: Place) -> Iterator[Store]:
     """Yield S3 as this machine's login sees it. Raises CloudError, ConfigError for what botocore raises in
     the context, NotFoundError where the bucket does not exist.
     """
-    from awsddp.aws.session import session_of, translated
+    from awsddp.aws.login import session_of, translated
 
     with (
         translated(target, where=str(where)),

@@ -11,8 +11,9 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import TypedDict
 
+from awsddp.aws.login import SESSION
 from awsddp.aws.refusals import Refused
-from awsddp.aws.session import SESSION, Aws, Reply, Shape
+from awsddp.aws.session import Aws, Reply, Shape
 from awsddp.aws.waits import patiently
 from awsddp.compat.types import ADDRESS_USD_PER_HOUR, GPU_TYPES, disk_usd_per_hour
 from awsddp.limits import FILTER_VALUES

@@ -3,6 +3,10 @@
 Codes: https://docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html
 """
 
+import json
+import re
+import shlex
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -15,13 +19,18 @@ from awsddp.errors import AwsddpError, CapacityError, CloudError, ConfigError
 
 T = TypeVar("T")
 MOST_SKEW_S = 240
+WITHOUT_AWS = (
+    "awsddp plan --local   # without AWS: what it would launch and cost; up, train and run take --local, too"
+)
+"""What to type where there is no account yet."""
 
 
 @dataclass(frozen=True)
 class _Row:
     """The error for some codes of AWS, without their ending Exception, or for exceptions of botocore.
 
-    The message may name the {operation}, {where} and {who}; `login`: a person has to log in.
+    The message may name the {operation}, {where} and {who}; `login`: a person has to log in. `next` may have
+    {login}, the command for that, and {sso}, the one that configures it.
     """
 
     kind: str = "aws"
@@ -38,6 +47,9 @@ _SKEWED = _Row(
 _ROWS = {
     (
         "InsufficientInstanceCapacity",
+        "InsufficientHostCapacity",
+        "InsufficientCapacity",
+        "InsufficientReservedInstanceCapacity",
         "UnfulfillableCapacity",
         "ReservationCapacityExceeded",
         "SpotMaxPriceTooLow",
@@ -54,7 +66,7 @@ _ROWS = {
     ("ExpiredToken", "RequestExpired"): _Row(
         "credentials",
         "the AWS credentials have expired",
-        "log in again: aws sso login, or new keys",
+        "log in again: {login}",
         login=True,
     ),
     (
@@ -90,13 +102,27 @@ _ROWS = {
     ("NoCredentialsError", "PartialCredentialsError"): _Row(
         "credentials",
         "no AWS credentials found",
-        "configure them: aws configure (or aws sso login); or try without AWS: awsddp --local up",
+        f"configure them: aws login, aws configure sso or aws configure\n{WITHOUT_AWS}",
     ),
-    ("ProfileNotFound", "ConfigParseError"): _Row(
+    ("ProfileNotFound", "ConfigParseError", "InvalidConfigError"): _Row(
         "config", "invalid AWS configuration", "see: aws configure list-profiles"
     ),
-    ("TokenRetrievalError", "SSOError", "CredentialRetrievalError"): _Row(
-        "credentials", "could not load AWS credentials", "log in again: aws sso login", login=True
+    ("OSError",): _Row("config", "invalid AWS configuration", "see: aws configure list"),
+    ("JSONDecodeError", "UnicodeDecodeError"): _Row(
+        "config", "invalid AWS credentials: what gives them is no JSON", "{login}"
+    ),
+    ("MissingDependencyException",): _Row(
+        "config",
+        "a package is missing for this AWS login",
+        f"{shlex.quote(sys.executable)} -m pip install 'botocore[crt]'",
+    ),
+    ("TokenRetrievalError", "SSOError", "LoginError", "CredentialRetrievalError"): _Row(
+        "credentials", "could not load AWS credentials", "log in again: {login}", login=True
+    ),
+    ("LoginInsufficientPermissions",): _Row(
+        "permission",
+        "permission denied: CreateOAuth2Token",
+        "ask for the policy SignInLocalDevelopmentAccess, or use another --profile",
     ),
     ("RefreshWithMFAUnsupportedError",): _Row(
         "credentials",
@@ -114,7 +140,47 @@ _ROWS = {
     ),
     ("Exception",): _Row(message="invalid request: {operation}"),
 }
+_LIMIT = _Row(
+    "quota",
+    "a quota of the account is used up: {operation} in {where}",
+    "aws service-quotas list-service-quotas --service-code ec2   # ask AWS for more, or end what is not used",
+)
+# What answers the calls that get credentials means the login, whatever the call is that needs them.
+_NO_ROLE = _Row(
+    "credentials",
+    "this login no longer has the role that the AWS profile names",
+    "choose another account or role: {sso}",
+    login=True,
+)
+_OF_LOGIN = {
+    ("GetRoleCredentials", "ForbiddenException"): _NO_ROLE,
+    ("GetRoleCredentials", "ResourceNotFoundException"): _NO_ROLE,
+    ("CreateOAuth2Token", "ValidationException"): _Row(
+        "credentials", "could not load AWS credentials", "log in again: {login}", login=True
+    ),
+}
 _BY_CODE = {code: row for codes, row in _ROWS.items() for code in codes}
+
+
+BROKEN = (OSError, json.JSONDecodeError, UnicodeDecodeError)
+"""What botocore passes on where a program or a file that gives credentials is missing or broken."""
+CLOSED = ("AuthFailure", "InvalidClientTokenId", "UnrecognizedClientException")
+"""What AWS answers in a region that the account has not enabled, as it does to bad credentials.
+
+https://docs.aws.amazon.com/general/latest/gr/rande-manage.html
+"""
+_ENCODED = re.compile(r"\s*Encoded authorization failure message: *(\S*)")
+
+
+class NoRegion(ConfigError):
+    """Nothing names a region."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "no AWS region configured",
+            "neither --region, nor cluster.region, nor the AWS configuration names one",
+            f"set one: aws configure set region us-east-1   # or type --region us-east-1\n{WITHOUT_AWS}",
+        )
 
 
 class Refused(CloudError):
@@ -144,37 +210,65 @@ def unless_refused(
         raise
 
 
+def closed(region: str, why: str) -> Refused:
+    """Return the error for a region that the account has not enabled."""
+    return Refused(
+        f"region {region} is not enabled for this account",
+        why,
+        f"aws account enable-region --region-name {region}   # takes minutes to hours; or another --region",
+        code="OptInRequired",
+        kind="aws",
+    )
+
+
+def encoded_denial(error: ClientError) -> str | None:
+    """Return AWS's encoded message of a denial, None without one."""
+    found = _ENCODED.search(str(error.response.get("Error", {}).get("Message", "")))
+    return found[1] if found else None
+
+
 def translate(
-    error: Exception, operation: str, *, where: str, is_local: bool = False, now: datetime | None = None
+    error: Exception,
+    operation: str,
+    *,
+    where: str,
+    is_local: bool = False,
+    login: str = "",
+    now: datetime | None = None,
 ) -> AwsddpError:
     """Return the error of this product for one that botocore raised while it made the call `operation`.
 
     `where` is the region or the endpoint, for the message, `is_local` tells that it is the local cloud's;
-    `now` is this machine's clock.
+    `login` is how a person logs in again; `now` is this machine's clock.
     """
     if isinstance(error, ClientError):
-        row, code, why = _answered(dict(error.response), now or datetime.now(UTC))
+        row, code, why = _answered(operation, dict(error.response), now or datetime.now(UTC))
     else:
         names = [kind.__name__ for kind in type(error).__mro__]
         row, code, why = next(_BY_CODE[name] for name in names if name in _BY_CODE), names[0], str(error)
     who = "the local cloud" if is_local else "AWS"
     message = row.message.format(operation=operation, where=where, who=who)
+    login = login or "aws login or aws sso login"
+    advice = row.next.format(login=login, sso=login.replace("sso login", "configure sso"))
     if row.kind == "capacity":
-        return CapacityError(message, why, row.next)
+        return CapacityError(message, why, advice)
     if row.kind == "config":
-        return ConfigError(message, why, row.next)
-    is_silent = is_local and row.kind == "unavailable"
-    advice = "awsddp local status   # whether it runs" if is_silent else row.next
+        return ConfigError(message, why, advice)
+    if is_local and row.kind == "unavailable":
+        advice = "awsddp local status   # whether it runs"
     return Refused(message, why, advice, code=code, kind=row.kind, needs_login=row.login)
 
 
-def _answered(reply: dict[str, Any], now: datetime) -> tuple[_Row, str, str]:
-    """Return the row, the code and the words of a refusal that AWS answered."""
+def _answered(operation: str, reply: dict[str, Any], now: datetime) -> tuple[_Row, str, str]:
+    """Return the row, the code and the words of a refusal that AWS answered, without its encoded message."""
     code = str(reply.get("Error", {}).get("Code", ""))
-    why = f"{code}: {reply.get('Error', {}).get('Message', '') or code}"
+    why = _ENCODED.sub("", f"{code}: {reply.get('Error', {}).get('Message', '') or code}")
     metadata = reply.get("ResponseMetadata", {})
     failed = int(metadata.get("HTTPStatusCode", 0)) >= 500
-    row = _BY_CODE.get(code.removesuffix("Exception"), _BY_CODE["InternalError" if failed else "ClientError"])
+    other = (
+        _LIMIT if code.endswith("LimitExceeded") else _BY_CODE["InternalError" if failed else "ClientError"]
+    )
+    row = _OF_LOGIN.get((operation, code)) or _BY_CODE.get(code.removesuffix("Exception"), other)
     skew = skew_s(metadata, now) or 0.0
     if row.kind == "credentials" and abs(skew) > MOST_SKEW_S:
         side = "behind" if skew > 0 else "ahead of"

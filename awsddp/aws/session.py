@@ -1,18 +1,11 @@
-"""The one gateway to AWS: every call goes through `Aws.call`, with explicit time limits and retries.
-
-And who asks: the login of a target, with a name that is the same at every command.
-"""
+"""The one gateway to AWS: every call goes through `Aws.call`, with explicit time limits and retries."""
 
 import contextlib
-import getpass
-import gzip
-import os
 import re
-import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
@@ -23,15 +16,23 @@ import botocore.session
 import msgspec
 from botocore import xform_name
 from botocore.config import Config
-from botocore.configprovider import ConstantProvider
 from botocore.exceptions import BotoCoreError, ClientError
-from botocore.loaders import JSONFileLoader
 from botocore.parsers import ResponseParserError
-from botocore.utils import JSONFileCache
 
 from awsddp import __version__
-from awsddp.aws.refusals import translate
-from awsddp.errors import ConfigError, NotFoundError
+from awsddp.aws.login import credentials_end, login_command, session_of
+from awsddp.aws.refusals import (
+    BROKEN,
+    CLOSED,
+    NoRegion,
+    Refused,
+    closed,
+    encoded_denial,
+    translate,
+    unless_refused,
+)
+from awsddp.aws.waits import CLOCK, growing
+from awsddp.errors import AwsddpError, ConfigError
 from awsddp.records import Target
 from awsddp.state import make_folder, open_to_append
 
@@ -42,14 +43,14 @@ FIRST_ATTEMPTS = 3
 # https://docs.aws.amazon.com/awsaccountbilling/latest/aboutv2/using-price-list-query-api.html
 _PRICING_REGION = "us-east-1"
 _REGION = re.compile(r"[a-z]{2,}(-[a-z]+)+-\d+")
+# A region of everybody: it tells of those that an account has to enable first.
+_OPEN = "us-east-1"
+# How long IAM may not see the tags of what was just made, which the least policy decides by: no source says,
+# https://docs.aws.amazon.com/IAM/latest/UserGuide/troubleshoot.html#troubleshoot_general_eventual-consistency
+_NEW_S = 15.0
 _SECRET = ("UserData", "PublicKeyMaterial")
 # botocore's name for the session of a role, another one in each process.
 _UNSTABLE = re.compile(r":botocore-session-\d+$")
-# The AWS CLI keeps what STS gave it here, so that MFA is asked for once per hour and not once a command:
-# https://docs.aws.amazon.com/cli/latest/userguide/cli-configure-role.html#cli-configure-role-cache
-CACHE = Path("~/.aws/cli/cache")
-SESSION = "awsddp-"
-"""How the name of a session begins that the user has not named."""
 Reply = dict[str, Any]
 """What boto3 takes as the parameters of a call, and what it answers."""
 
@@ -78,7 +79,8 @@ S = TypeVar("S", bound=msgspec.Struct)
 class Call:
     """One call that was made, for the audit trail. Secrets in `parameters` are redacted; `error` is a code.
 
-    `request_id` is AWS's, of the last of the `attempts`.
+    `request_id` is AWS's, of the last of the `attempts`; `encoded` is AWS's message of a denial, which
+    `aws sts decode-authorization-message` explains.
     """
 
     service: str
@@ -90,6 +92,7 @@ class Call:
     at: datetime
     seconds: float
     attempts: int = 1
+    encoded: str | None = None
 
     @property
     def changes(self) -> bool:
@@ -144,6 +147,7 @@ class Aws:
         self._login = login
         self._lock: threading.Lock = login._lock if login else threading.Lock()  # a session has one user
         self._asking = threading.Lock()
+        self._made: dict[str, float] = {}  # when this gateway made what, by id or name
         self.region = self._region()
         self._where = target.endpoint or self.region
 
@@ -151,22 +155,39 @@ class Aws:
         """Make one call and return its answer. Raises CloudError, CapacityError or ConfigError.
 
         A launch is sent once, as botocore takes a lack of capacity for a failure to be repeated (it is an
-        HTTP 500); every other call, one with DryRun too, is repeated as botocore's standard mode does.
+        HTTP 500); every other call, one with DryRun too, is repeated as botocore's standard mode does. A call
+        that is denied is repeated while it names what was made within seconds: IAM may not see its tags yet.
         """
+        for pause in growing(1.0, 4.0):
+            try:
+                return self._call(operation, parameters, service)
+            except Refused as refusal:
+                if refusal.code != "UnauthorizedOperation" or not self._is_new(parameters):
+                    raise
+            CLOCK.sleep(pause)
+        raise AssertionError("growing() never ends")
+
+    def _call(self, operation: str, parameters: Reply, service: str) -> Reply:
         at, started = datetime.now(UTC), time.monotonic()
         reply: Reply = {}
         code: str | None = None
+        encoded: str | None = None
         try:
             launches = operation == "RunInstances" and not parameters.get("DryRun")
             client = self._client(service, 1 if launches else ATTEMPTS)
             reply = getattr(client, xform_name(operation))(**parameters)
+            made = made_by(operation, parameters, reply)
+            self._made |= dict.fromkeys(made, CLOCK.monotonic())
         except ClientError as error:
             reply = dict(error.response)
             code = str(reply.get("Error", {}).get("Code", ""))
-            raise translate(error, operation, where=self._where) from error
-        except (BotoCoreError, ResponseParserError) as error:
+            encoded = encoded_denial(error)
+            if code in CLOSED and self._is_closed():
+                raise closed(self.region, str(error)) from error
+            raise self._translated(error, error.operation_name) from error
+        except (BotoCoreError, ResponseParserError, *BROKEN) as error:
             code = type(error).__name__
-            told = translate(error, operation, where=self._where, is_local=self._target.name == "local")
+            told = self._translated(error, operation)
             if ".amazonaws.com" in told.why and self.region not in known_regions():
                 told = self._no_region(self.region, told.why)  # that is why AWS was not reached there
             raise told from error
@@ -183,9 +204,30 @@ class Aws:
                     at=at,
                     seconds=time.monotonic() - started,
                     attempts=1 + metadata.get("RetryAttempts", 0),
+                    encoded=encoded,
                 )
             )
         return reply
+
+    def _translated(self, error: Exception, operation: str) -> AwsddpError:
+        is_local, login = self._target.name == "local", ""
+        with contextlib.suppress(BotoCoreError):  # of a profile that is not there
+            login = login_command(self._session, self._target)
+        return translate(error, operation, where=self._where, is_local=is_local, login=login)
+
+    def _is_new(self, parameters: Reply) -> bool:
+        """Whether a call names what this gateway made within seconds."""
+        now = CLOCK.monotonic()
+        return any(0 <= now - self._made.get(text, -_NEW_S) < _NEW_S for text in _texts(parameters))
+
+    def _is_closed(self) -> bool:
+        """Whether the account has not enabled the region, as far as EC2 says."""
+        if self._target.endpoint or self.region == _OPEN:
+            return False
+        there = Aws(replace(self._target, region=_OPEN), login=self)
+        asked = {"AllRegions": True, "RegionNames": [self.region]}
+        regions = unless_refused(lambda: there.pages("DescribeRegions", asked))
+        return any(one.get("OptInStatus") == "not-opted-in" for one in regions or ())
 
     def pages(self, operation: str, parameters: Reply, key: str = "", *, service: str = "ec2") -> list[Reply]:
         """Make a call until its last page and return what all pages hold under `key`.
@@ -217,16 +259,8 @@ class Aws:
             return self._identity
 
     def credentials_end(self) -> datetime | None:
-        """Return when a person has to log in again, in UTC; None where that is never, or not known.
-
-        Botocore renews a role's without asking, but never those that took an MFA code or came in the
-        environment.
-        """
-        credentials, session = self._session.get_credentials(), self._session
-        ends = getattr(credentials, "_expiry_time", None)  # botocore has no public name for it
-        role = session.full_config["profiles"].get(session.profile or "default", {})
-        final = getattr(credentials, "method", "") == "env" or "mfa_serial" in role
-        return ends.astimezone(UTC) if final and isinstance(ends, datetime) else None
+        """Return when a person has to log in again, in UTC; None where that is never, or not known."""
+        return credentials_end(self._session)
 
     @cached_property
     def _identity(self) -> Identity:
@@ -249,11 +283,7 @@ class Aws:
         except BotoCoreError as error:
             raise translate(error, "", where="") from error
         if not region:
-            raise ConfigError(
-                "no AWS region configured",
-                "neither --region, nor cluster.region, nor the AWS configuration names one",
-                "set one: awsddp --region us-east-1 ...\nor try without AWS: awsddp run --local",
-            )
+            raise NoRegion
         if not _REGION.fullmatch(region):
             raise self._no_region(region)
         return region
@@ -290,84 +320,18 @@ class Aws:
         )
 
 
-class QuickReader(JSONFileLoader):
-    """Reads botocore's descriptions of services: that of EC2, 5 MB, in a third of the time."""
-
-    def load_file(self, file_path: str) -> Any:
-        """Return what the file holds (`file_path` lacks its suffix), None where there is none."""
-        plain, packed = Path(f"{file_path}.json"), Path(f"{file_path}.json.gz")
-        if plain.is_file():
-            return msgspec.json.decode(plain.read_bytes())
-        return msgspec.json.decode(gzip.decompress(packed.read_bytes())) if packed.is_file() else None
-
-
-class _Cache(JSONFileCache):
-    """The AWS CLI's cache, where this user can write; a login that cannot be kept is good all the same."""
-
-    def __setitem__(self, key: str, value: object) -> None:
-        with contextlib.suppress(OSError):
-            super().__setitem__(key, value)
-
-
-def session_of(target: Target) -> botocore.session.Session:
-    """Return the session that boto3's is made of; the rest of boto3 costs each command a tenth of its time.
-
-    Roles without a session name get `session_name()`: STS makes it a part of UserId, which owns what is
-    launched. Raises botocore's ProfileNotFound or ConfigParseError.
-    """
-    session = botocore.session.Session()
-    if region := target.region or os.environ.get("AWS_REGION"):
-        session.set_config_variable("region", region)  # where a role is assumed, too
-    if target.access_key_id:
-        # With keys of its own a profile named in the environment has no say, not even a missing one.
-        session.get_component("config_store").set_config_provider("profile", ConstantProvider(None))
-        session.set_credentials(target.access_key_id, target.secret_access_key or "")
-    else:
-        if target.profile:
-            session.set_config_variable("profile", target.profile)
-        _name_roles(session)
-        chain, cache = session.get_component("credential_provider"), _Cache(str(CACHE.expanduser()))
-        for name in ("assume-role", "assume-role-with-web-identity"):
-            chain.get_provider(name).cache = cache
-    session.get_component("data_loader").file_loader = QuickReader()
-    return session
-
-
-@contextlib.contextmanager
-def translated(target: Target, *, where: str) -> Iterator[None]:
-    """Raise CloudError, ConfigError or NotFoundError for what botocore and s3transfer raise in the context at
-    `where`.
-    """
-    from s3transfer.exceptions import RetriesExceededError
-
-    try:
-        yield
-    except (BotoCoreError, ClientError, RetriesExceededError) as error:
-        if getattr(error, "response", {}).get("Error", {}).get("Code") == "NoSuchBucket":
-            raise NotFoundError(f"{where}: there is no such bucket", "", "aws s3 ls   # yours") from error
-        operation = getattr(error, "operation_name", "S3")
-        raise translate(error, operation, where=where, is_local=target.name == "local") from error
-
-
-def session_name() -> str:
-    """Return the name of this user's sessions on this host: 2 to 64 letters, digits and =,.@-
-
-    https://docs.aws.amazon.com/STS/latest/APIReference/API_AssumeRole.html
-    """
-    try:
-        user = getpass.getuser()
-    except (KeyError, OSError):  # a user id without a name, as in containers
-        user = str(os.getuid())
-    return re.sub(r"[^\w=,.@-]", "-", f"{SESSION}{user}@{socket.gethostname()}", flags=re.ASCII)[:64]
-
-
-def _name_roles(session: botocore.session.Session) -> None:
-    profiles = session.full_config["profiles"]
-    roles = [profile for profile in profiles.values() if "role_arn" in profile]
-    if "AWS_WEB_IDENTITY_TOKEN_FILE" in os.environ:  # a role without a profile, as in CI
-        roles.append(profiles.setdefault(session.profile or "default", {}))
-    for role in roles:
-        role.setdefault("role_session_name", session_name())
+def made_by(operation: str, parameters: Reply, reply: Reply) -> list[str]:
+    """Return the ids or names, as later calls have them, of what a call made."""
+    match operation:
+        case "CreateSecurityGroup":
+            return [reply["GroupId"]] if "GroupId" in reply else []
+        case "ImportKeyPair":
+            return [parameters["KeyName"]]
+        case "CreatePlacementGroup":
+            return [parameters["GroupName"]]
+        case "RunInstances":
+            return [instance["InstanceId"] for instance in reply.get("Instances", ())]
+    return []
 
 
 def known_regions() -> list[str]:
@@ -381,3 +345,14 @@ def known_types() -> list[str]:
     """Return the instance types that this botocore knows; AWS is not asked."""
     model = botocore.session.get_session().get_service_model("ec2")
     return list(model.shape_for("InstanceType").metadata["enum"])
+
+
+def _texts(part: object) -> Iterator[str]:
+    """Yield every text of the parameters of a call."""
+    if isinstance(part, str):
+        yield part
+    elif isinstance(part, Mapping):
+        yield from _texts(list(part.values()))
+    elif isinstance(part, list | tuple):
+        for item in part:
+            yield from _texts(item)

@@ -7,6 +7,7 @@ from awsddp.aws.access import move_ssh
 from awsddp.aws.clusters import tagged
 from awsddp.aws.facts import gather
 from awsddp.aws.session import Aws
+from awsddp.aws.waits import Clock
 from awsddp.errors import AwsddpError
 from awsddp.plan import make_plan
 
@@ -36,6 +37,38 @@ def test_a_new_group_is_not_visible_at_once_and_is_waited_for(
     cloud.fail("AuthorizeSecurityGroupIngress", "InvalidGroup.NotFound", "InvalidGroup.NotFound")
     cloud.fail("RunInstances", "InvalidGroup.NotFound")
     assert len(launcher(plan_for(aws))) == 2
+
+
+DENIED = "UnauthorizedOperation"
+
+
+def test_what_iam_does_not_see_as_ours_yet_is_asked_for_again(
+    aws: Aws, cloud: Cloud, launcher: Launcher, clock: Clock
+) -> None:
+    cloud.fail("AuthorizeSecurityGroupIngress", DENIED, DENIED)
+    cloud.fail("RunInstances", DENIED)
+    nodes = launcher(plan_for(aws))
+    cloud.fail("TerminateInstances", DENIED)
+    aws.call("TerminateInstances", {"InstanceIds": [node.instance_id for node in nodes]})
+    assert clock.monotonic() < 15
+    assert [len(cloud.sent(name)) for name in ("RunInstances", "TerminateInstances")] == [2, 2]
+
+
+def test_a_denial_is_final_fifteen_seconds_after_we_made_what_it_is_about(
+    aws: Aws, cloud: Cloud, launcher: Launcher, clock: Clock
+) -> None:
+    cloud.fail("RunInstances", *[DENIED] * 30)
+    with pytest.raises(AwsddpError, match="permission denied"):
+        launcher(plan_for(aws))
+    assert 11 < clock.monotonic() < 20
+    assert len(cloud.sent("RunInstances")) < 12
+
+
+def test_a_denial_of_what_we_did_not_make_is_final_at_once(aws: Aws, cloud: Cloud, clock: Clock) -> None:
+    cloud.fail("TerminateInstances", DENIED)
+    with pytest.raises(AwsddpError, match="permission denied"):
+        aws.call("TerminateInstances", {"InstanceIds": ["i-0123456789abcdef0"]})
+    assert clock.monotonic() == 0
 
 
 def test_a_group_that_aws_does_not_list_everywhere_yet_is_waited_for_when_ssh_moves(

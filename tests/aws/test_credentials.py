@@ -11,7 +11,8 @@ import pytest
 from botocore.credentials import CredentialResolver
 
 from awsddp.aws import session
-from awsddp.aws.session import Aws, session_name, session_of
+from awsddp.aws.login import session_name, session_of
+from awsddp.aws.session import Aws
 from awsddp.errors import ConfigError
 from awsddp.records import Target
 

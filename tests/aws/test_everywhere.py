@@ -175,7 +175,7 @@ def test_an_orphan_that_cannot_be_ended_is_a_leftover(
     aws: Aws, cloud: Cloud, launcher: Launcher, ctx: Cluster
 ) -> None:
     launcher.access(plan_for(aws, instance_type="g5.xlarge"))
-    cloud.fail("DeleteKeyPair", "UnauthorizedOperation")
+    cloud.fail("DeleteKeyPair", *["UnauthorizedOperation"] * 30)
     with pytest.raises(LeftoverError) as caught:
         verb.down_orphans(ctx, confirm=lambda what: None)
     assert "key-" in caught.value.why

@@ -8,7 +8,8 @@ import pytest
 from machine import Machine, On
 
 from awsddp.aws.clusters import describe, tagged
-from awsddp.aws.session import Aws, session_name
+from awsddp.aws.login import session_name
+from awsddp.aws.session import Aws
 from awsddp.cli.command_line import Globals
 from awsddp.cli.plan_page import launch_question
 from awsddp.cli.screen import Screen

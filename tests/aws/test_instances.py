@@ -131,7 +131,6 @@ def test_no_capacity_anywhere_names_each_attempt(aws: Aws, cloud: Cloud, launche
     ("code", "exit_code"),
     [
         ("VcpuLimitExceeded", 4),
-        ("UnauthorizedOperation", 4),
         ("PendingVerification", 4),
         ("OptInRequired", 4),
     ],

@@ -12,7 +12,7 @@ from awsddp.aws.session import Aws
 from awsddp.aws.waits import Clock
 from awsddp.cluster import Cluster
 from awsddp.config import load
-from awsddp.errors import CapacityError, CloudError, ConfigError
+from awsddp.errors import AwsddpError, CapacityError, CloudError, ConfigError
 from awsddp.plan.records import LaunchPlan
 from awsddp.reconcile import launch, plan_everywhere
 from awsddp.records import Node
@@ -133,15 +133,47 @@ def test_it_is_asked_again_until_there_are_machines(up: Launches, cloud: Cloud, 
     assert clock.monotonic() > 150
 
 
+@pytest.mark.usefixtures("clock")
 @pytest.mark.parametrize("code", ["VcpuLimitExceeded", "UnauthorizedOperation", "PendingVerification"])
 def test_a_refusal_that_no_other_place_helps_ends_the_launch_and_leaves_nothing(
     up: Launches, cloud: Cloud, aws: Aws, code: str
 ) -> None:
-    cloud.fail("RunInstances", code)
+    cloud.fail("RunInstances", *[code] * 30)
     with pytest.raises(CloudError):
         up(cluster__instance_type="p4d.24xlarge,g5.48xlarge")
-    assert attempts(cloud) == ["p4d.24xlarge"]
+    assert set(attempts(cloud)) == {"p4d.24xlarge"}
     assert left(aws) is None
+
+
+@pytest.mark.parametrize("code", ["InsufficientHostCapacity", "InsufficientCapacity", "VolumeLimitExceeded"])
+def test_after_other_words_for_no_capacity_and_limits_nothing_is_left(
+    up: Launches, cloud: Cloud, aws: Aws, code: str
+) -> None:
+    cloud.fail("RunInstances", *[code] * 9, status=500 if code == "InsufficientCapacity" else 400)
+    with pytest.raises(AwsddpError) as refused:
+        up(capacity__zones="us-east-1a", cluster__instance_type="g5.48xlarge")
+    assert refused.value.kind == ("quota" if code == "VolumeLimitExceeded" else "capacity")
+    assert attempts(cloud) == ["g5.48xlarge"]
+    assert left(aws) is None
+
+
+@pytest.mark.usefixtures("clock")
+def test_cleaning_up_that_fails_does_not_hide_why_the_launch_failed(up: Launches, cloud: Cloud) -> None:
+    cloud.fail("RunInstances", "VcpuLimitExceeded")
+    cloud.fail("DeleteSecurityGroup", *["UnauthorizedOperation"] * 30)
+    with pytest.raises(CloudError, match="quota is too small"):
+        up(cluster__instance_type="g5.xlarge")
+    assert any("sg-" in text and "left in us-east-1" in text for text in up.said)
+
+
+def test_what_cannot_be_looked_for_after_a_launch_that_failed_is_named(up: Launches, cloud: Cloud) -> None:
+    cloud.fail("RunInstances", "VcpuLimitExceeded")
+    context = up.context(cluster__instance_type="g5.xlarge")
+    plan = up.plan(context)
+    cloud.fail("DescribeSecurityGroups", *["UnauthorizedOperation"] * 9)
+    with pytest.raises(CloudError, match="quota is too small"):
+        launch(up.cluster(context), plan)
+    assert any("not cleaned up in us-east-1: permission denied" in text for text in up.said)
 
 
 def test_a_region_where_it_cannot_be_is_told_and_passed_over(up: Launches) -> None:

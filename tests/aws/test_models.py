@@ -6,7 +6,7 @@ import botocore
 import pytest
 from botocore.loaders import JSONFileLoader
 
-from awsddp.aws.session import QuickReader
+from awsddp.aws.login import QuickReader
 
 DATA = Path(botocore.__file__).parent / "data"
 

@@ -36,7 +36,7 @@ def test_the_last_job_that_is_home_lets_a_poweroff_end_the_nodes_again(aws: Aws,
 
 def test_a_refusal_keeps_the_job_from_starting(aws: Aws, cloud: Cloud, launcher: Launcher) -> None:
     nodes = launcher(plan_for(aws))
-    cloud.fail("ModifyInstanceAttribute", "UnauthorizedOperation")
+    cloud.fail("ModifyInstanceAttribute", *["UnauthorizedOperation"] * 30)
     with pytest.raises(CloudError, match="permission denied"):
         keep_on_poweroff(aws, nodes, "train-1")
 

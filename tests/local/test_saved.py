@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from awsddp.aws.session import translated
+from awsddp.aws.login import translated
 from awsddp.cluster import Cluster
 from awsddp.config import load
 from awsddp.errors import CloudError, ConfigError, NodeError, NotFoundError

@@ -1,0 +1,193 @@
+"""Who logs in: botocore's session of a target, the names of its roles, and how a person logs in again."""
+
+import base64
+import contextlib
+import getpass
+import gzip
+import os
+import re
+import shlex
+import socket
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import botocore.session
+import msgspec
+from botocore.configprovider import ConstantProvider
+from botocore.exceptions import BotoCoreError, ClientError
+from botocore.loaders import JSONFileLoader
+from botocore.utils import JSONFileCache, generate_login_cache_key, get_login_token_cache_directory
+
+from awsddp.aws.refusals import BROKEN, translate
+from awsddp.errors import NotFoundError, UsageError
+from awsddp.records import Target
+
+# The AWS CLI keeps what STS gave it here, so that MFA is asked for once per hour and not once a command:
+# https://docs.aws.amazon.com/cli/latest/userguide/cli-configure-role.html#cli-configure-role-cache
+CACHE = Path("~/.aws/cli/cache")
+SESSION = "awsddp-"
+"""How the name of a session begins that the user has not named."""
+# https://docs.aws.amazon.com/sdkref/latest/guide/feature-login-credentials.html
+_CONSOLE_SESSION = timedelta(hours=12)
+_PROFILES = ("AWS_DEFAULT_PROFILE", "AWS_PROFILE")  # in the order in which botocore reads them
+_SSO = ("sso_session", "sso_start_url")
+
+
+class QuickReader(JSONFileLoader):
+    """Reads botocore's descriptions of services: that of EC2, 5 MB, in a third of the time."""
+
+    def load_file(self, file_path: str) -> Any:
+        """Return what the file holds (`file_path` lacks its suffix), None where there is none."""
+        plain, packed = Path(f"{file_path}.json"), Path(f"{file_path}.json.gz")
+        if plain.is_file():
+            return msgspec.json.decode(plain.read_bytes())
+        return msgspec.json.decode(gzip.decompress(packed.read_bytes())) if packed.is_file() else None
+
+
+class _Cache(JSONFileCache):
+    """The AWS CLI's cache, where this user can write; a login that cannot be kept is good all the same."""
+
+    def __setitem__(self, key: str, value: object) -> None:
+        with contextlib.suppress(OSError):
+            super().__setitem__(key, value)
+
+
+def session_of(target: Target) -> botocore.session.Session:
+    """Return the session that boto3's is made of; the rest of boto3 costs each command a tenth of its time.
+
+    Roles without a session name get `session_name()`: STS makes it a part of UserId, which owns what is
+    launched. A variable that is set to nothing counts as unset. Raises botocore's ProfileNotFound or
+    ConfigParseError.
+    """
+    session = botocore.session.Session()
+    config = session.get_component("config_store")
+    if any(name in os.environ for name in _PROFILES):
+        profile = next(filter(None, map(os.environ.get, _PROFILES)), None)
+        config.set_config_provider("profile", ConstantProvider(profile))
+    if region := target.region or os.environ.get("AWS_REGION"):
+        session.set_config_variable("region", region)  # where a role is assumed, too
+    if target.access_key_id:
+        # With keys of its own a profile named in the environment has no say, not even a missing one.
+        config.set_config_provider("profile", ConstantProvider(None))
+        session.set_credentials(target.access_key_id, target.secret_access_key or "")
+    else:
+        if target.profile:
+            session.set_config_variable("profile", target.profile)
+        if os.environ.get("AWS_DEFAULT_REGION") == "":
+            config.set_config_provider("region", ConstantProvider(session.get_scoped_config().get("region")))
+        _name_roles(session)
+        chain, cache = session.get_component("credential_provider"), _Cache(str(CACHE.expanduser()))
+        for name in ("assume-role", "assume-role-with-web-identity"):
+            chain.get_provider(name).cache = cache
+        # botocore has no public name for who asks; getpass prints warnings where there is no terminal.
+        chain.get_provider("assume-role")._prompter = _ask_code
+    session.get_component("data_loader").file_loader = QuickReader()
+    return session
+
+
+def _ask_code(question: str) -> str:
+    """Return the MFA code that a person types. Raises UsageError where there is no terminal."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))  # where getpass asks
+    except OSError:
+        raise UsageError(
+            "an MFA code is needed, and there is no terminal to ask for it",
+            question.strip().rstrip(":"),
+            "awsddp status   # in a terminal: it asks for the code, which then holds for an hour",
+        ) from None
+    return getpass.getpass(question)
+
+
+@contextlib.contextmanager
+def translated(target: Target, *, where: str) -> Iterator[None]:
+    """Raise CloudError, ConfigError or NotFoundError for what botocore and s3transfer raise in the context at
+    `where`.
+    """
+    from s3transfer.exceptions import RetriesExceededError
+
+    try:
+        yield
+    except (BotoCoreError, ClientError, RetriesExceededError) as error:
+        if getattr(error, "response", {}).get("Error", {}).get("Code") == "NoSuchBucket":
+            raise NotFoundError(f"{where}: there is no such bucket", "", "aws s3 ls   # yours") from error
+        operation, login = getattr(error, "operation_name", "S3"), ""
+        with contextlib.suppress(BotoCoreError):
+            login = login_command(session_of(target), target)
+        is_local = target.name == "local"
+        raise translate(error, operation, where=where, is_local=is_local, login=login) from error
+
+
+def session_name() -> str:
+    """Return the name of this user's sessions on this host: 2 to 64 letters, digits and =,.@-
+
+    https://docs.aws.amazon.com/STS/latest/APIReference/API_AssumeRole.html
+    """
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a user id without a name, as in containers
+        user = str(os.getuid())
+    return re.sub(r"[^\w=,.@-]", "-", f"{SESSION}{user}@{socket.gethostname()}", flags=re.ASCII)[:64]
+
+
+def _name_roles(session: botocore.session.Session) -> None:
+    profiles = session.full_config["profiles"]
+    roles = [profile for profile in profiles.values() if "role_arn" in profile]
+    if "AWS_WEB_IDENTITY_TOKEN_FILE" in os.environ:  # a role without a profile, as in CI
+        roles.append(profiles.setdefault(session.profile or "default", {}))
+    for role in roles:
+        role.setdefault("role_session_name", session_name())
+
+
+def _source(session: botocore.session.Session) -> tuple[str, dict[str, Any]]:
+    """Return the profile whose login the session's own one begins with, by name, and its settings."""
+    profiles, name = session.full_config["profiles"], session.profile or "default"
+    seen: list[str] = []
+    while name not in seen and (above := profiles.get(name, {}).get("source_profile")) in profiles:
+        seen.append(name)
+        name = above
+    return name, profiles.get(name, {})
+
+
+def login_command(session: botocore.session.Session, target: Target) -> str:
+    """Return what a person types, or renews, to log in again as the session does."""
+    if not target.profile:
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE"):
+            if os.environ.get(name):
+                return f"renew what {name} and its neighbours hold"
+    name, profile = _source(session)
+    named = "" if name == "default" and not session.profile else f" --profile {shlex.quote(name)}"
+    if "login_session" in profile:
+        return f"aws login{named}"
+    if any(key in profile for key in _SSO):
+        return f"aws sso login{named}"
+    if "credential_process" in profile:
+        return f"aws configure get credential_process{named}   # run the command that it shows: it says why"
+    return f"aws configure{named}   # new keys"
+
+
+def credentials_end(session: botocore.session.Session) -> datetime | None:
+    """Return when a person has to log in again, in UTC; None where that is never, or not known.
+
+    Botocore renews a role's credentials without asking, but never those that took an MFA code or came in the
+    environment; those of `aws login` for as long as its session of at most 12 hours.
+    """
+    credentials = session.get_credentials()
+    method = getattr(credentials, "method", "")
+    if method == "login":
+        return _console_end(_source(session)[1].get("login_session", ""))
+    ends = getattr(credentials, "_expiry_time", None)  # botocore has no public name for it
+    role = session.full_config["profiles"].get(session.profile or "default", {})
+    final = method == "env" or "mfa_serial" in role
+    return ends.astimezone(UTC) if final and isinstance(ends, datetime) else None
+
+
+def _console_end(name: str) -> datetime | None:
+    """Return when a session of `aws login` ends at the latest: its first token says when it began."""
+    tokens = JSONFileCache(get_login_token_cache_directory())
+    with contextlib.suppress(*BROKEN, LookupError, TypeError, ValueError):
+        claims = str(tokens[generate_login_cache_key(name)]["idToken"]).split(".")[1]
+        begun = msgspec.json.decode(base64.urlsafe_b64decode(claims + "=" * (-len(claims) % 4)))["iat"]
+        return datetime.fromtimestamp(begun, UTC) + _CONSOLE_SESSION
+    return None

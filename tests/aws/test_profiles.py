@@ -1,0 +1,394 @@
+"""Profiles of the AWS configuration: who is logged in, or what is said, the exit code and what to type next.
+
+botocore reads a real configuration in a folder of the test; STS, SSO and sign-in answer on the loopback.
+"""
+
+import base64
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs
+
+import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from awsddp.aws.session import Aws
+from awsddp.errors import AwsddpError
+from awsddp.records import Target
+
+LATER = datetime.now(UTC) + timedelta(minutes=14)
+BEFORE = datetime.now(UTC) - timedelta(hours=13)
+CONSOLE = "arn:aws:iam::123456789012:user/ann"
+KEYS = "aws_access_key_id = AKIAKEYS\naws_secret_access_key = secret\n"
+SSO_SESSION = "[sso-session corp]\nsso_start_url = https://corp.example/start\nsso_region = eu-west-1\n"
+SSO = f"""\
+{SSO_SESSION}
+[profile sso]
+sso_session = corp
+sso_account_id = 123456789012
+sso_role_name = gpu
+"""
+LOGIN = f"[profile console]\nlogin_session = {CONSOLE}\n"
+_SOURCE = "role_arn = arn:aws:iam::123456789012:role/gpu\nsource_profile ="
+GIVES = json.dumps({"Version": 1, "AccessKeyId": "AKIAPROCESS", "SecretAccessKey": "secret"})
+
+
+class Answers(BaseHTTPRequestHandler):
+    """STS, SSO and sign-in. GetCallerIdentity answers with the access key of the caller as its UserId."""
+
+    refusals: dict[str, tuple[int, dict[str, str]]] = {}
+
+    def do_GET(self) -> None:
+        self._answer(
+            "SSO",
+            {"roleCredentials": {**_keys("ASIASSO"), "expiration": int(LATER.timestamp() * 1000)}},
+        )
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"])).decode()
+        if self.path.startswith("/v1/token"):
+            assert self.headers["DPoP"].count(".") == 2
+            token = {"accessToken": _keys("ASIAREFRESHED"), "refreshToken": "next", "expiresIn": 900}
+            self._answer("signin", token | {"tokenType": "aws_sigv4"})
+            return
+        operation = parse_qs(body)["Action"][0]
+        caller = self.headers["Authorization"].partition("Credential=")[2].partition("/")[0]
+        made = (
+            f"<AssumedRoleUser><Arn>arn</Arn><AssumedRoleId>AROA:x</AssumedRoleId></AssumedRoleUser>{_role()}"
+        )
+        answers = {
+            "GetCallerIdentity": f"<UserId>{caller}</UserId><Account>123456789012</Account><Arn>arn</Arn>",
+            "AssumeRole": made,
+        }
+        told = f"<{operation}Result>{answers[operation]}</{operation}Result>"
+        self._send(200, f"<{operation}Response>{told}</{operation}Response>", "text/xml")
+
+    def _answer(self, service: str, good: dict[str, Any]) -> None:
+        status, refusal = self.refusals.get(service, (200, None))
+        self._send(status, json.dumps(refusal or good), "application/json", (refusal or {}).get("code", ""))
+
+    def _send(self, status: int, text: str, kind: str, code: str = "") -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        if code:
+            self.send_header("x-amzn-ErrorType", code)
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+def _keys(key: str) -> dict[str, str]:
+    return {"accessKeyId": key, "secretAccessKey": "secret", "sessionToken": "token"}
+
+
+def _role() -> str:
+    keys = "<AccessKeyId>ASIAROLE</AccessKeyId><SecretAccessKey>s</SecretAccessKey>"
+    ends = f"<SessionToken>t</SessionToken><Expiration>{LATER:%FT%TZ}</Expiration>"
+    return f"<Credentials>{keys}{ends}</Credentials>"
+
+
+@pytest.fixture
+def endpoint() -> Iterator[str]:
+    Answers.refusals = {}
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Answers)
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+def sso_token(home: Path, *, until: datetime = LATER) -> None:
+    """Leave what `aws sso login` leaves."""
+    path = home / ".aws/sso/cache" / f"{hashlib.sha1(b'corp').hexdigest()}.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps({"accessToken": "token", "expiresAt": f"{until:%FT%TZ}"}))
+
+
+def login_token(home: Path, *, until: datetime = LATER, begun: datetime = BEFORE) -> None:
+    """Leave what `aws login` leaves."""
+    path = home / ".aws/login/cache" / f"{hashlib.sha256(CONSOLE.encode()).hexdigest()}.json"
+    path.parent.mkdir(parents=True)
+    kind = serialization.PrivateFormat.TraditionalOpenSSL
+    pem = ec.generate_private_key(ec.SECP256R1()).private_bytes(
+        serialization.Encoding.PEM, kind, serialization.NoEncryption()
+    )
+    claims = base64.urlsafe_b64encode(json.dumps({"iat": int(begun.timestamp())}).encode())
+    access = _keys("ASIACONSOLE") | {"accountId": "123456789012", "expiresAt": f"{until:%FT%TZ}"}
+    token = {
+        "accessToken": access,
+        "refreshToken": "refresh",
+        "idToken": f"e30.{claims.decode().rstrip('=')}.c2ln",
+        "clientId": "arn:aws:signin:::devtools/same-device",
+        "dpopKey": pem.decode(),
+    }
+    path.write_text(json.dumps(token))
+
+
+def expired(home: Path) -> None:
+    login_token(home, until=BEFORE)
+
+
+def sso_expired(home: Path) -> None:
+    sso_token(home, until=BEFORE)
+
+
+def nothing(home: Path) -> None:
+    pass
+
+
+def signin(error: str) -> dict[str, tuple[int, dict[str, str]]]:
+    return {"signin": (403, {"code": "AccessDeniedException", "error": error, "message": "no"})}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A configuration and what comes of it: the key that is used, or the exit code, message and next step."""
+
+    name: str
+    config: str
+    key: str = ""
+    code: int = 0
+    message: str = ""
+    next: str = ""
+    profile: str | None = None
+    environ: dict[str, str] = field(default_factory=dict)
+    left: Callable[[Path], None] = nothing
+    refusals: dict[str, tuple[int, dict[str, str]]] = field(default_factory=dict)
+
+
+LOAD = "could not load AWS credentials"
+INVALID = "invalid AWS configuration"
+TAKEN = {"SSO": (403, {"code": "ForbiddenException", "message": "No access"})}
+CASES = [
+    Case("keys", f"[profile mine]\n{KEYS}", key="AKIAKEYS", profile="mine"),
+    Case("role", f"[profile mine]\n{KEYS}[profile gpu]\n{_SOURCE} mine\n", key="ASIAROLE", profile="gpu"),
+    Case("sso", SSO, key="ASIASSO", profile="sso", left=sso_token),
+    Case(
+        "process",
+        f"[profile mine]\ncredential_process = echo '{GIVES}'\n",
+        key="AKIAPROCESS",
+        profile="mine",
+    ),
+    Case("login", LOGIN, key="ASIACONSOLE", profile="console", left=login_token),
+    Case("login-renewed", LOGIN, key="ASIAREFRESHED", profile="console", left=expired),
+    Case("empty", f"[default]\n{KEYS}", key="AKIAKEYS", environ={"AWS_PROFILE": ""}),
+    Case(
+        "empty-beside",
+        f"[profile mine]\n{KEYS}",
+        key="AKIAKEYS",
+        environ={"AWS_DEFAULT_PROFILE": "", "AWS_PROFILE": "mine"},
+    ),
+    Case(
+        "login-none",
+        LOGIN,
+        code=4,
+        message=LOAD,
+        next="log in again: aws login --profile console",
+        profile="console",
+    ),
+    Case(
+        "login-ended",
+        LOGIN,
+        code=4,
+        message=LOAD,
+        next="log in again: aws login --profile console",
+        environ={"AWS_PROFILE": "console"},
+        left=expired,
+        refusals=signin("TOKEN_EXPIRED"),
+    ),
+    Case(
+        "login-not-allowed",
+        LOGIN,
+        code=4,
+        message="permission denied: CreateOAuth2Token",
+        next="ask for the policy SignInLocalDevelopmentAccess, or use another --profile",
+        profile="console",
+        left=expired,
+        refusals=signin("INSUFFICIENT_PERMISSIONS"),
+    ),
+    Case(
+        "login-of-a-source",
+        f"{LOGIN}[profile gpu]\n{_SOURCE} console\n",
+        code=4,
+        message=LOAD,
+        next="log in again: aws login --profile console",
+        profile="gpu",
+    ),
+    Case(
+        "sso-ended",
+        SSO,
+        code=4,
+        message=LOAD,
+        next="log in again: aws sso login --profile sso",
+        profile="sso",
+        left=sso_expired,
+    ),
+    Case(
+        "sso-default",
+        SSO.replace("profile sso", "default"),
+        code=4,
+        message=LOAD,
+        next="log in again: aws sso login",
+    ),
+    Case(
+        "sso-taken-away",
+        SSO,
+        code=4,
+        message="this login no longer has the role that the AWS profile names",
+        next="choose another account or role: aws configure sso --profile sso",
+        profile="sso",
+        left=sso_token,
+        refusals=TAKEN,
+    ),
+    Case(
+        "sso-session-missing",
+        SSO.replace("sso-session corp", "sso-session other"),
+        code=3,
+        message=INVALID,
+        next="see: aws configure list-profiles",
+        profile="sso",
+    ),
+    Case(
+        "process-fails",
+        "[profile bad]\ncredential_process = false\n",
+        code=4,
+        message=LOAD,
+        next="log in again: aws configure get credential_process --profile bad",
+        profile="bad",
+    ),
+    Case(
+        "process-missing",
+        "[profile bad]\ncredential_process = /nowhere/program\n",
+        code=3,
+        message=INVALID,
+        next="see: aws configure list",
+        profile="bad",
+    ),
+    Case(
+        "process-no-json",
+        "[profile bad]\ncredential_process = echo hello\n",
+        code=3,
+        message="invalid AWS credentials: what gives them is no JSON",
+        next="aws configure get credential_process --profile bad",
+        profile="bad",
+    ),
+    Case(
+        "source-missing",
+        f"[profile gpu]\n{_SOURCE} nobody\n",
+        code=3,
+        message=INVALID,
+        next="see: aws configure list-profiles",
+        profile="gpu",
+    ),
+    Case(
+        "profile-missing",
+        f"[default]\n{KEYS}",
+        code=3,
+        message=INVALID,
+        next="see: aws configure list-profiles",
+        profile="nobody",
+    ),
+    Case("none", "", code=4, message="no AWS credentials found", next="configure them: aws login, aws"),
+]
+
+
+@pytest.fixture
+def configured(
+    isolated: Path, endpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[str], dict[str, str]]:
+    """Write an AWS configuration; return the environment that has it."""
+    cache = str(isolated / ".aws/sso/cache")  # botocore looks for the home when it is imported
+    monkeypatch.setattr("botocore.tokens.SSOTokenProvider._SSO_TOKEN_CACHE_DIR", cache)
+
+    def write(config: str) -> dict[str, str]:
+        (isolated / "config").write_text(config)
+        environ = {"AWS_CONFIG_FILE": str(isolated / "config"), "AWS_ENDPOINT_URL": endpoint}
+        for name, value in environ.items():
+            monkeypatch.setenv(name, value)
+        return environ
+
+    return write
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_a_profile_logs_in_or_leads_to_the_next_step(
+    case: Case, configured: Callable[[str], object], isolated: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    configured(case.config)
+    for name, value in case.environ.items():
+        monkeypatch.setenv(name, value)
+    case.left(isolated)
+    Answers.refusals = case.refusals
+    aws = Aws(Target(region="eu-west-1", profile=case.profile))
+    if case.key:
+        assert aws.identity().user_id == case.key
+        return
+    with pytest.raises(AwsddpError) as refused:
+        aws.identity()
+    assert (refused.value.exit_code, refused.value.message) == (case.code, case.message)
+    assert refused.value.next.startswith(case.next)
+    assert "--profile" in case.next or "--profile" not in refused.value.next
+
+
+def test_a_login_whose_package_is_missing_says_how_to_add_it(
+    configured: Callable[[str], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    configured(LOGIN)
+    monkeypatch.setattr("botocore.credentials.EC", None)
+    with pytest.raises(AwsddpError) as refused:
+        Aws(Target(region="eu-west-1", profile="console")).identity()
+    assert refused.value.exit_code == 3
+    assert refused.value.next == f"{sys.executable} -m pip install 'botocore[crt]'"
+
+
+@pytest.mark.parametrize("begun", [datetime.now(UTC) - timedelta(hours=3), None])
+def test_a_console_login_ends_twelve_hours_after_it_began(
+    begun: datetime | None, configured: Callable[[str], object], isolated: Path
+) -> None:
+    configured(LOGIN)
+    login_token(isolated, begun=begun or LATER)
+    if begun is None:  # as a login that has no such token
+        [path] = (isolated / ".aws/login/cache").iterdir()
+        path.write_text(path.read_text().replace("e30.", ""))
+    ends = Aws(Target(region="eu-west-1", profile="console")).credentials_end()
+    assert ends == (begun.replace(microsecond=0) + timedelta(hours=12) if begun else None)
+
+
+def test_a_region_variable_that_is_set_to_nothing_counts_as_unset(
+    configured: Callable[[str], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    configured("[default]\nregion = eu-north-1\n")
+    for name in ("AWS_DEFAULT_REGION", "AWS_REGION"):
+        monkeypatch.setenv(name, "")
+    assert Aws(Target()).region == "eu-north-1"
+
+
+def test_mfa_without_a_terminal_is_a_usage_error_and_asks_nothing(
+    configured: Callable[[str], dict[str, str]],
+) -> None:
+    serial = "mfa_serial = arn:aws:iam::123456789012:mfa/ann\n"
+    config = f"[profile mine]\n{KEYS}[profile gpu]\n{_SOURCE} mine\n{serial}"
+    environ = os.environ | configured(config)
+    words = [sys.executable, "-m", "awsddp", "--profile", "gpu", "--region", "eu-west-1", "status"]
+    began = time.monotonic()
+    shown = subprocess.run(
+        words, env=environ, stdin=subprocess.DEVNULL, capture_output=True, text=True, start_new_session=True
+    )
+    assert time.monotonic() - began < 60
+    assert shown.returncode == 2
+    assert shown.stderr.startswith("error: an MFA code is needed, and there is no terminal to ask for it\n")
+    assert "next: awsddp --profile gpu --region eu-west-1 status   # in a terminal" in shown.stderr
+    assert "getpass" not in shown.stderr.lower()
