@@ -180,7 +180,7 @@ def attend(cluster: "Cluster", job: JobRecord, *, on_lines: Callable[[bytes], No
         raise
     except KeyboardInterrupt:
         cluster.say(
-            f"interrupted: ending job {job.job}, its ranks have {cluster.job_spec.job.grace}; "
+            f"interrupted: ending job {job.job}, its ranks get {cluster.job_spec.job.grace} to save; "
             "Ctrl-C again leaves the job running"
         )
         end_ranks(cluster, job.job)

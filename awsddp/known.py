@@ -86,7 +86,9 @@ def end_job(cluster: "Cluster", job: JobRecord) -> JobRecord:
     """End a job that still runs, with its grace, and return it as it is then."""
     if job.state not in ACTIVE:
         return job
-    ranks = f": its ranks have {cluster.job_spec.job.grace}" if job.state == "running" else ", which waits"
+    ranks = (
+        f": its ranks get {cluster.job_spec.job.grace} to save" if job.state == "running" else ", which waits"
+    )
     cluster.say(f"ending job {job.job}{ranks}")
     end_ranks(cluster, job.job)
     return choose_job(told_jobs(cluster, partial=True), job.job)
