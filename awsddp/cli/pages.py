@@ -195,7 +195,7 @@ def _cause(cause: Cause | None) -> str:
 def job_lines(job: "returns.JobDocument", *, streamed: bool = False) -> list[str]:
     """Return the lines on a job's end: what it reached, its cause, its results, and what to type next.
 
-    Of a cause that was `streamed` already only the last line is repeated.
+    Of a cause that was `streamed` already at most the last line is repeated.
     """
     name, lines = job.job, [f"Job {job.job}: {job.state}"]
     if job.state in ACTIVE:
@@ -207,10 +207,8 @@ def job_lines(job: "returns.JobDocument", *, streamed: bool = False) -> list[str
     facts += [] if job.loss is None else [f"loss {job.loss:.4g}"]
     lines = [" ".join([*lines, ", ".join(facts)]).strip()]
     if (cause := job.cause) and cause.kind != "cancelled":
-        lines += [
-            f"  cause: {_cause(cause)}",
-            *(f"  | {text}" for text in cause.tail[-1 if streamed else 0 :]),
-        ]
+        tail = [one for one in cause.tail[-1:] if one not in cause.explanation] if streamed else cause.tail
+        lines += [f"  cause: {_cause(cause)}", *(f"  | {text}" for text in tail)]
         lines += [named(f"  next: {cause.next}")] if cause.next else []
     if job.accuracy is not None:
         lines.append(f"  accuracy on held-out data: {job.accuracy:.2%}{f', {job.data}' if job.data else ''}")

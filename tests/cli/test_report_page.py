@@ -103,7 +103,6 @@ def test_end_of_a_job_that_failed_says_why_and_what_continues_it(capsys: pytest.
     assert capsys.readouterr().err.splitlines() == [
         "Job main-3: failed in 2 h 0 min, 2 ranks, loss 0.6856",
         "  cause: rank 1 @ node1: ValueError: no.",
-        "  | ValueError: no",
         "  results: runs/main-3/",
         "  checkpoint: runs/main-3/node0/run/latest.pt; continue from it: awsddp train --resume main-3",
         "  page: awsddp report main-3",
