@@ -34,6 +34,7 @@ class _Shared(TypedDict, total=False):
     regions: Sequence[str]
     reservation: str | None
     efa: bool
+    placement_group: bool
     retry_until_up: bool
     experimental: bool
     local_gpus: Literal["on", "off"]

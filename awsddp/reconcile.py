@@ -142,8 +142,13 @@ def reconcile(cluster: "Cluster", facts: Facts, confirm: Confirm) -> tuple[Node,
         _end_nodes(cluster, own, ending)
     for other in others:
         end(cluster, other)
-    _start(cluster, _named("start", change, change.nodes))
-    new = () if plan is None else launch(cluster, plan, now=now)
+    try:
+        _start(cluster, _named("start", change, change.nodes))
+        new = () if plan is None else launch(cluster, plan, now=now)
+    except CapacityError as error:
+        if change.nodes:
+            error.next = _without_capacity(change, grouped=plan is not None and plan.placement is not None)
+        raise
     return tuple(sorted((*change.nodes, *new), key=lambda node: node.node)) if new else change.nodes
 
 
@@ -249,11 +254,31 @@ def _start(cluster: "Cluster", off: Sequence[Node]) -> None:
     from awsddp.aws.power import start
 
     if off:
-        keys = {node.instance_id for node in off}
+        keys, capacity = {node.instance_id for node in off}, cluster.spec.capacity
         _forget_prepared(cluster, keys)
-        start(cluster.aws, off)
+        start(
+            cluster.aws, off, keeps_group=capacity.efa and capacity.placement_group, on_event=cluster.on_event
+        )
         record = cluster.record
         cluster.folder.note("started", id=record.id, instances=sorted(keys), expires=record.expires)
+
+
+def _without_capacity(change: Convergence, *, grouped: bool) -> str:
+    """Return the ways out where AWS has no machines beside the nodes that stay, or none to start.
+
+    `grouped` is whether they are to stand in the placement group. A group that is full is emptied by a stop:
+    https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/placement-strategies.html
+    """
+    ways, kept = ["awsddp up   # again, later"], len(change.nodes)
+    off = change.of("start")
+    if change.spec.capacity.efa and (grouped or off):
+        ways.append("awsddp up -o capacity.placement_group=false   # not close to the others")
+        if not off and not any(node.spot for node in change.nodes):
+            ways.append("awsddp stop && awsddp up   # AWS places all nodes anew, their disks stay")
+    if not off and {node.node for node in change.nodes} == set(range(kept)):
+        ways.append(f"awsddp up --nodes {kept}   # go on with {kept}")
+    ways.append("awsddp down && awsddp up   # other machines, in any zone")
+    return "\n".join(ways)
 
 
 def plan_everywhere(cluster: "Cluster", facts: Facts) -> LaunchPlan:

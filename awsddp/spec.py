@@ -168,6 +168,9 @@ class CapacitySection(Section):
     regions: tuple[str, ...] = setting((), "Tried after the zones and types.", example=["us-west-2"])
     reservation: str | None = setting(None, "A capacity reservation or block.", example="cr-0a1b2c3d")
     efa: bool = setting(False, "Use EFA interfaces.")
+    placement_group: bool = setting(
+        True, "Place nodes with GPUs close together, with EFA always, else where AWS has room so."
+    )
     retry_until_up: bool = setting(False, "Try everything again until there is capacity.")
     experimental: bool = setting(False, "Allow what was never launched on AWS.")
 

@@ -1,6 +1,7 @@
 """Instances: launched zone by zone, an interrupted launch finished, waited for."""
 
 from collections.abc import Callable, Collection
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from uuid import uuid4
@@ -11,7 +12,7 @@ from awsddp.aws.refusals import Refused, unless_refused
 from awsddp.aws.session import Aws, Reply, Shape
 from awsddp.aws.waits import CLOCK, VISIBLE_S, patiently, poll
 from awsddp.errors import AwsddpError, CapacityError, CloudError, NodeError
-from awsddp.plan.records import LaunchPlan
+from awsddp.plan.records import LaunchPlan, Request, Subnet
 from awsddp.plan.requests import Values
 from awsddp.records import ENDED, Intent, Node, read_numbers
 from awsddp.report import Event, OnEvent, node_name
@@ -37,15 +38,16 @@ def launch(
 ) -> tuple[Node, ...]:
     """Launch the plan's nodes, all in one zone, all or none, trying its zones in order.
 
+    A zone without room for them in the placement group is tried once more without it, but for nodes with EFA.
     `values` has the ids name, cluster_id and security_group. Each attempt has a token of its own, and
-    `write_intent` gets the whole request before it is sent. Raises CapacityError, naming each attempt, where
+    `write_intent` gets the whole request before it is sent. Raises CapacityError, naming each zone, where
     no zone has the machines, CloudError where AWS refuses.
     """
     attempts: list[tuple[str, AwsddpError]] = []
-    for subnet in plan.subnets:
+
+    def attempt(subnet: Subnet, requested: Request) -> tuple[Node, ...]:
         token = f"{values.ids['cluster_id']}-{uuid4().hex}"
-        request = values.resolve(plan.request("RunInstances"), subnet=subnet.id, client_token=token)
-        on_event(Event(f"asking for {len(plan.numbers)} x {plan.instance_type} in {subnet.zone}", ""))
+        request = values.resolve(requested, subnet=subnet.id, client_token=token)
         intent = Intent(
             cluster_id=values.ids["cluster_id"],
             zone=subnet.zone,
@@ -53,8 +55,23 @@ def launch(
             parameters=request.parameters,
         )
         write_intent(intent)
+        return _run(aws, request.parameters, on_event=on_event)
+
+    def launch_in(subnet: Subnet) -> tuple[Node, ...]:
+        request = plan.request("RunInstances")
         try:
-            return _run(aws, request.parameters, on_event=on_event)
+            return attempt(subnet, request)
+        except CapacityError:
+            if not plan.placement_yields:
+                raise
+        on_event(Event(f"{subnet.zone}: no room in the placement group, asking without it"))
+        alone = {name: value for name, value in request.parameters.items() if name != "Placement"}
+        return attempt(subnet, replace(request, parameters=alone))
+
+    for subnet in plan.subnets:
+        on_event(Event(f"asking for {len(plan.numbers)} x {plan.instance_type} in {subnet.zone}", ""))
+        try:
+            return launch_in(subnet)
         except (CapacityError, Refused) as refusal:
             if isinstance(refusal, Refused) and refusal.code not in NEXT_ZONE:
                 raise
@@ -62,11 +79,13 @@ def launch(
         on_event(Event(f"{subnet.zone}: {attempts[-1][1].why}"))
     if all(isinstance(error, Refused) for _, error in attempts):
         raise attempts[-1][1]
+    where = plan.zones[0] if len(plan.zones) == 1 else f"any zone of {plan.region}"
     raise CapacityError(
-        f"AWS has no {len(plan.numbers)} x {plan.instance_type} now in any zone of {plan.region}",
+        f"AWS has no {len(plan.numbers)} x {plan.instance_type} now in {where}",
         "; ".join(f"{zone}: {error.why}" for zone, error in attempts),
         "try again later, or one of: "
-        + ", ".join(f"--instance-type {c.instance_type}" for c in plan.choices),
+        + ", ".join(f"--instance-type {c.instance_type}" for c in plan.choices)
+        + (", -o capacity.placement_group=false" if plan.placement and not plan.placement_yields else ""),
     )
 
 

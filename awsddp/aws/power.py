@@ -12,7 +12,7 @@ from awsddp.aws.clusters import by_id, describe, tag, unlisted
 from awsddp.aws.refusals import Refused, unless_refused
 from awsddp.aws.session import Aws
 from awsddp.aws.waits import deadline_s, patiently, poll
-from awsddp.errors import NodeError
+from awsddp.errors import CapacityError, NodeError
 from awsddp.limits import TAG_VALUE
 from awsddp.parallel import each
 from awsddp.records import ENDED, MORE, Node
@@ -49,13 +49,31 @@ def stop(aws: Aws, nodes: Sequence[Node], *, on_event: OnEvent) -> None:
         raise NodeError("not all nodes stopped", f"still waiting for: {slow}", "awsddp stop   # again")
 
 
-def start(aws: Aws, nodes: Sequence[Node]) -> None:
+def start(aws: Aws, nodes: Sequence[Node], *, keeps_group: bool, on_event: OnEvent) -> None:
     """Ask for the start of stopped nodes; one that is still stopping is waited for.
 
+    Where their placement group has no room they leave it, unless `keeps_group`:
+    https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_ModifyInstancePlacement.html
     Raises CloudError, CapacityError where AWS has no such machines now: a stopped one holds no place.
     """
     keys = [node.instance_id for node in nodes]
-    patiently(lambda: aws.call("StartInstances", {"InstanceIds": keys}), passes=_on_its_way)
+    grouped = [node.instance_id for node in nodes if any(kind == "PlacementGroups" for kind, *_ in node.uses)]
+
+    def begin() -> None:
+        patiently(lambda: aws.call("StartInstances", {"InstanceIds": keys}), passes=_on_its_way)
+
+    def leave(instance_id: str) -> None:
+        request = {"InstanceId": instance_id, "GroupName": ""}
+        unless_refused(lambda: aws.call("ModifyInstancePlacement", request), _on_its_way)
+
+    try:
+        begin()
+    except CapacityError:
+        if keeps_group or not grouped:
+            raise
+        on_event(Event("no room in the placement group, starting the nodes without it"))
+        each(leave, grouped)
+        begin()
 
 
 def tag_expiry(aws: Aws, nodes: Sequence[Node], expires: datetime) -> None:

@@ -77,7 +77,9 @@ def fault() -> None:
 @click.option("--times", type=click.IntRange(min=1), metavar="N", help="Only N times.  [default: always]")
 @click.option("--seconds", type=float, metavar="S", help="For delay, late and stale.  [default: 5]")
 @click.option("--notice", metavar="TIME", help="For reclaim: how long before the end.  [default: 2m]")
-@click.option("--only", metavar="WORD", help="Only calls with this value: a zone, a type, an id.")
+@click.option(
+    "--only", metavar="WORD", help="Only calls with this value: a zone, a type, an id; or placement-group."
+)
 def fault_add(
     options: Globals, what: str, effect: str, lasts: str | None, notice: str | None, **given: Any
 ) -> None:

@@ -34,6 +34,10 @@ NO_CAPACITY = (
 )
 
 
+PLACEMENT_GROUP = "placement-group"
+"""What `only` calls launches into a placement group, and starts of instances that are in one."""
+
+
 class Faults:
     """The faults that are in force. Whoever uses it holds the emulator's lock.
 

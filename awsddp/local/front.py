@@ -163,18 +163,18 @@ class Front:
         :raises Refusal: the fault refuses it.
         :raises ConnectionError: the fault cuts the connection.
         """
-        zone = ""
-        if request.service == "ec2" and request.action == "RunInstances":
+        asked, words = {}, [*request.parameters.values(), request.region]
+        if request.service == "ec2" and request.action in ("RunInstances", "StartInstances"):
             with suppress(ServiceException):
-                zone = Call(request, self._backend(request)).zone
-        fault = self.faults.strike(request.action, (*request.parameters.values(), zone, request.region))
+                instance_type, zone, grouped = Call(request, self._backend(request)).machines
+                asked = {"instance_type": instance_type, "zone": zone}
+                words += [instance_type, zone, *([faults.PLACEMENT_GROUP] if grouped else [])]
+        fault = self.faults.strike(request.action, tuple(words))
         if fault is None or fault.effect in ("delay", "late", "lost", "stale"):
             return fault
         if fault.effect == "cut":
             raise ConnectionResetError("a fault: the connection is cut")
-        raise faults.refusal(
-            fault, instance_type=request.parameters.get("InstanceType", "such"), zone=zone or "any zone"
-        )
+        raise faults.refusal(fault, **asked)
 
     def _carry_out(self, request: Request, fault: Fault | None) -> Response:
         """What the request asks for; written down before the reply."""

@@ -115,6 +115,18 @@ class Call:
         return str(self.asked.get("AvailabilityZone") or self.subnet.availability_zone)
 
     @property
+    def machines(self) -> tuple[str, str, bool]:
+        """The type and the zone of the machines that a launch or a start needs, and if in a placement group.
+
+        :raises ServiceException: an id that is not there.
+        """
+        if self.request.action == "RunInstances":
+            return self.type, self.zone, bool(self.group)
+        named = self.backend.get_multi_instances_by_id(self.asked.get("InstanceIds", ()))
+        grouped = any(one.placement.group_name for one in named)
+        return named[0].instance_type, named[0].placement.zone, grouped
+
+    @property
     def least_price(self) -> float:
         """What a spot instance of the type costs now, in USD per hour."""
         return price_usd_per_hour(self.type, self.zone, datetime.now(UTC).date())
@@ -255,7 +267,7 @@ def held(backend: Any) -> dict[str, CapacityReservation]:
 
 
 class PlacementGroup(TaggedEC2Resource):
-    """One placement group, which moto lacks, too. Nothing here is near or far."""
+    """One placement group, which moto lacks, too. Nothing here is near or far: faults alone fill a group."""
 
     strategy, state = "cluster", "available"
 
@@ -277,6 +289,12 @@ def describe_groups(call: Call) -> dict[str, Any]:
     names = call.asked.get("GroupNames", call.groups)
     found = [call.groups[name] for name in names if name in call.groups]
     return {"PlacementGroups": call.request.select(found)}
+
+
+def move(call: Call) -> dict[str, Any]:
+    """Answer ModifyInstancePlacement: a stopped instance joins a placement group, or leaves its one."""
+    call.backend.get_instance(call.asked["InstanceId"]).placement.group_name = call.group or ""
+    return {"Return": True}
 
 
 def delete_group(call: Call) -> dict[str, Any]:

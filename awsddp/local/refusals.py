@@ -331,6 +331,8 @@ ROWS: Found = {
     "currently in use.": _used_interface,
     "(Stop|Start|Reboot)Instances: IncorrectInstanceState: The instance '{id}' is not in a state from which "
     "it can be {wish}.": _wrong_state,
+    "ModifyInstancePlacement: IncorrectInstanceState: The instance '{InstanceId}' is not in the 'stopped' "
+    "state.": lambda call: call.backend.get_instance(call.asked["InstanceId"]).state != "stopped",
     # https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_RunInstances.html
     **{f"RunInstances: {row}": found for row, found in _LAUNCH.items()},
     "RunInstances|CreateCapacityReservation: Unsupported: Your requested instance type ({call.type}) is not "
@@ -338,8 +340,8 @@ ROWS: Found = {
     "specifying an Availability Zone or choosing {call.zones}.": lambda call: call.zone not in call.offered,
     "CreatePlacementGroup: InvalidPlacementGroup.Duplicate: The Placement Group '{GroupName}' already "
     "exists.": lambda call: call.group in call.groups,
-    "RunInstances|DeletePlacementGroup: InvalidPlacementGroup.Unknown: The Placement Group '{call.group}' is "
-    "unknown.": lambda call: call.group and call.group not in call.groups,
+    "RunInstances|DeletePlacementGroup|ModifyInstancePlacement: InvalidPlacementGroup.Unknown: The Placement "
+    "Group '{call.group}' is unknown.": lambda call: call.group and call.group not in call.groups,
     "DeletePlacementGroup: InvalidPlacementGroup.InUse: The placement group '{GroupName}' is in use and may "
     "not be deleted.": _used_placement_group,
     "RunInstances|(Describe|Cancel)CapacityReservations?: InvalidCapacityReservationId.NotFound: The "

@@ -116,6 +116,7 @@ _EC2: dict[str, Operation] = {
         "GroupName", filters=("group-name", "state", *TAGS), answer=offers.describe_groups
     ),
     "DeletePlacementGroup": _row("GroupName", answer=offers.delete_group),
+    "ModifyInstancePlacement": _row("InstanceId", "GroupName", answer=offers.move),
     "CreateSecurityGroup": _row("GroupName", "GroupDescription", "VpcId", makes=("security-group",)),
     "DescribeSecurityGroups": _row(
         "GroupId", "GroupName", filters=("group-id", "group-name", "vpc-id", *TAGS)

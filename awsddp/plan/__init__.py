@@ -97,7 +97,7 @@ def _plan(
     network.check_session(spec)
     saves = check_saving(spec, facts) if fill else []
     interfaces = network.efa(spec, kind)
-    group, placement_why = network.placement(facts, kind, spec.cluster.nodes)
+    group, placement_why = network.placement(spec, facts, kind)
     plan = LaunchPlan(
         cluster=spec.name,
         target=facts.target,

@@ -121,19 +121,23 @@ def efa(spec: ClusterSpec, kind: GpuType) -> Efa:
     return Efa(count=1, most=most, why=f"a public address allows one; network.address=private allows {most}")
 
 
-def placement(facts: Facts, kind: GpuType, nodes: int) -> tuple[dict[str, str] | None, str]:
+def placement(spec: ClusterSpec, facts: Facts, kind: GpuType) -> tuple[dict[str, str] | None, str]:
     """Return the placement group of the nodes and why it is so.
 
     It helps several nodes talk. A machine of a reservation or a block stands where it stands, and asking for
     a group there is answered as a lack of capacity.
     """
+    nodes = spec.cluster.nodes
     if facts.reservation is not None:
         return None, f"none: the machines of {facts.reservation.id} have a fixed placement"
     if nodes < 2:
         return None, "none: a single node"
     if kind.gpus == 0:
         return None, "none: no GPUs"
-    return {"$ref": "name"}, f"cluster: the {nodes} nodes are placed close together"
+    if not spec.capacity.placement_group:
+        return None, "none: capacity.placement_group is false"
+    where = "" if spec.capacity.efa else " where AWS has room for them so"
+    return {"$ref": "name"}, f"cluster: the {nodes} nodes are placed close together{where}"
 
 
 def check_group(facts: Facts) -> list[str]:

@@ -143,6 +143,7 @@ def _facts(spec: ClusterSpec) -> dict[str, tuple[str, ...]]:
     reserved, kms_key = capacity.reservation, _literal(access.kms_key or "")
     place, _, alias = kms_key.rpartition("alias/")
     by_alias = alias != kms_key
+    grouped = spec.cluster.nodes > 1 and not reserved and capacity.placement_group
     named = {
         "subnet": _literal(network.subnet or "") or "*",
         "security group": _literal(network.security_group or ""),
@@ -160,7 +161,8 @@ def _facts(spec: ClusterSpec) -> dict[str, tuple[str, ...]]:
         "new key": not access.key,
         "new group": not network.security_group,
         "several nodes": spec.cluster.nodes > 1,
-        "new placement group": spec.cluster.nodes > 1 and not reserved,
+        "new placement group": grouped,
+        "group to leave": grouped and not capacity.efa and "on-demand" in spec.cluster.markets,
         "ssm": network.jump == SSM,
     }
     image = (spec.cluster.image or "").removeprefix("resolve:ssm:")

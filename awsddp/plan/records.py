@@ -349,6 +349,11 @@ class LaunchPlan(Planned):
         return 0 if self.pretended and not self.image.rehearses else self.kind.gpus
 
     @property
+    def placement_yields(self) -> bool:
+        """Whether the nodes may be launched outside of the placement group, where it has no room."""
+        return self.placement is not None and not self.efa.count
+
+    @property
     def zones(self) -> tuple[str, ...]:
         """The zones to try, in order."""
         return tuple(subnet.zone for subnet in self.subnets)

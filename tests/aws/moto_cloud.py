@@ -47,12 +47,16 @@ def find_cluster(aws: Aws, name: str, owner: str) -> Listed | None:
 
 @dataclass
 class Fault:
-    """An answer that AWS gives instead of its own: before the call takes effect, or after it."""
+    """An answer that AWS gives instead of its own: before the call takes effect, or after it.
+
+    Only to calls that have the parameter `to`, where that is named.
+    """
 
     code: str
     message: str = "on purpose"
     status: int = 400
     after: bool = False
+    to: str = ""
 
 
 @dataclass
@@ -133,7 +137,7 @@ class Server:
         self.cloud.requests.append((operation, form))
         self.cloud.agents.append(environ.get("HTTP_USER_AGENT", ""))
         pending = self.cloud.faults[operation]
-        fault = pending.pop(0) if pending else None
+        fault = pending.pop(0) if pending and (not pending[0].to or pending[0].to in form) else None
         if fault is not None and not fault.after:
             return _answer(fault, start)
         token = form.get("ClientToken", "") if operation == "RunInstances" else ""

@@ -10,17 +10,20 @@ import boto3
 import pytest
 from botocore.handlers import base64_encode_user_data
 from botocore.serialize import create_serializer
-from moto_cloud import IDS, NOW, Cloud, Launcher, find_cluster, plan_for, values, without_zones
+from moto_cloud import IDS, NOW, Cloud, Launcher, find_cluster, plan_for, spec, values, without_zones
 
 from awsddp.aws import instances
 from awsddp.aws.clusters import by_id, describe, end_of, find_clusters, node_of, tag, tags_of
+from awsddp.aws.facts import gather
 from awsddp.aws.instances import appear, refuse_off, resume, wait_running
 from awsddp.aws.session import Aws
 from awsddp.aws.teardown import give_up
 from awsddp.aws.waits import Clock
 from awsddp.errors import AwsddpError, CapacityError, NodeError
+from awsddp.plan import make_plan
 from awsddp.plan.records import Request
 from awsddp.records import Intent, Node
+from awsddp.spec import CapacitySection
 
 
 def on_the_wire(request: Request) -> dict[str, str]:
@@ -32,6 +35,7 @@ def on_the_wire(request: Request) -> dict[str, str]:
     return {key: str(value) for key, value in body["body"].items()}
 
 
+NONE = "InsufficientInstanceCapacity"
 SIDE_BY_SIDE = (
     "ImportKeyPair",
     "CreatePlacementGroup",
@@ -109,17 +113,55 @@ def test_a_zone_without_capacity_is_followed_by_the_next_with_a_new_token(
     aws: Aws, cloud: Cloud, launcher: Launcher
 ) -> None:
     plan = plan_for(aws)
-    cloud.fail("RunInstances", "InsufficientInstanceCapacity", status=500)
+    cloud.fail("RunInstances", NONE, NONE, status=500)
     nodes = launcher(plan)
-    first, second = cloud.sent("RunInstances")
-    assert first["ClientToken"] != second["ClientToken"]
-    assert [intent.zone for intent in launcher.intents] == list(plan.zones[:2])
+    sent = cloud.sent("RunInstances")
+    assert len({one["ClientToken"] for one in sent}) == 3
+    assert [intent.zone for intent in launcher.intents] == [plan.zones[0], *plan.zones[:2]]
     assert {node.zone for node in nodes} == {plan.zones[1]}
+
+
+def test_a_placement_group_without_room_is_given_up_in_the_same_zone_and_one_line_says_so(
+    aws: Aws, cloud: Cloud, launcher: Launcher
+) -> None:
+    plan = plan_for(aws)
+    cloud.fail("RunInstances", NONE, status=500, to="Placement.GroupName")
+    nodes = launcher(plan)
+    grouped, alone = cloud.sent("RunInstances")
+    assert grouped["Placement.GroupName"] == IDS["name"]
+    varies = {"ClientToken", "Placement.GroupName"}
+    assert {key: grouped[key] for key in grouped.keys() - varies} == {
+        key: alone[key] for key in alone.keys() - varies
+    }
+    assert "Placement.GroupName" not in alone
+    assert {node.zone for node in nodes} == {plan.zones[0]}
+    assert [event.text for event in launcher.events if "placement group, " in event.text] == [
+        f"{plan.zones[0]}: no room in the placement group, asking without it"
+    ]
+
+
+def test_nodes_with_efa_stay_in_their_placement_group(aws: Aws, cloud: Cloud, launcher: Launcher) -> None:
+    asked = replace(spec(instance_type="g5.48xlarge"), capacity=CapacitySection(efa=True))
+    plan = make_plan(asked, gather(aws, asked, caller_address="10.77.0.1", target="local"))
+    cloud.fail("RunInstances", NONE, status=500, to="Placement.GroupName")
+    nodes = launcher(plan)
+    assert all("Placement.GroupName" in one for one in cloud.sent("RunInstances"))
+    assert {node.zone for node in nodes} == {plan.zones[1]}
+
+
+@pytest.mark.parametrize("efa", [True, False])
+def test_no_placement_group_is_made_where_the_key_says_so(aws: Aws, cloud: Cloud, efa: bool) -> None:
+    capacity = CapacitySection(efa=efa, placement_group=False)
+    asked = replace(spec(instance_type="g5.48xlarge"), capacity=capacity)
+    plan = make_plan(asked, gather(aws, asked, caller_address="10.77.0.1", target="local"))
+    assert not plan.asks("CreatePlacementGroup")
+    assert "Placement" not in plan.request("RunInstances").parameters
+    assert plan.placement_why == "none: capacity.placement_group is false"
 
 
 def test_no_capacity_anywhere_names_each_attempt(aws: Aws, cloud: Cloud, launcher: Launcher) -> None:
     plan = without_zones(plan_for(aws), 2)
-    cloud.fail("RunInstances", "InsufficientInstanceCapacity", "InsufficientInstanceCapacity", status=500)
+    cloud.fail("RunInstances", *[NONE] * 4, status=500)
     with pytest.raises(CapacityError) as caught:
         launcher(plan)
     assert all(zone in caught.value.why for zone in plan.zones)

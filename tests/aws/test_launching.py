@@ -69,9 +69,9 @@ def attempts(cloud: Cloud) -> list[str]:
 
 
 def test_other_types_are_tried_where_the_first_has_no_capacity(up: Launches, cloud: Cloud) -> None:
-    cloud.fail("RunInstances", NONE, status=500)
+    cloud.fail("RunInstances", NONE, NONE, status=500)
     record, nodes = up(cluster__instance_type="p4d.24xlarge,g5.48xlarge", capacity__zones="us-east-1a")
-    assert attempts(cloud) == ["p4d.24xlarge", "g5.48xlarge"]
+    assert attempts(cloud) == ["p4d.24xlarge", "p4d.24xlarge", "g5.48xlarge"]
     assert {node.instance_type for node in nodes} == {"g5.48xlarge"}
     assert record.instance_type == "g5.48xlarge"
     assert record.price_usd_per_hour == pytest.approx(2 * (16.288 + 0.005 + 200 * 0.08 / 730), abs=1e-3)
@@ -81,7 +81,7 @@ def test_other_types_are_tried_where_the_first_has_no_capacity(up: Launches, clo
 def test_other_regions_are_tried_and_nothing_is_left_in_the_first(
     up: Launches, cloud: Cloud, aws: Aws
 ) -> None:
-    cloud.fail("RunInstances", NONE, status=500)
+    cloud.fail("RunInstances", NONE, NONE, status=500)
     record, nodes = up(
         capacity__zones="us-east-1a", capacity__regions='["eu-west-1"]', cluster__instance_type="g5.xlarge"
     )
@@ -96,28 +96,28 @@ def test_other_regions_are_tried_and_nothing_is_left_in_the_first(
 
 
 def test_on_demand_follows_spot_where_it_is_listed(up: Launches, cloud: Cloud) -> None:
-    cloud.fail("RunInstances", "SpotMaxPriceTooLow")
+    cloud.fail("RunInstances", "SpotMaxPriceTooLow", "SpotMaxPriceTooLow")
     _, nodes = up(
         capacity__zones="us-east-1a",
         cluster__spot="first",
         cluster__instance_type="g5.xlarge",
     )
-    first, second = cloud.sent("RunInstances")
+    first, _, third = cloud.sent("RunInstances")
     assert first["InstanceMarketOptions.MarketType"] == "spot"
-    assert "InstanceMarketOptions.MarketType" not in second
+    assert "InstanceMarketOptions.MarketType" not in third
     assert not any(node.spot for node in nodes)
 
 
 def test_without_capacity_anywhere_nothing_is_left_and_each_attempt_is_told(
     up: Launches, cloud: Cloud, aws: Aws
 ) -> None:
-    cloud.fail("RunInstances", *[NONE] * 9, status=500)
+    cloud.fail("RunInstances", *[NONE] * 8, status=500)
     with pytest.raises(CapacityError) as caught:
         up(
             capacity__zones='["us-east-1a", "us-east-1b"]',
             cluster__instance_type="p4d.24xlarge,g5.48xlarge",
         )
-    assert attempts(cloud) == ["p4d.24xlarge"] * 2 + ["g5.48xlarge"] * 2
+    assert attempts(cloud) == ["p4d.24xlarge"] * 4 + ["g5.48xlarge"] * 4
     assert "p4d.24xlarge" in caught.value.why
     assert "g5.48xlarge" in caught.value.why
     assert left(aws) is None
@@ -126,7 +126,10 @@ def test_without_capacity_anywhere_nothing_is_left_and_each_attempt_is_told(
 def test_it_is_asked_again_until_there_are_machines(up: Launches, cloud: Cloud, clock: Clock) -> None:
     cloud.fail("RunInstances", *[NONE] * 5, status=500)
     _, nodes = up(
-        capacity__zones="us-east-1a", cluster__instance_type="g5.xlarge", capacity__retry_until_up="true"
+        capacity__zones="us-east-1a",
+        capacity__placement_group="false",
+        cluster__instance_type="g5.xlarge",
+        capacity__retry_until_up="true",
     )
     assert len(nodes) == 2
     assert len({form["ClientToken"] for form in cloud.sent("RunInstances")}) == 6

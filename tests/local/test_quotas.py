@@ -1,7 +1,11 @@
 """Quotas, placement groups, network cards and what depends on what: where moto is no EC2."""
 
-from tests.local.conftest import Cloud, refusal
+import pytest
+from botocore.exceptions import ClientError
 
+from tests.local.conftest import Cloud, fault_add, fault_clear, refusal
+
+NONE = "InsufficientInstanceCapacity"
 G_AND_VT = "L-DB2E81BA"
 
 
@@ -127,3 +131,32 @@ def test_an_instance_that_is_not_there_is_not_found(records: Cloud) -> None:
     ec2 = records.client("ec2")
     for call in (ec2.describe_instances, ec2.start_instances, ec2.terminate_instances):
         assert refusal(call, InstanceIds=["i-12345678901234567"]) == "InvalidInstanceID.NotFound"
+
+
+def test_a_placement_group_is_full_where_a_fault_says_so_and_the_zone_is_not(records: Cloud) -> None:
+    ec2 = records.client("ec2")
+    ec2.create_placement_group(GroupName="full", Strategy="cluster")
+    alone = records.request(InstanceType="g6.xlarge", Placement={"AvailabilityZone": "us-east-1a"})
+    grouped = {**alone, "Placement": {**alone["Placement"], "GroupName": "full"}}
+    (one,) = ec2.run_instances(**grouped)["Instances"]
+    key = one["InstanceId"]
+    records.wait("running", key)
+    ec2.stop_instances(InstanceIds=[key])
+    assert refusal(ec2.modify_instance_placement, InstanceId=key, GroupName="") == "IncorrectInstanceState"
+    records.wait("stopped", key)
+    for operation in ("RunInstances", "StartInstances"):
+        fault_add(records.info, operation, NONE, only="placement-group")
+    try:
+        with pytest.raises(ClientError, match=r"sufficient g6\.xlarge capacity .* \(us-east-1a\)") as caught:
+            ec2.start_instances(InstanceIds=[key])
+        assert caught.value.response["Error"]["Code"] == NONE
+        assert caught.value.response["ResponseMetadata"]["HTTPStatusCode"] == 500
+        assert refusal(ec2.run_instances, **grouped) == NONE
+        (other,) = ec2.run_instances(**alone)["Instances"]
+        ec2.modify_instance_placement(InstanceId=key, GroupName="")
+        ec2.start_instances(InstanceIds=[key])
+    finally:
+        fault_clear(records.info)
+    assert records.instances(key)[0]["Placement"].get("GroupName", "") == ""
+    ec2.terminate_instances(InstanceIds=[key, other["InstanceId"]])
+    ec2.delete_placement_group(GroupName="full")

@@ -192,6 +192,9 @@ def test_a_dry_run_of_every_change_changes_nothing(records: Cloud, instance: str
     ]
     ec2.create_placement_group(GroupName="dry", Strategy="cluster")
     launch = {"ImageId": records.image, "InstanceType": "g5.xlarge", "MinCount": "1", "MaxCount": "1"}
+    off = ec2.run_instances(**records.request())["Instances"][0]["InstanceId"]
+    records.wait("running", off)
+    ec2.stop_instances(InstanceIds=[off])
     of_instance = {"InstanceId": instance, "Attribute": BEHAVIOUR, "Value": "terminate"}
     one, tag = {"InstanceId.1": instance}, {"ResourceId.1": instance, "Tag.1.Key": "dry"}
     asked: dict[str, dict[str, str]] = {
@@ -201,6 +204,7 @@ def test_a_dry_run_of_every_change_changes_nothing(records: Cloud, instance: str
         "RebootInstances": one,
         "TerminateInstances": one,
         "ModifyInstanceAttribute": of_instance,
+        "ModifyInstancePlacement": {"InstanceId": off, "GroupName": "dry"},
         "CreateTags": tag,
         "DeleteTags": tag,
         "CreatePlacementGroup": {"GroupName": "dry-2"},
@@ -219,6 +223,7 @@ def test_a_dry_run_of_every_change_changes_nothing(records: Cloud, instance: str
         status, text = send(records, "POST", Action=name, DryRun="true", **asked.get(name, {}))
         assert (status, "<Code>DryRunOperation</Code>" in text) == (412, True), f"{name}: {text}"
     assert state(records) == before
+    ec2.terminate_instances(InstanceIds=[off])
     ec2.cancel_capacity_reservation(CapacityReservationId=held)
 
 
