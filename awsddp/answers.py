@@ -295,6 +295,7 @@ class Inspected(msgspec.Struct, frozen=True, kw_only=True):
     driver: _Version
     rehearsed: bool
     rsync: bool
+    rsync_said: Text
     watched: bool
     complaint: Text
     gpus_said: Text = ""

@@ -31,6 +31,15 @@ export GLOO_SOCKET_IFNAME='{nic}'
 export TP_SOCKET_IFNAME='{nic}'
 {path}
 """
+# What installs rsync where an image has none. apt-get may have to wait for the upgrades of the first boot.
+INSTALL = {
+    "dnf": [["dnf", "-y", "install", "rsync"]],
+    "yum": [["yum", "-y", "install", "rsync"]],
+    "apt-get": [
+        ["apt-get", "update"],
+        ["apt-get", "-y", "-o", "DPkg::Lock::Timeout=60", "install", "rsync"],
+    ],
+}
 GPUS_POLL_S = 1.0
 # What CUDA says until nvidia-fabricmanager has set up the NVSwitches.
 NOT_YET = "system not yet initialized"
@@ -225,6 +234,17 @@ def count(python, wanted, patience_s):
     return {"gpus": found.get("gpus", 0), "gpus_said": "\n".join(told)}
 
 
+def rsync():
+    """Return whether rsync is there, and what its installation says where the image has none."""
+    said = ""
+    if shutil.which("rsync") is None and not rootless():
+        manager = next(filter(shutil.which, INSTALL), None)
+        said = "" if manager else "no " + ", ".join(INSTALL) + " to install it with"
+        for words in INSTALL.get(manager, ()):
+            said = " ".join(words) + ": " + run(*words, timeout_s=100)[1][-500:]
+    return shutil.which("rsync") is not None, said
+
+
 def driver():
     """Return the version of the node's GPU driver, None where there is none."""
     version = read(Path("/sys/module/nvidia/version"))
@@ -249,12 +269,12 @@ def inspect(asked):
         home=str(home),
         nic=nic,
         host_key=final_host_key(),
-        rsync=shutil.which("rsync") is not None,
     )
     if nic:
         path = 'export PATH={}:"$PATH"'.format(shlex.quote(str(Path(facts["python"] or "/bin/sh").parent)))
         write(ROOT / "etc/profile.d/awsddp.sh", PROFILE.format(nic=nic, path=path), 0o644)
     facts["complaint"] = booted(asked["patience_s"])  # the boot goes on meanwhile
+    facts["rsync"], facts["rsync_said"] = rsync()
     if asked["gpus"] and facts["python"]:  # the drivers are loaded, and their services up, by now
         facts.update(count(facts["python"], asked["gpus"], asked["gpus_patience_s"]))
     facts["driver"] = driver() if asked["gpus"] else None

@@ -52,6 +52,7 @@ FACTS = {
     "watched": True,
     "complaint": "",
     "gpus_said": "",
+    "rsync_said": "",
 }
 JOB = requests.Cancel(job="j")
 ANSWERS: list[tuple[Request[Any], dict[str, Any]]] = [

@@ -184,7 +184,7 @@ def _problem(node: Node, facts: Inspected, gpus: int) -> NodeFailure | None:
         (not facts.watched, unwatched, facts.complaint),
         (not facts.python, "no Python with torch found", "searched /opt/pytorch and in conda's folders"),
         (not facts.nic, "no network interface has its private address", str(node.private_ip)),
-        (not facts.rsync, "rsync is not installed", "files are transferred by rsync"),
+        (not facts.rsync, "rsync is not installed", facts.rsync_said or "files are transferred by rsync"),
     )
     advice = "awsddp down && awsddp up --image IMAGE   # another image"
     if few:

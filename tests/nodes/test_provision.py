@@ -4,6 +4,7 @@ import subprocess
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -301,6 +302,47 @@ def test_a_talkative_login_shell_does_not_disturb(lab_with_torch: MakeLab) -> No
     enter = one.hosts[0].root / "enter"
     enter.write_text(enter.read_text().replace("exec ", "echo '{\"welcome\": 1}'; exec "))
     assert ready(one)[0].nic == "lo"
+
+
+FAKE = """#!/bin/sh
+new=$(dirname "$0")/rsync
+case "$*" in *install*) echo >"$new"; chmod +x "$new";; esac
+"""
+
+
+@pytest.mark.parametrize(
+    ("manager", "script", "is_there", "told"),
+    [
+        ("dnf", FAKE, True, "dnf -y install rsync: "),
+        ("apt-get", FAKE, True, "apt-get -y -o DPkg::Lock::Timeout=60 install rsync: "),
+        (
+            "dnf",
+            "#!/bin/sh\necho Cannot reach the repository\nexit 1\n",
+            False,
+            "Cannot reach the repository",
+        ),
+        (None, "", False, "no dnf, yum, apt-get to install it with"),
+    ],
+)
+def test_an_image_without_rsync_gets_it_by_its_package_manager_or_says_why_not(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    manager: str | None,
+    script: str,
+    is_there: bool,
+    told: str,
+) -> None:
+    for tool in ("dirname", "chmod", "sh"):
+        (tmp_path / tool).symlink_to(str(shutil.which(tool)))
+    if manager:
+        (tmp_path / manager).write_text(script)
+        (tmp_path / manager).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))  # no other package manager is within reach
+    names: dict[str, Any] = {"__name__": "prepare"}
+    exec(compile(template("prepare.py"), "prepare.py", "exec"), names)
+    there, said = names["rsync"]()
+    assert (there, told in said) == (is_there, True), said
+    assert names["rsync"]()[0] is is_there
 
 
 @pytest.mark.parametrize("name", ["prepare.py", "work_folder.py"])
