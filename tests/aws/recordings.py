@@ -1,0 +1,178 @@
+"""Answers of AWS as others recorded them (tests/aws/recorded/), given to awsddp's own gateway.
+
+Each file names where its facts come from, and has an answer as boto3 returns it (times as ISO texts), or an
+error. The values are our own; the fields and their types are AWS's.
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from copy import deepcopy
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from botocore.model import ListShape, MapShape, OperationModel, Shape, StructureShape
+
+from awsddp.aws import clusters, facts, instances, prices, surroundings
+from awsddp.aws.session import Aws, Identity
+from awsddp.parallel import ignore
+from awsddp.records import Node, Target
+
+FOLDER = Path(__file__).parent / "recorded"
+LAUNCH = {"ImageId": "ami-0a", "MinCount": 2, "MaxCount": 2}
+RUNNING = Node(
+    node=0,
+    instance_id="i-00000000000000007",
+    state="running",
+    instance_type="t3.micro",
+    zone="us-east-1c",
+    image_id="ami-0a",
+)
+EPOCH = datetime.fromisoformat("2026-01-01T00:00:00+00:00")
+
+
+@cache
+def recording(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((FOLDER / f"{name}.json").read_text())
+    return found
+
+
+@dataclass
+class Replay:
+    """A gateway to which AWS answers as recorded: `answers` has the document of each operation."""
+
+    answers: dict[str, dict[str, Any]] = field(default_factory=dict)
+    models: dict[str, OperationModel] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.aws = Aws(Target(region="us-east-1", access_key_id="testing", secret_access_key="testing"))
+        self.aws._session.register("before-call", self._answer)
+
+    def play(self, *names: str) -> None:
+        self.answers = {recording(name)["operation"]: recording(name) for name in names}
+
+    def parsed(self, operation: str) -> Any:
+        """The answer of an operation that was played, as botocore returns it."""
+        return parsed_as(self.models[operation].output_shape, deepcopy(self.answers[operation]["answer"]))
+
+    def _answer(self, model: OperationModel, **_: Any) -> tuple[Any, dict[str, Any]]:
+        self.models[model.name] = model
+        found = self.answers[model.name]
+        status = found.get("status", 200)
+        metadata = {"HTTPStatusCode": status, "HTTPHeaders": {}, "RequestId": "r-1"}
+        parsed = {"Error": found["error"]} if "error" in found else self.parsed(model.name)
+        return SimpleNamespace(status_code=status), {**parsed, "ResponseMetadata": metadata}
+
+
+def parsed_as(shape: Shape | None, value: Any) -> Any:
+    """Return a value with its times as botocore returns them. Fails where botocore knows no such field."""
+    match shape:
+        case StructureShape():
+            return {key: parsed_as(shape.members[key], one) for key, one in value.items()}
+        case ListShape():
+            return [parsed_as(shape.member, one) for one in value]
+        case MapShape():
+            return {key: parsed_as(shape.value, one) for key, one in value.items()}
+    if shape is not None and shape.type_name == "timestamp":
+        return datetime.fromisoformat(value)
+    kinds: dict[str, tuple[type, ...]] = {
+        "string": (str,),
+        "boolean": (bool,),
+        "integer": (int,),
+        "long": (int,),
+        "double": (float,),
+        "float": (float,),
+    }
+    assert shape is None or isinstance(value, kinds[shape.type_name]), (shape, value)
+    return value
+
+
+def resources_of(kind: clusters.Kind) -> Callable[[Aws], Any]:
+    return lambda aws: clusters.resources(aws, [], [kind])
+
+
+def of_type(name: str) -> Callable[[Aws], Any]:
+    return lambda aws: facts._describe_type(aws, name)
+
+
+PARSERS: dict[tuple[str, ...], Callable[[Aws], Any]] = {
+    ("DescribeInstanceTypes-g6f.xlarge",): of_type("g6f.xlarge"),
+    ("DescribeInstanceTypes-g7e.12xlarge",): of_type("g7e.12xlarge"),
+    ("DescribeInstanceTypes-p6-b300.48xlarge",): of_type("p6-b300.48xlarge"),
+    ("DescribeInstanceTypes-p4d.24xlarge",): of_type("p4d.24xlarge"),
+    ("DescribeInstanceTypeOfferings-zones",): lambda aws: facts._offers(aws, ["g6.xlarge"]),
+    ("DescribeRegions-enabled",): facts.enabled_regions,
+    ("DescribeImages-dlami",): lambda aws: facts.find_image(aws, None),
+    ("GetParameters-dlami", "DescribeImages-dlami"): lambda aws: facts.find_image(aws, "/aws/service/x"),
+    ("GetServiceQuota-g",): lambda aws: facts._quota(aws, "L-DB2E81BA"),
+    ("GetProducts-instance",): lambda aws: prices.on_demand(aws, ["g6.xlarge"]),
+    ("DescribeSpotPriceHistory-last",): lambda aws: prices.spot_history(aws, ["g6.xlarge"], since=EPOCH),
+    ("GetCallerIdentity-sso",): lambda aws: Identity.of(aws.call("GetCallerIdentity", {}, service="sts")),
+    ("RunInstances-two",): lambda aws: instances._run(aws, LAUNCH, on_event=ignore),
+    ("DescribeInstances-stopped",): lambda aws: clusters.describe(aws, []),
+    ("DescribeInstanceStatus-impaired",): lambda aws: instances.impaired(aws, [RUNNING]),
+    ("DescribeNetworkInterfaces-in-use",): resources_of(clusters.INTERFACES),
+    ("DescribeVolumes-in-use",): resources_of(clusters.KINDS[1]),
+    ("DescribeSecurityGroups-rules",): resources_of(clusters.GROUPS),
+    ("DescribePlacementGroups-cluster",): resources_of(clusters.PLACEMENTS),
+    ("DescribeKeyPairs-ed25519",): resources_of(clusters.KEYS),
+    (
+        "DescribeSubnets-default",
+        "DescribeRouteTables-ways",
+        "DescribeVpcEndpoints-s3",
+    ): lambda aws: surroundings.with_s3(aws, surroundings.subnets(aws, None)),
+    ("DescribeCapacityReservations-active",): lambda aws: surroundings.reservation(aws, "cr-0a"),
+    ("GetInstanceProfile-role",): lambda aws: surroundings.role_of(aws, "trainers"),
+    ("DescribeKey-asymmetric",): lambda aws: surroundings.check_disk_key(aws, "alias/disks"),
+    ("SimulatePrincipalPolicy-denied",): lambda aws: list(
+        surroundings.lacking(aws, "arn:aws:iam::123456789012:role/trainers", "s3://runs")
+    ),
+}
+"""The parsers of awsddp/aws/ by the recordings that they read."""
+
+
+def leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Yield the path of each field of an answer, of structures and lists too."""
+    if isinstance(value, dict):
+        for key, one in value.items():
+            yield (*path, key)
+            yield from leaves(one, (*path, key))
+    elif isinstance(value, list):
+        for index, one in enumerate(value):
+            yield from leaves(one, (*path, index))
+
+
+def without(answer: dict[str, Any], path: tuple[Any, ...]) -> dict[str, Any]:
+    """Return a copy of an answer that lacks a field."""
+    copied = deepcopy(answer)
+    *above, last = path
+    place: Any = copied
+    for key in above:
+        place = place[key]
+    del place[last]
+    return copied
+
+
+def read_fields(replay: Replay, names: tuple[str, ...]) -> dict[str, set[tuple[str, ...]]]:
+    """Return the fields, by operation, that a parser reads: without which it returns something else."""
+    found: dict[str, set[tuple[str, ...]]] = {}
+    replay.play(*names)
+    before = outcome(replay, names)
+    for operation, document in list(replay.answers.items()):
+        for path in leaves(document["answer"]):
+            replay.answers[operation] = {**document, "answer": without(document["answer"], path)}
+            if outcome(replay, names) != before:
+                found.setdefault(operation, set()).add(tuple(key for key in path if isinstance(key, str)))
+        replay.answers[operation] = document
+    return found
+
+
+def outcome(replay: Replay, names: tuple[str, ...]) -> Any:
+    """Return what a parser returns, or a text of what it raises."""
+    try:
+        return PARSERS[names](replay.aws)
+    except Exception as error:
+        return repr(error)
