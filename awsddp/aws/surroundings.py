@@ -193,7 +193,7 @@ def lacking(aws: Aws, role: str, place: str) -> Iterator[str]:
     bucket, above = s3_place(place)
     prefix = f"{above}/job/".lstrip("/")
     context = {"ContextKeyName": "s3:prefix", "ContextKeyType": "string", "ContextKeyValues": [prefix]}
-    arn = f"arn:aws:s3:::{bucket}"
+    arn = f"arn:{role.split(':')[1]}:s3:::{bucket}"
     for asked in (
         {"ActionNames": ["s3:ListBucket"], "ResourceArns": [arn], "ContextEntries": [context]},
         {"ActionNames": list(SAVE), "ResourceArns": [f"{arn}/{prefix}job.json"]},

@@ -15,6 +15,10 @@ empty takes its statement, or its condition, with it. Sources, by statement:
 - KeepTagsTrue; "Null" because DeleteTags without keys removes all tags, and "ForAllValues" would hold.
 - SshToOwnNodes and the two after it:
   https://docs.aws.amazon.com/systems-manager/latest/userguide/getting-started-restrict-access-quickstart.html
+- arn:*: for every partition (aws-cn, aws-us-gov); an account is in one:
+  https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_policies_elements_resource.html
+  EC2's own name may end in .cn in China, as AWS::URLSuffix says:
+  https://docs.aws.amazon.com/AWSCloudFormation/latest/UserGuide/pseudo-parameter-reference.html
 - LookWhetherItMaySave: https://docs.aws.amazon.com/IAM/latest/APIReference/API_SimulatePrincipalPolicy.html
 - EncryptDisks and the statements beside it; an alias of a key is no resource, so it is a condition:
   https://docs.aws.amazon.com/ebs/latest/userguide/ebs-encryption-requirements.html
@@ -72,7 +76,7 @@ def role_policy(spec: ClusterSpec, job: JobSpec) -> dict[str, Any]:
             "awsddp doctor --iam-policy nodes -o job.save_to=s3://my-bucket/runs",
         )
     if key := _facts(spec)["disk key"]:  # of the buckets, too, where they are encrypted by one
-        through = {"StringLike": {"kms:ViaService": "s3.*.amazonaws.com"}}
+        through = {"StringLike": {"kms:ViaService": "s3.*.amazonaws.com*"}}
         actions = ["kms:GenerateDataKey", "kms:Decrypt"]
         statements.append({"Effect": "Allow", "Action": actions, "Resource": list(key), "Condition": through})
     return _document(statements)
@@ -96,11 +100,11 @@ def _objects(places: Iterable[tuple[str, str]], actions: Iterable[str]) -> Itera
     """Yield what allows the actions on the objects of these places, and to list them and no others."""
     for bucket, prefix in places:
         below = f"{_literal(prefix)}/*" if prefix else "*"
-        yield {"Effect": "Allow", "Action": list(actions), "Resource": [f"arn:aws:s3:::{bucket}/{below}"]}
+        yield {"Effect": "Allow", "Action": list(actions), "Resource": [f"arn:*:s3:::{bucket}/{below}"]}
         yield {
             "Effect": "Allow",
             "Action": ["s3:ListBucket"],
-            "Resource": [f"arn:aws:s3:::{bucket}"],
+            "Resource": [f"arn:*:s3:::{bucket}"],
             "Condition": {"StringLike": {"s3:prefix": [below]}},
         }
 
@@ -116,7 +120,7 @@ def _literal(text: str) -> str:
 def _uploads(job: JobSpec) -> Iterator[dict[str, Any]]:
     """Yield what finds uploads that were cut, in all of the bucket: IAM limits that to no prefix."""
     for bucket, _ in _saved(job):
-        where = [f"arn:aws:s3:::{bucket}"]
+        where = [f"arn:*:s3:::{bucket}"]
         yield {"Effect": "Allow", "Action": ["s3:ListBucketMultipartUploads"], "Resource": where}
 
 
@@ -150,7 +154,7 @@ def _facts(spec: ClusterSpec) -> dict[str, tuple[str, ...]]:
         "reservation": _literal(reserved or ""),
         "key": _literal(access.key or ""),
         "profile": _arn("iam::*:instance-profile", _literal(access.instance_profile or "")),
-        "disk key": f"{place or 'arn:aws:kms:*:*:'}key/*" if by_alias else _arn("kms:*:*:key", kms_key),
+        "disk key": f"{place or 'arn:*:kms:*:*:'}key/*" if by_alias else _arn("kms:*:*:key", kms_key),
         "disk key alias": alias if by_alias else None,
     }
     holds = {
@@ -175,4 +179,4 @@ def _facts(spec: ClusterSpec) -> dict[str, tuple[str, ...]]:
 
 def _arn(place: str, name: str | None) -> str | None:
     """Return the ARN of what is named, which may be one already."""
-    return f"arn:aws:{place}/{name}" if name and not name.startswith("arn:") else name
+    return f"arn:*:{place}/{name}" if name and not name.startswith("arn:") else name

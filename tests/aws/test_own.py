@@ -9,6 +9,7 @@ import pytest
 from moto_cloud import Cloud
 
 from awsddp.aws.session import Aws
+from awsddp.aws.surroundings import lacking
 from awsddp.config import load
 from awsddp.errors import ConfigError
 from awsddp.plan import make_plan
@@ -196,3 +197,10 @@ def test_an_address_that_is_none_is_told_beside_a_group_of_ones_own(look: Look, 
     group = aws.call("CreateSecurityGroup", {"GroupName": "own", "Description": "own"})["GroupId"]
     told = refusal(look, network__security_group=group, network__ssh_cidr="10.0.0")
     assert "network.ssh_cidr: invalid address block '10.0.0'" in told.message
+
+
+def test_whether_a_role_may_save_is_asked_with_arns_of_its_partition(aws: Aws, cloud: Cloud) -> None:
+    cloud.fail("SimulatePrincipalPolicy", "AccessDenied", "AccessDenied")
+    assert list(lacking(aws, "arn:aws-cn:iam::123456789012:role/gpu", "s3://results/runs")) == []
+    asked = [form["ResourceArns.member.1"] for form in cloud.sent("SimulatePrincipalPolicy")]
+    assert asked == ["arn:aws-cn:s3:::results", "arn:aws-cn:s3:::results/runs/job/job.json"]

@@ -98,6 +98,26 @@ def test_what_is_launched_carries_my_name_and_goes_into_my_own_group() -> None:
     assert not may("CreateTags", "instance", NEW | {"ec2:CreateAction": "CreateVolume"})
 
 
+@pytest.mark.parametrize(("partition", "suffix"), [("aws-cn", ".cn"), ("aws-us-gov", "")])
+def test_the_policy_holds_in_every_partition(partition: str, suffix: str) -> None:
+    job = JobSpec(data=DATA.data, job=JobSection(save_to="s3://results/runs"))
+    access = AccessSection(instance_profile="trainers", kms_key="alias/disks")
+    policy = least_policy(ClusterSpec(name="demo", access=access), job)
+    account = f"arn:{partition}:{{}}:{{}}:123456789012:{{}}"
+    key = account.format("kms", "r-1", "key/1234")
+    alias = {"kms:ResourceAliases": ["alias/disks"], "kms:ViaService": f"ec2.r-1.amazonaws.com{suffix}"}
+    passed = {"iam:PassedToService": f"ec2.amazonaws.com{suffix}"}
+    for need in (
+        Need("ec2:TerminateInstances", account.format("ec2", "r-1", "instance/i-1"), MINE),
+        Need("iam:PassRole", f"arn:{partition}:iam::123456789012:role/trainers", passed),
+        Need("kms:Decrypt", key, alias),
+        Need("s3:GetObject", f"arn:{partition}:s3:::results/runs/job/job.json"),
+    ):
+        assert allowed(policy, Need(need.action, need.resource, {"aws:userid": ME, **need.context})), need
+    nodes = role_policy(ClusterSpec(name="demo"), job)
+    assert allowed(nodes, Need("s3:PutObject", f"arn:{partition}:s3:::results/runs/job/node0/a"))
+
+
 DATA = JobSpec(data=DataSection(sources=("s3://sets/imagenet", "./here", "hf://datasets/squad")))
 
 
