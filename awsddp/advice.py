@@ -47,8 +47,8 @@ TAKES = {
 }
 """The verbs that work on one cluster and take -c, and which keys of awsddp.toml each heeds, by prefix."""
 HAS_OPTION = {
-    "plan": ("cluster.", "env.file", "data."),
-    "up": ("cluster.", "env.file", "data."),
+    "plan": ("cluster.", "env.file", "data.", "job.save_to"),
+    "up": ("cluster.", "env.file", "data.", "job.save_to"),
     "train": ("job.", "env.", "data."),
     "fetch": ("job.outputs",),
     "run": ("",),

@@ -294,7 +294,7 @@ class _Slip:
         options = [one for one in typed.ours if one[0] in names and not _is_format(one)]
         own = _Typed(options).only(names)
         if verb == "plan":
-            keys = {f"--{dashed(key.partition('.')[2])}": key for key in (*_OF_A_PLAN, "job.save_to")}
+            keys = {f"--{dashed(key.partition('.')[2])}": key for key in _OF_A_PLAN}
             for key, value in ((keys[name], one[-1]) for name, one in typed.ours if name in keys):
                 own += ["-o", f"{key}={value.rpartition('=')[2]}"]
         line = " ".join(filter(None, (command, shlex.join(own))))

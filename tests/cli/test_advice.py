@@ -219,7 +219,7 @@ def test_an_up_that_goes_on_has_the_options_that_were_typed(
     ctx = asked(folder, **keys)
     up, down = type_in(advised(ctx, interruption(ctx).next))
     needs = "--nodes 1 --instance-type g6.xlarge -o local.gpus=off"
-    assert up == f"awsddp up {needs} -o job.results=out -o job.save_to=s3://results/runs"
+    assert up == f"awsddp up {needs} -o job.results=out --save-to s3://results/runs"
     assert down == "awsddp down -o job.results=out"
 
 

@@ -169,7 +169,8 @@ up --nodes 2 --detach => awsddp train, run & awsddp up --nodes 2   # then: & aws
 up --timeout 2h => awsddp up --expires 2h   # then: & awsddp train --timeout 2h
 up --world-size 4 => awsddp train, run & awsddp up & awsddp train --world-size 4
 plan --world-size 4 => awsddp plan -o job.world_size=4
-plan --save-to s3://runs/b => awsddp plan -o job.save_to=s3://runs/b
+plan --save-to s3://runs/b => works
+run --save-to s3://runs/b --dry-run => awsddp plan --save-to s3://runs/b
 plan train.py --nodes 2 => a script is of awsddp train, run & awsddp plan --nodes 2
 up train.py --nodes 2 => awsddp up --nodes 2 && awsddp train train.py
 fetch --all => awsddp jobs
