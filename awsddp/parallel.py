@@ -131,7 +131,12 @@ class NodesFailed(NodeError):
         if len(ordered) == 1:
             super().__init__(ordered[0].message, ordered[0].why, ordered[0].next)
         else:
-            lines = [error.summary for error in ordered]
+            same: dict[str, list[str]] = {}
+            for error in ordered:
+                name, separator, text = error.summary.partition(": ")  # a NodeFailure begins with its node
+                if name not in (names := same.setdefault(separator + text, [])):
+                    names.append(name)
+            lines = [", ".join(names) + text for text, names in same.items()]
             super().__init__(f"{len(ordered)} of {of} nodes failed", "\n".join(lines), ordered[0].next)
         self.failures = dict(failures)
         self.results = dict(results)

@@ -2,8 +2,8 @@
 
 Reads one JSON object from stdin, and writes lines of JSON: {"at": text} as it goes on, the answer last.
 
-    {"do": "look" or "build", "stamp", "setup_stamp", "kind", "image": path of the image's python, "python",
-     "setup": [], "lines": [], "constraints": [], "torch": [], "conda",
+    {"do": "look" or "build", "client": who asks, "stamp", "setup_stamp", "kind", "python",
+     "image": path of the image's python, "setup": [], "lines": [], "constraints": [], "torch": [], "conda",
      "projects": [{"info", "metadata", "entry_points", "sources": []}],
      "environ": {}: variables of all commands, "install": {}: of those that install, "ca", "miniforge": URL}
 
@@ -11,8 +11,7 @@ Reads one JSON object from stdin, and writes lines of JSON: {"at": text} as it g
     {"failed": what was being done, "said": its last lines}
 
 An environment lies in ~/awsddp/env/STAMP and is whole when its ready.json is there. One that an interrupted
-build left is continued; another stamp's stays until its successor is ready, and one of them beyond that, as a
-job may still run in it.
+build left is continued. Others stay while the disk has room, those that are in use, and the last one.
 """
 
 import contextlib
@@ -20,7 +19,9 @@ import fcntl
 import json
 import os
 import platform
+import select
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -33,6 +34,10 @@ WORK = HOME / "awsddp/work"
 LOCK_S = 1800
 TAIL = 40
 TELL_S = 2
+ROOM = 0.25  # of a disk, for the next environment and for results
+POLL_MS = 500
+END_S = 5
+PIPE_BYTES = 2**20  # more than a pipe holds
 # Run by the image's python: what is there, so that the client can choose packages for it.
 PLATFORM = """
 import json, platform, site, sys
@@ -79,6 +84,10 @@ for path in ("/var/lib/dpkg/lock-frontend", "/var/lib/dpkg/lock", "/var/lib/apt/
 """
 
 
+BUILD = {}
+"""What this build says of itself to another one that waits for it."""
+
+
 class Failed(Exception):
     """A step failed: what, and what it said last."""
 
@@ -92,7 +101,7 @@ def tell(**what):
 def run(step, argv, env=None, cwd=None):
     """Run a command, tell some of its lines as progress, and return what it said. Raises Failed."""
     tell(at=step)
-    said, told = [], time.monotonic()
+    note(doing=step)
     try:
         process = subprocess.Popen(
             [str(word) for word in argv],
@@ -101,20 +110,59 @@ def run(step, argv, env=None, cwd=None):
             stderr=subprocess.STDOUT,
             env=dict(os.environ, **(env or {})),
             cwd=cwd and str(cwd),
+            start_new_session=True,
         )
     except OSError as error:
         raise Failed(step, str(error)) from error
-    with process.stdout as stream:
-        for line in stream:
-            text = line.decode(errors="replace").rstrip()
-            said.append(text)
-            if text.strip() and time.monotonic() - told > TELL_S:
-                told = time.monotonic()
-                tell(at=step + ": " + text.partition(" (from ")[0].strip()[:200])
+    with process.stdout:
+        try:
+            said = follow(step, process)
+        except BrokenPipeError:  # nobody reads what this program writes
+            end(process)
     if process.wait() != 0:
         tail = said[-TAIL:] or ["no output"]
         raise Failed(step, "\n".join([*tail, f"exit code {process.returncode}"]))
     return "\n".join(said)
+
+
+def follow(step, process):
+    """Return the lines of a command until it ends, though what it has started goes on and may write more.
+
+    Raises BrokenPipeError where the client is gone.
+    """
+    said, told, unread = [], time.monotonic(), b""
+    pipe, client = process.stdout.fileno(), sys.stdout.fileno()
+    poller = select.poll()
+    poller.register(pipe, select.POLLIN)
+    poller.register(client, 0)  # errors and hang-ups alone
+    while True:
+        is_over = process.poll() is not None
+        ready = [found for found, _ in poller.poll(0 if is_over else POLL_MS)]
+        if client in ready:
+            raise BrokenPipeError
+        data = os.read(pipe, PIPE_BYTES) if pipe in ready else b""
+        *lines, unread = (unread + data).split(b"\n")
+        is_closed = pipe in ready and not data
+        for line in [*lines, unread] if is_over or is_closed else lines:
+            text = line.decode(errors="replace").rstrip()
+            said += [text] if line is not unread or text else []
+            if text.strip() and time.monotonic() - told > TELL_S:
+                told = time.monotonic()
+                tell(at=step + ": " + text.partition(" (from ")[0].strip()[:200])
+        if is_closed:
+            return said
+        if is_over:  # without a reader, the next line would end what it has started
+            subprocess.Popen(["cat"], stdin=pipe, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            return said
+
+
+def end(process):
+    """End a command with its children, and this program."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+            os.killpg(process.pid, number)
+            process.wait(END_S)
+    sys.exit("the client is gone")
 
 
 def ask(python, program):
@@ -157,20 +205,31 @@ def read(path):
         return None
 
 
-def locked():
+def note(**what):
+    """Write down what this build does, for those who wait for it."""
+    BUILD.update(what)
+    with contextlib.suppress(OSError):  # a full disk: the command itself says so
+        write(PLACE / "build.json", json.dumps(BUILD))
+
+
+def locked(asked):
     """Wait until no other build runs on this node; the lock ends with this process."""
     PLACE.mkdir(parents=True, exist_ok=True)
     lock = (PLACE / "lock").open("w")
-    waiting = "waiting for another build on this node"
     deadline = time.monotonic() + LOCK_S
     while True:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            note(client=asked["client"], pid=os.getpid(), since=time.strftime("%H:%M", time.gmtime()))
             return lock
         except OSError:
+            of = dict(
+                {"client": "?", "pid": 0, "since": "?", "doing": "?"}, **(read(PLACE / "build.json") or {})
+            )
+            text = "waiting for a build of {client} on this node, since {since} UTC, process {pid}: {doing}"
             if time.monotonic() > deadline:
-                raise Failed(waiting, f"it has no end after {LOCK_S} s") from None
-            tell(at=waiting)
+                raise Failed(text.format(**of), f"it has no end after {LOCK_S} s") from None
+            tell(at=text.format(**of))
             time.sleep(1)
 
 
@@ -352,6 +411,8 @@ def ready_file(asked):
 def look(asked):
     """Return what is there of the environment and its setup, None where something is to be done."""
     ready = read(ready_file(asked))
+    if ready:
+        os.utime(str(ready_file(asked)))  # `forget` removes what was not asked for
     done = read(PLACE / ("setup-" + asked["setup_stamp"])) or 0
     return ready if ready and done == len(asked["setup"]) else None
 
@@ -381,12 +442,27 @@ def build(asked):
 
 
 def forget(place):
-    """Remove environments older than the one before this."""
+    """Remove environments, the one first that was not asked for the longest, until the disk has room.
+
+    This one stays, the one before it, and those in which a program runs.
+    """
     made = sorted(PLACE.glob("*/ready.json"), key=lambda path: path.stat().st_mtime)
     for old in made[:-2]:
-        if old.parent != place:
+        disk = shutil.disk_usage(PLACE)
+        if disk.free > disk.total * ROOM:
+            return
+        if old.parent != place and not is_used(old.parent):
             old.unlink()
             shutil.rmtree(old.parent, ignore_errors=True)
+
+
+def is_used(place):
+    """Return whether a program runs by the python of an environment."""
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):  # it has ended
+            if os.fsencode(str(place) + "/") in path.read_bytes():
+                return True
+    return False
 
 
 def main():
@@ -395,7 +471,7 @@ def main():
     try:
         found = look(asked)
         if not found and asked["do"] == "build":
-            lock = locked()
+            lock = locked(asked)
             found = look(asked) or build(asked)
             lock.close()
         if found:

@@ -2,7 +2,11 @@
 
 import contextlib
 import functools
+import getpass
 import json
+import os
+import re
+import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -32,6 +36,8 @@ _UV_PYTHONS = "https://github.com/astral-sh/python-build-standalone/releases/dow
 _LOOK_S = 60.0
 _SILENT_S = 2400.0
 """How long a build may say nothing: a large package travels, or is unpacked."""
+
+_WAITED = re.compile(r"waiting for a build of .*?, process (\d+): .*", re.DOTALL)
 
 
 def ensure(
@@ -177,11 +183,21 @@ def _request(plan: EnvironmentPlan, do: str, image: str, **more: object) -> Requ
         "stamp": plan.stamp,
         "setup_stamp": plan.setup_stamp,
         "do": do,
+        "client": _client(),
         "image": image,
         **more,
     }
     # By stdin: an index URL may hold a password, and everybody on a node may read a command line.
     return ["python3", "-I", "-c", template("environment.py")], json.dumps(asked).encode()
+
+
+def _client() -> str:
+    """Return how those who wait for a build of this client are told of it."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # an id without a name
+        user = str(os.getuid())
+    return f"{user}@{socket.gethostname()}"
 
 
 class _Step(msgspec.Struct, frozen=True):
@@ -255,6 +271,10 @@ def _outcome(
         return NodeFailure(
             node, "command", f"env.setup: {found.failed!r} failed", found.said, "correct the command"
         )
+    if waited := _WAITED.fullmatch(found.failed):
+        advice = f"awsddp exec -- kill {waited[1]}   # ends that build; then repeat the command"
+        return NodeFailure(node, "command", found.failed, found.said, advice)
     name = "[env]" if plan.name == plan.kind else plan.name
-    refusal = explain(translate(found.said), name=name, internet=plan.internet)
+    said = translate(found.said)
+    refusal = explain(said, name=name, internet=plan.internet, packages_from=plan.packages_from)
     return NodeFailure(node, "command", f"{found.failed}: {refusal.message}", refusal.why, refusal.next)

@@ -210,6 +210,8 @@ _UNREACHED = re.compile(
     r"Could not resolve host|not reached from here|curl: \((?:5|6|7|28|35|56)\)"
 )
 
+_RETRY = re.compile(r"^\s*WARNING: (?:Retrying|You are using pip)|^\s*\[notice\]")
+_NOT_BUILT = re.compile(r"(?i)failed (?:to build|building wheel for) [`'\"]?([\w.-]*\w)")
 _NOT_IN_CHANNEL = re.compile(
     r"nothing provides (?:requested )?(?P<libmamba>[^\s=<>!~]+)|"
     r"(?P<tree>[\w.-]+)[^\n]* does not exist \(perhaps|"
@@ -255,8 +257,8 @@ _SAID = (
     (
         _UNREACHED,
         "the package index does not answer",
-        "check env.index_url, env.proxy and env.ca_bundle; where nodes have no internet: "
-        "-o env.packages_from=client",
+        "check env.index_url, env.proxy and env.ca_bundle\n"
+        "-o env.packages_from=client   # where nodes have no internet",
     ),
     (
         re.compile("No interpreter found|No download found for request"),
@@ -281,20 +283,29 @@ _SAID = (
 )
 
 
-def explain(said: str, *, name: str, internet: bool | None = None) -> NodeError:
+def explain(
+    said: str, *, name: str, internet: bool | None = None, packages_from: str | None = None
+) -> NodeError:
     """Explain the last output of pip, uv or conda; `name` is the file that lists the packages.
 
-    Nodes without `internet` get no advice that needs it.
+    Nodes without `internet` get no advice that needs it, and none gets the advice that it follows.
     """
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
-    tail = "\n".join(lines[-10:])
+    lines = [line.strip() for line in said.splitlines() if line.strip() and not _RETRY.search(line)]
+    tail = "\n".join(list(dict.fromkeys(lines))[-10:])
     for pattern, message, advice in _SAID:
         if found := pattern.search(said):
             package = next(filter(None, found.groups()), "")
-            if internet is False:
-                advice = advice.partition("\n-o env.packages_from=node")[0]
+            why = next((line for line in reversed(lines) if pattern.search(line)), lines[-1] if lines else "")
+            useless = [
+                f"env.packages_from={packages_from} ",
+                *["env.packages_from=node "] * (internet is False),
+            ]
+            ways = [way for way in advice.split("\n") if not any(one in way for one in useless)]
             words = {"name": name, "package": package}
-            return NodeError(message.format(**words), tail, advice.format(**words))
+            return NodeError(message.format(**words), why, "\n".join(ways).format(**words))
+    if built := _NOT_BUILT.search(said):
+        message = f"{name}: {built[1]} has no wheel that fits, and its build on the node failed"
+        return NodeError(message, tail, "env.setup in awsddp.toml   # installs what its build needs")
     return NodeError(f"{name} could not be installed", tail, f"correct {name}, and repeat the command")
 
 

@@ -5,9 +5,13 @@ import dataclasses
 import fcntl
 import os
 import re
+import shutil
+import signal
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,6 +23,7 @@ from awsddp.plan.environment import EnvironmentPlan
 from awsddp.plan.indexes import Indexes
 from awsddp.plan.project import Project
 from awsddp.report import Event
+from awsddp.resources import template
 from tests.nodes.servers import BUILT_BY, PASSWORD, make_repository, serve_folder, serve_git, serve_index
 from tests.nodes.ssh_hosts import Lab
 from tests.nodes.wheels import add, image, installed_wheel, wheel
@@ -231,6 +236,98 @@ def test_setup_runs_once_in_the_synced_folder_and_goes_on_where_it_failed(
     for _ in range(2):
         assert made(here, plan, python)[0].python == python
     assert (host.work / "log").read_text() == "first\nlast\n"
+
+
+def until(holds: Callable[[], bool]) -> None:
+    """Wait until something holds, 30 s at most."""
+    deadline = time.monotonic() + 30
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def runs(pid: str) -> bool:
+    """Return whether a process runs, and is not only waited for."""
+    with contextlib.suppress(OSError):
+        return "\nState:\tZ" not in Path(f"/proc/{int(pid)}/status").read_text()
+    return False
+
+
+def test_a_command_ends_though_what_it_started_goes_on_and_writes(
+    lab: Callable[[int], Lab], python: str
+) -> None:
+    here = lab(1)
+    work = here.hosts[0].work
+    work.mkdir(parents=True, exist_ok=True)
+    loop = "while test ! -e go; do sleep 0.05; done; seq 100000 && touch wrote; exec sleep 400"
+    plan = EnvironmentPlan(name="image", setup=(f"nohup sh -c '{loop}' & echo $! > pid",))
+    made(here, plan, python)
+    pid = (work / "pid").read_text()
+    assert runs(pid)
+    (work / "go").touch()
+    until((work / "wrote").exists)
+    os.kill(int(pid), signal.SIGKILL)
+
+
+def test_a_build_ends_with_its_client_and_its_lock_is_free(lab: Callable[[int], Lab], python: str) -> None:
+    here = lab(1)
+    work = here.hosts[0].work
+    work.mkdir(parents=True, exist_ok=True)
+    plan = EnvironmentPlan(name="image", setup=("echo $$ > pid; sleep 400 & echo $! > child; wait",))
+
+    def on_event(event: Event) -> None:
+        if event.text.startswith("echo"):
+            until(lambda: (work / "child").exists() and (work / "child").read_text() != "")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), here.fleet(on_event=on_event) as fleet:
+        ensure(fleet, plan, pythons={0: python}, cache=here.folder)
+    for name in ("pid", "child"):
+        until(lambda name=name: not runs((work / name).read_text()))  # type: ignore[misc]
+    made(here, EnvironmentPlan(name="image", setup=("true",)), python)
+
+
+def test_who_waits_for_a_build_is_told_for_whom(lab: Callable[[int], Lab], python: str) -> None:
+    here, said = lab(1), list[str]()
+    work = here.hosts[0].work
+    work.mkdir(parents=True, exist_ok=True)
+    command = "touch began; while test ! -e go; do sleep 0.05; done"
+    first = soon(made, here, EnvironmentPlan(name="image", setup=(command,)), python)
+    until((work / "began").exists)
+
+    def on_event(event: Event) -> None:
+        if event.text.startswith("waiting for a build"):
+            said.append(event.text)
+            (work / "go").touch()
+
+    with here.fleet(on_event=on_event) as fleet:
+        ensure(fleet, EnvironmentPlan(name="image", setup=("true",)), pythons={0: python}, cache=here.folder)
+    first.result(60)
+    who = r"waiting for a build of \S+@\S+ on this node, since \d\d:\d\d UTC, process \d+: "
+    assert re.fullmatch(who + re.escape(command), said[0])
+
+
+@pytest.mark.parametrize(("room", "left"), [(0.0, {"a", "b", "c", "d"}), (1.0, {"a", "c", "d"})])
+def test_environments_stay_while_the_disk_has_room_and_the_oldest_goes(
+    tmp_path: Path, room: float, left: set[str]
+) -> None:
+    """One in which a program runs stays, too."""
+    program: dict[str, Any] = {"__name__": "environment"}
+    exec(template("environment.py"), program)
+    program.update(PLACE=tmp_path, ROOM=room)
+    for number, name in enumerate("abcd"):
+        ready = tmp_path / name / "ready.json"
+        ready.parent.mkdir()
+        ready.touch()
+        os.utime(ready, (number, number))
+    used = subprocess.Popen([tmp_path / "a/bin/python", "400"], executable=shutil.which("sleep"))
+    until(lambda: Path(f"/proc/{used.pid}/cmdline").read_bytes() != b"")
+    try:
+        program["forget"](tmp_path / "d")
+        assert {path.parent.name for path in tmp_path.glob("*/ready.json")} == left
+    finally:
+        used.kill()
+        used.wait()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="the lock is root's")

@@ -393,6 +393,48 @@ def test_the_last_words_of_pip_are_explained(said: str, words: str) -> None:
         explained = explain(said, name="requirements.txt", internet=internet)
         assert words in explained.message and "{" not in explained.next
         assert internet is not False or "packages_from=node" not in explained.next
+        assert "\n" not in explained.why
+
+
+WALL = """Looking in indexes: http://h/simple
+WARNING: Retrying (Retry(total=1)) after connection broken by 'NewConnectionError(...)': /simple/a/
+WARNING: Retrying (Retry(total=0)) after connection broken by 'NewConnectionError(...)': /simple/a/
+Could not fetch URL http://h/simple/a/: connection error: NewConnectionError(...)
+ERROR: No matching distribution found for a
+exit code 1
+"""
+
+
+@pytest.mark.parametrize(
+    ("internet", "packages_from", "advice"),
+    [
+        (True, None, ["-o env.packages_from=client   # where nodes have no internet"]),
+        (False, "client", []),
+        (False, "node", ["-o env.packages_from=client   # where nodes have no internet"]),
+    ],
+)
+def test_pips_retries_are_one_line_with_advice_that_fits_the_nodes(
+    internet: bool, packages_from: str | None, advice: list[str]
+) -> None:
+    explained = explain(WALL, name="requirements.txt", internet=internet, packages_from=packages_from)
+    assert (
+        explained.why == "Could not fetch URL http://h/simple/a/: connection error: NewConnectionError(...)"
+    )
+    assert explained.next.split("\n") == ["check env.index_url, env.proxy and env.ca_bundle", *advice]
+
+
+@pytest.mark.parametrize(
+    ("said", "package"),
+    [
+        ("  ERROR: Failed building wheel for mpi4py\nexit code 1", "mpi4py"),
+        ("ERROR: Failed to build 'flash-attn' when getting requirements to build wheel", "flash-attn"),
+        ("error: Failed to build `apex==0.1`\n  cause: nvcc: not found", "apex"),
+    ],
+)
+def test_a_package_whose_build_fails_is_named_with_its_last_lines(said: str, package: str) -> None:
+    explained = explain(f"gcc: no mpi.h\n{said}", name="requirements.txt")
+    words = f"requirements.txt: {package} has no wheel that fits, and its build on the node failed"
+    assert explained.message == words and "gcc: no mpi.h" in explained.why and "env.setup" in explained.next
 
 
 def test_nodes_that_differ_are_refused_by_what_differs() -> None:
