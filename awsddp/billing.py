@@ -242,6 +242,33 @@ def account(rows: Sequence[Row], now: datetime, *, running: Collection[str] = ()
     )
 
 
+def cost_until(rows: Sequence[Row], moment: datetime) -> float:
+    """Return what a cluster cost (US dollars) until a moment in the past, by what its ledger says now."""
+    known = [row for row in rows if row.moment <= moment]
+    running = {key for row in rows if row.event == "launched" for key in row.instances}
+    bill = account(known, moment, running=running)
+    return (bill.cost_usd or 0.0) if bill is not None else 0.0
+
+
+def shares(spans: Sequence[tuple[datetime, datetime, Collection[str]]]) -> list[float]:
+    """Return which part of the time of its instances each job pays: those that run at once on one share it.
+
+    A span is when a job began and ended, and the ids of its instances.
+    """
+    owned = [0.0] * len(spans)
+    for key in {key for _, _, keys in spans for key in keys}:
+        here = [number for number, (_, _, keys) in enumerate(spans) if key in keys]
+        moments = sorted({moment for number in here for moment in spans[number][:2]})
+        for start, end in pairwise(moments if len(here) > 1 else ()):
+            running = [number for number in here if spans[number][0] <= start and end <= spans[number][1]]
+            for number in running:
+                owned[number] += _hours(start, end) / len(running)
+        if len(here) == 1:
+            owned[here[0]] += _hours(*spans[here[0]][:2])
+    whole = [_hours(start, end) * len(keys) for start, end, keys in spans]
+    return [own / all_of if all_of > 0 else 1.0 for own, all_of in zip(owned, whole, strict=True)]
+
+
 def unwritten(bill: Bill | None, nodes: Sequence[Node] | None, *, launched: Row, now: datetime) -> list[Row]:
     """Return the rows that the ledger lacks, by what AWS lists: launches, starts, stops and ends unseen here.
 

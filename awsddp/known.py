@@ -133,8 +133,10 @@ def choose_job(jobs: Sequence[JobRecord], name: str | None) -> JobRecord:
     return chosen
 
 
-def jobs_of_all(cluster: "Cluster", names: Sequence[str] = ()) -> JobsDocument:
-    """Return the jobs of these `names` (`full_name`), or all, the oldest first, and what they cost.
+def jobs_of_all(
+    cluster: "Cluster", names: Sequence[str] = (), *, since: datetime | None = None
+) -> JobsDocument:
+    """Return the jobs of these `names` (`full_name`), or all, the oldest first, and what they cost (`since`).
 
     All are those of this machine's clusters, and the nodes' own. Unreachable nodes are named, as is a cluster
     that has ended. Raises what keeps the nodes from an answer, with the document as its `result`;
@@ -147,9 +149,9 @@ def jobs_of_all(cluster: "Cluster", names: Sequence[str] = ()) -> JobsDocument:
     try:
         with cluster.partly_ready() as cluster:
             bill = bill_of(cluster, cluster.listed)
-            return jobs_document(cluster, known_jobs(cluster), bill, names)
+            return jobs_document(cluster, known_jobs(cluster), bill, names, since=since)
     except AwsddpError as error:
-        error.result = found = jobs_document(cluster, (), bill, names)
+        error.result = found = jobs_document(cluster, (), bill, names, since=since)
         was_here = any(one.cluster == cluster.spec.name for one in found.clusters)
         nobody_named = cluster.spec.name == "default" and cluster.folder.read(newer=True) is None
         absent = isinstance(error, NotFoundError) and was_here
@@ -189,21 +191,31 @@ def job_now(cluster: "Cluster", name: str) -> JobRecord:
 
 
 def jobs_document(
-    cluster: "Cluster", reported: Collection[JobRecord], bill: Bill | None = None, names: Sequence[str] = ()
+    cluster: "Cluster",
+    reported: Collection[JobRecord],
+    bill: Bill | None = None,
+    names: Sequence[str] = (),
+    *,
+    since: datetime | None = None,
 ) -> JobsDocument:
     """Return the `jobs` document, of the jobs of these `names` (`full_name`) alone where there are some.
 
+    With `since` jobs and clusters that ended before are left out, and so is what clusters cost before.
     `reported` are the jobs as the cluster's nodes have just told them, `bill` is the cluster's account, where
     AWS has just been asked for it. Raises NotFoundError, UsageError.
     """
     known = all_jobs(cluster, reported)
     chosen = [known_job(cluster, name, known) for name in names] if names else known
+    chosen = [one for one in chosen if not _was_before(one.job.ended, since)]
     clusters = []
     for past in pasts(cluster.home):
         account = bill if bill is not None and past.folder == cluster.folder.path else past.bill
-        if account is not None:
+        if account is not None and not _was_before(iso(account.ended), since):
+            if since is not None and account.cost_usd is not None:
+                earlier = billing.cost_until(past.rows, since)
+                account = replace(account, cost_usd=round(max(0.0, account.cost_usd - earlier), 2))
             used = sum(one.job_usd or 0.0 for one in known if one.past and one.past.folder == past.folder)
-            idle = None if account.cost_usd is None else round(max(0.0, account.cost_usd - used), 2)
+            idle = None if account.cost_usd is None or since else round(max(0.0, account.cost_usd - used), 2)
             costed = widened(
                 CostedCluster,
                 account,
@@ -218,7 +230,12 @@ def jobs_document(
         clusters=tuple(sorted(clusters, key=lambda one: one.began)),
         total_usd=_total(clusters, "aws"),
         would_have_cost_usd=_total(clusters, "local"),
+        since=iso(since),
     )
+
+
+def _was_before(ended: str | None, since: datetime | None) -> bool:
+    return ended is not None and since is not None and datetime.fromisoformat(ended) < since
 
 
 def _total(clusters: Iterable[CostedCluster], target: str) -> float:
@@ -228,7 +245,8 @@ def _total(clusters: Iterable[CostedCluster], target: str) -> float:
 class FoundJob(Frozen):
     """A job that this machine knows: its results directory, and its cluster where there is a ledger of it.
 
-    `launched` is when, as text; `reported` tells that its nodes have just told it.
+    `launched` is when, as text; `reported` tells that its nodes have just told it. `share` is the part of its
+    nodes' price that it pays: less than 1.0 where other jobs ran on them at the same time.
     """
 
     job: JobRecord
@@ -236,6 +254,7 @@ class FoundJob(Frozen):
     past: Past | None
     launched: str
     reported: bool = False
+    share: float = 1.0
 
     @property
     def seconds(self) -> float | None:
@@ -244,9 +263,9 @@ class FoundJob(Frozen):
 
     @property
     def job_usd(self) -> float | None:
-        """What the job's nodes cost while it ran, by list price."""
+        """What the job's nodes cost while it ran, by list price; jobs that share a node share its price."""
         seconds, price = self.seconds, self.job.price_usd_per_hour
-        return None if seconds is None or price is None else round(seconds / 3600 * price, 4)
+        return None if seconds is None or price is None else round(seconds / 3600 * price * self.share, 4)
 
     def listed(self) -> ListedJob:
         """Return the job with its cluster, its time and its cost."""
@@ -269,7 +288,20 @@ def all_jobs(cluster: "Cluster", reported: Collection[JobRecord] = ()) -> list[F
         if job is not None and (path.parent, job.nodes) not in known:
             own = next((past for past in made if _has_run(past, job)), None)
             found.append(FoundJob(job=job, folder=path.parent, past=own, launched=job.started or ""))
-    return sorted(found, key=lambda one: one.launched)
+    return sorted(_shared(found), key=lambda one: one.launched)
+
+
+def _shared(found: Sequence[FoundJob]) -> list[FoundJob]:
+    """Return the jobs with the shares of their nodes' price that they pay."""
+    now = datetime.now(UTC)
+    spans = []
+    for one in found:
+        start, end = (
+            moment and datetime.fromisoformat(moment) for moment in (one.job.started, one.job.ended)
+        )
+        began, ids = start or now, frozenset(node.instance_id for node in one.job.nodes)
+        spans.append((began, max(began, end or now), ids if start else frozenset()))
+    return [replace(one, share=share) for one, share in zip(found, billing.shares(spans), strict=True)]
 
 
 def jobs_of(cluster: "Cluster", past: Past, reported: Collection[JobRecord] = ()) -> list[FoundJob]:

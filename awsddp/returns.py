@@ -86,7 +86,8 @@ class JobDocument(JobRecord):
 
 
 class ListedJob(JobRecord):
-    """A job of any cluster of this machine, its time, and what its nodes cost meanwhile, by list price.
+    """A job of any cluster of this machine, its time, and what its nodes cost meanwhile, by list price: jobs
+    that ran on a node at the same time share its price.
 
     `reported`: its nodes have just told it; else it is as last seen. `step`, `loss` and `fraction` are the
     last of its first rank that tells them.
@@ -122,12 +123,16 @@ class CostedCluster(Document):
 
 
 class JobsDocument(Document):
-    """`jobs`, the oldest first. The totals are of `clusters`: those on AWS, and those of the local cloud."""
+    """`jobs`, the oldest first. The totals are of `clusters`: those on AWS, and those of the local cloud.
+
+    With `since` (--since) they, and the `cost_usd` of `clusters`, are of the time since then.
+    """
 
     jobs: tuple[ListedJob, ...]
     clusters: tuple[CostedCluster, ...]
     total_usd: float
     would_have_cost_usd: float
+    since: str | None = None
 
 
 class JobReport(JobDocument, ListedJob):

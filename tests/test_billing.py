@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from awsddp.billing import Row, account, ledger_rows, repriced, unwritten
+from awsddp.billing import Row, account, cost_until, ledger_rows, repriced, shares, unwritten
 from awsddp.records import Node
 from awsddp.report import iso
 
@@ -244,3 +244,30 @@ def test_a_row_is_read_as_it_was_written() -> None:
         line = json.dumps({"time": "2026-11-21T09:00:00Z", "event": made.event, **made.facts}, default=str)
         (read,) = ledger_rows(line)
         assert read.facts == made.facts
+
+
+def test_jobs_that_run_on_a_node_at_the_same_time_share_its_price() -> None:
+    both, one = ("i-0", "i-1"), ("i-0",)
+    assert shares([(at(8), at(10), both)]) == [1.0]
+    assert shares([(at(8), at(10), one), (at(8), at(10), one)]) == [0.5, 0.5]
+    assert shares([(at(8), at(10), one), (at(10), at(12), one)]) == [1.0, 1.0]
+    # alone for an hour, an hour with another one on one of its two nodes
+    assert shares([(at(8), at(10), both), (at(9), at(10), one)]) == [0.875, 0.5]
+    assert shares([(at(8), at(8), one), (at(8), at(9), one), (at(8), at(9), ())]) == [1.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("rows", "since", "before"),
+    [
+        ([FIRST], 7, 0.0),
+        ([FIRST], 10, 4.08),
+        ([FIRST, row(10, "ended")], 20, 4.08),
+        ([FIRST, row(12, "ended")], 10, 4.08),
+        ([FIRST, row(9, "stopped"), row(18, "started", "i-0", "i-1")], 10, 2.08),
+        ([SHORT, row(9.5, "extended", expires=at(20)), row(12, "ended")], 11, 3.06),
+    ],
+)
+def test_what_a_cluster_cost_before_a_moment_is_known_later(
+    rows: list[Row], since: float, before: float
+) -> None:
+    assert cost_until(rows, at(since)) == pytest.approx(before)

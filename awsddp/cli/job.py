@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -128,7 +129,13 @@ def run(ctx: click.Context, /, options: Globals, *, detach: bool, **given: Any) 
 
 @click.command("jobs", cls=Verb)
 @click.argument("names", nargs=-1, metavar="[JOB]...", shell_complete=complete_jobs)
-def jobs(options: Globals, *, names: tuple[str, ...]) -> None:
+@click.option(
+    "--since",
+    type=click.DateTime(("%Y-%m-%d", "%Y-%m-%dT%H:%M")),
+    metavar="DATE",
+    help="Only what ran, and what it cost, since then (UTC): 2026-11-01.",
+)
+def jobs(options: Globals, *, names: tuple[str, ...], since: datetime | None) -> None:
     """List the jobs of this machine's clusters, also of ended ones, and what they cost; those of the cluster
     as its nodes report them. With JOB these alone. -v: with what they run and each rank's progress.
     """
@@ -136,7 +143,8 @@ def jobs(options: Globals, *, names: tuple[str, ...]) -> None:
 
     page = functools.partial(jobs_page, verbose=options.verbose > 0, chosen=bool(names))
     with session.opened(options) as (cluster, show), show.partial(page):
-        show.result(jobs_of_all(cluster, names), page)
+        began = since.replace(tzinfo=UTC) if since is not None else None
+        show.result(jobs_of_all(cluster, names, since=began), page)
 
 
 @click.command("logs", cls=Verb)

@@ -247,10 +247,15 @@ def jobs_page(found: "returns.JobsDocument", *, verbose: bool = False, chosen: b
     clusters = () if chosen else found.clusters
     line(*(_bill(cluster) for cluster in clusters if verbose or not cluster.ended))
     if clusters:
+        covers = "list price of nodes and disks" if found.since else "list price"
         line(
-            f"On AWS: {money(found.total_usd)} (list price). "
+            f"On AWS{_since(found.since)}: {money(found.total_usd)} ({covers}). "
             f"Rehearsals (free) would have cost: {money(found.would_have_cost_usd)}."
         )
+
+
+def _since(moment: str | None) -> str:
+    return f" since {_minute(moment)} UTC, launched from here, without S3" if moment else ""
 
 
 def _job_row(job: "returns.ListedJob", chosen: bool) -> tuple[object, ...]:

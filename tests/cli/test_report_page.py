@@ -113,6 +113,16 @@ def test_end_of_a_job_that_failed_says_why_and_what_continues_it(capsys: pytest.
     assert "  | Traceback" in capsys.readouterr().err.splitlines()
 
 
+def test_a_sum_since_a_day_says_what_it_covers(capsys: pytest.CaptureFixture[str]) -> None:
+    since = "2026-11-01T00:00:00Z"
+    jobs_page(
+        read({"jobs": [], "clusters": [CLUSTER], "total_usd": 14, "would_have_cost_usd": 0, "since": since})
+    )
+    assert "On AWS since 2026-11-01 00:00 UTC, launched from here, without S3: $14.00" in " ".join(
+        capsys.readouterr().out.split()
+    )
+
+
 def test_jobs_are_a_screen_of_80_columns_with_a_line_each(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -134,6 +144,7 @@ def test_jobs_are_a_screen_of_80_columns_with_a_line_each(
         "clusters": [CLUSTER | {"id": "1", "ended": "2026-11-22T13:00:00Z"}, CLUSTER],
         "total_usd": 14.0,
         "would_have_cost_usd": 0.0,
+        "since": None,
     }
     monkeypatch.setattr(render, "width", lambda *, stderr=False: 80)
     jobs_page(read(found))

@@ -264,6 +264,23 @@ def test_jobs_of_all_clusters_are_listed_with_their_cost_and_the_time_without_a_
     assert document["would_have_cost_usd"] == 0
 
 
+def test_two_jobs_on_one_node_share_its_price(home: Home) -> None:
+    for name in ("one", "two"):
+        home.job(name, 100)
+    assert [job.job_usd for job in jobs_document(home.ctx(), ()).jobs] == [0.0326, 0.0326]
+
+
+def test_jobs_since_a_moment_are_summed_from_then_on(home: Home) -> None:
+    home.job("one", 100)
+    home.job("two", 300)
+    document = jobs_document(home.ctx(), (), since=BEGAN + timedelta(seconds=305))
+    assert [job.job for job in document.jobs] == ["two"] and document.since == at(305).replace("+00:00", "Z")
+    # the last five of ten minutes, and two gigabytes
+    assert document.total_usd == pytest.approx(2 * 5.1 / 12 + 0.09, abs=0.011)
+    late = jobs_document(home.ctx(), (), since=BEGAN + timedelta(days=1))
+    assert (late.jobs, late.clusters, late.total_usd) == ((), (), 0.0)
+
+
 def test_unknown_job_is_named_with_the_command_that_lists_all(home: Home) -> None:
     with pytest.raises(NotFoundError, match="no job none") as caught:
         report(home.ctx(), job="none")
