@@ -54,6 +54,7 @@ class ResultFile(msgspec.Struct, frozen=True, kw_only=True):
 
     `limited`: it counts against job.results_limit. `modified` is in ns since 1970, `sample` a hash of some of
     its blocks (manifest.py); `changed` (ns) and `inode` differ where it was rewritten with its size and time.
+    `digest` is the SHA-256 of all of a synced file whose time of change alone differs since the launch.
     `data` is what came with the list; `ephemeral` tells that it lies on instance store, `sparse` that it has
     holes, `writing` that it is in the middle of a write. With `target`, relative to runs/JOB as well, it is a
     symbolic link. `node` is what the client writes down.
@@ -70,6 +71,7 @@ class ResultFile(msgspec.Struct, frozen=True, kw_only=True):
     sparse: bool = False
     writing: bool = False
     sample: _Sha256 | None = None
+    digest: _Sha256 | None = None
     data: bytes | None = None
     target: _Path | None = None
     node: NodeNumber = 0

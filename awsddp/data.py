@@ -21,6 +21,7 @@ from awsddp.jobs.files import Checkpoint
 from awsddp.jobs.lists import TRIES, Ref
 from awsddp.jobs.ranks import DATA
 from awsddp.jobs.supervisor.objects import AT_ONCE, FOLDERS, Changed, Place, Store, Thing, signature
+from awsddp.jobs.supervisor.walk import stamp_of
 from awsddp.parallel import NodesFailed, each, split
 from awsddp.plan.records import Data
 from awsddp.plan.saving import no_bucket
@@ -169,7 +170,8 @@ def _by_bucket(cluster: "Cluster", name: str, files: "Listing", above: Place) ->
     owner = hashlib.sha256(f"{session_name()}:{files.root}".encode()).hexdigest()[:16]
     above = above.below(f"{FOLDERS}/{owner}")
     where = above.below(name)
-    wanted = {one.path: _stamp(Path(files.root, one.path)) for one in files.entries if one.kind == "f"}
+    paths = (one.path for one in files.entries if one.kind == "f")
+    wanted = {path: stamp_of(Path(files.root, path).stat()) for path in paths}
     with store_at(cluster.target, where) as store:
         there = {one.key.removeprefix(f"{where.prefix}/"): (one.size, one.etag) for one in store.list(where)}
         sent = _Sent(store, above, name, secret=signing_key(cluster.home / "packages").hex())
@@ -195,12 +197,6 @@ def _by_bucket(cluster: "Cluster", name: str, files: "Listing", above: Place) ->
             sent.rows |= {path: (*wanted[path], etags[path]) for path in batch}
             sent.write()
     return Source(name, "s3", where.bucket, where.prefix)
-
-
-def _stamp(path: Path) -> tuple[int, int, int, int]:
-    """Return what of a file changes with what it holds: its size, times and inode. Raises OSError."""
-    info = path.stat()
-    return info.st_size, info.st_mtime_ns, info.st_ctime_ns, info.st_ino
 
 
 class _Sent:

@@ -3,6 +3,7 @@
 What stays on the nodes is named, with the reason and what to type.
 """
 
+import contextlib
 import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -18,6 +19,7 @@ from awsddp.jobs.files import begins, exclude_patterns, name_at_home, over_limit
 from awsddp.jobs.protocol import answers_of
 from awsddp.jobs.results import encode
 from awsddp.jobs.supervisor import requests
+from awsddp.jobs.supervisor.manifest import digest
 from awsddp.known import find_job, full_name, jobs_of, note_fetched, told_job
 from awsddp.parallel import soon, split
 from awsddp.reach import NoNodes, connect_reachable, in_order
@@ -43,7 +45,9 @@ MANIFEST_S = 300.0
 NAMED = 10
 """How many files are named one by one."""
 ALL = "all results"
-READABLE = "awsddp exec 'sudo chown -R $USER ~/awsddp/work'   # then fetch again"
+READABLE = (
+    "awsddp exec 'sudo find ~/awsddp/work ! -user $USER -exec chown -h $USER {} +'   # then fetch again"
+)
 
 
 def fetch(
@@ -230,11 +234,22 @@ def select(cluster: "Cluster", job: JobRecord, nodes: Sequence[int], target: Pat
     if failures and not manifests:
         split(failures)
     selected = Selected(wanted={node: [] for node in manifests})
-    _take(job, _within_limit(cluster, job, name_at_home(manifests), target, selected), selected)
+    files = [one for one in name_at_home(manifests) if not _is_synced(cluster, one)]
+    _take(job, _within_limit(cluster, job, files, target, selected), selected)
     again = f"awsddp fetch {job.job}   # again, once the node answers"
     selected.owed += _skipped(cluster, manifests)
     selected.owed += [Owed(node, ALL, 0, error.message, again) for node, error in failures.items()]
     return selected
+
+
+def _is_synced(cluster: "Cluster", one: ResultFile) -> bool:
+    """Tell whether a file that the job may only have touched, as chown -R does, holds what is in the synced
+    folder here.
+    """
+    path = Path(cluster.job_spec.sync.workdir, one.home.partition("/")[2])
+    with contextlib.suppress(OSError):
+        return one.digest is not None and path.stat().st_size == one.size and digest(path) == one.digest
+    return False
 
 
 def say_growing(cluster: "Cluster", job: JobRecord, growing: Sequence[Owed]) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from hashlib import sha256
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -148,6 +149,19 @@ def test_what_an_output_names_and_what_is_at_home_knows_no_limit(nodes: Nodes) -
     (place / "home").write_bytes(bytes(2_000_000))
     nodes.bring_home(results_limit="1MB", outputs=["node0/big"])
     assert (nodes.fetched, nodes.questions) == ({"node0/node0/big", "node0/node0/home"}, [])
+
+
+@pytest.mark.parametrize(("here", "comes"), [(b"data", False), (b"atad", True), (None, True)])
+def test_what_a_job_only_touched_comes_unless_it_is_what_the_synced_folder_holds(
+    nodes: Nodes, here: bytes | None, comes: bool
+) -> None:
+    """As after chown -R."""
+    nodes.files[0] = [{**file("node0/a", 4), "digest": sha256(b"data").hexdigest()}]
+    (nodes.root / "node0").mkdir()
+    if here is not None:
+        (nodes.root / "node0" / "a").write_bytes(here)
+    nodes.bring_home()
+    assert nodes.fetched == ({"node0/node0/a"} if comes else set())
 
 
 def test_what_cannot_be_read_keeps_the_nodes(nodes: Nodes) -> None:

@@ -147,8 +147,9 @@ class _Results:
         described = [one for _, some in sorted(wanted.items()) for one in some]
         self.links = [(Path(one.home), one.target) for one in described if one.target is not None]
         files = [one for one in described if one.target is None]
-        here = {one.home for one in files if self._has(one)}
-        self._sources = {(one.sample, one.size): self.top / one.home for one in files if one.home in here}
+        alike = [one for one in files if self._seems_here(one)]
+        here = {one.home for one in alike if self._versions.get(one.home) in (None, _version(one))}
+        self._sources = {(one.sample, one.size): self.top / one.home for one in alike}
         for one in (one for one in files if one.home not in here):
             if one.size >= ALIKE_BYTES and (one.sample, one.size) in self._sources:
                 self.alike.setdefault(one.node, []).append(one)
@@ -264,8 +265,10 @@ class _Results:
                 folder.chmod(0o700)
         path.replace(folder / Path(home).name)
 
-    def _has(self, one: ResultFile) -> bool:
-        """Whether exactly this file is here already, below no link; of a log that grows at least that."""
+    def _seems_here(self, one: ResultFile) -> bool:
+        """Whether this file is here already in all likelihood, below no link; of a log that grows at least
+        that. A larger one is here for certain if it has the version that is written down.
+        """
         path = self.top / one.home
         size = _size(path)
         if size is None or any(
@@ -274,8 +277,7 @@ class _Results:
             return False
         if one.home.endswith(".log") and not one.home.startswith("node"):  # who watched has written it
             return size == one.size or (self._grown and size > one.size)
-        version = self._versions.get(one.home) if size > SAMPLED_BYTES else None
-        return version in (None, _version(one)) and is_here(path, one, self._begins)
+        return is_here(path, one, self._begins)
 
     def versions(self) -> dict[str, bytes]:
         """Return the file that holds the versions of the larger files, where there are any."""

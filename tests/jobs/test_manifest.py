@@ -6,6 +6,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -231,6 +232,49 @@ def test_link_of_an_earlier_job_comes_home_when_its_file_outside_changes(node: N
     assert files(node.manifest()) == {}
     outside.write_text("newer")
     assert files(node.manifest()) == {"best.pt": f"{node.work}/best.pt"}
+
+
+def rewrite(path: Path, text: str) -> None:
+    """Write other text of the same size in place, and restore the time."""
+    info = path.stat()
+    path.write_text(text)
+    os.utime(path, ns=(info.st_atime_ns, info.st_mtime_ns))
+
+
+def test_what_is_rewritten_in_place_with_its_size_and_time_is_a_result(node: Node) -> None:
+    weights, outside = node.file("weights.bin", "SSSS"), node.file(str(node.top / "store/model.pt"), "old")
+    node.link("best.pt", outside)
+    node.begin()
+    rewrite(weights, "TTTT")
+    rewrite(outside, "new")
+    result = node.manifest()
+    assert set(files(result)) == {"weights.bin", "best.pt"}
+    assert [file.limited for file in result.files if file.home == "node2/weights.bin"] == [True]
+
+
+def test_what_is_only_touched_has_a_digest_that_tells(node: Node) -> None:
+    path = node.file("data.bin", "x" * 300_000)
+    node.link("link", "data.bin")
+    node.begin()
+    os.chown(path, -1, -1)
+    os.chown(node.work / "link", -1, -1, follow_symlinks=False)
+    (told,) = [one for one in node.manifest(at_once=1).files if one.path.startswith(str(node.work))]
+    assert (told.home, told.digest) == ("node2/data.bin", sha256(b"x" * 300_000).hexdigest())
+    path.write_text("y" * 300_000)
+    (told,) = [one for one in node.manifest(at_once=1).files if one.path == str(path)]
+    assert told.digest is None
+
+
+def test_the_snapshot_of_an_older_version_is_understood(node: Node) -> None:
+    outside = node.file(str(node.top / "store/model.pt"), "old")
+    node.link("best.pt", outside)
+    node.file("same")
+    changed = node.file("changed")
+    ours = json.loads(node.folder.snapshot.read_text()) | snapshot(node.work)
+    theirs = {path: [one for at, one in enumerate(stamp) if at % 4 != 2] for path, stamp in ours.items()}
+    node.folder.snapshot.write_text(json.dumps(theirs))
+    changed.write_text("other")
+    assert files(node.manifest()) == {"changed": str(changed)}
 
 
 def test_link_to_a_file_that_did_not_change_comes_home_as_the_file(node: Node) -> None:

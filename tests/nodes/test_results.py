@@ -411,6 +411,19 @@ def test_the_same_bytes_under_several_names_travel_once(lab: MakeLab, target: Pa
     assert sent.stat().st_size < 1_700_000
 
 
+def test_of_what_was_only_touched_on_its_node_no_bytes_travel(lab: MakeLab, target: Path) -> None:
+    one = lab(1)
+    first = made(one.hosts[0], "a", os.urandom(1_500_000))
+    pull(one, {0: [first]}, target, also=job_json)
+    sent = counted(one.hosts[0])
+    Path(first.path).chmod(0o600)
+    pull(one, {0: [described(first)]}, target, also=job_json)
+    size = sent.stat().st_size
+    pull(one, {0: [described(first)]}, target, also=job_json)
+    assert sent.stat().st_size == size < 100_000
+    assert (target / first.home).read_bytes() == Path(first.path).read_bytes()
+
+
 def test_what_only_seemed_the_same_comes_as_it_is(lab: MakeLab, target: Path) -> None:
     one = lab(1)
     host = one.hosts[0]

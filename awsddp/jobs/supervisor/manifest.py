@@ -27,10 +27,13 @@ from awsddp.jobs.supervisor.walk import (
     file_kind,
     in_range,
     is_ephemeral,
+    is_stamp,
+    is_touched,
     open_file,
     readlink,
     real,
     stamp,
+    stamp_of,
     walk,
 )
 
@@ -41,6 +44,8 @@ LIST_BYTES = 48 << 20
 """How long the list of results may be; the client reads no answer of more than 64 MB."""
 HOLES_BYTES = 1 << 20
 """How much of a file must be holes to be worth the time of a transfer that leaves them out."""
+DIGEST_BYTES = 32 << 30
+"""How much is read to tell whether files whose time of change alone differs still hold what they held."""
 _BLOCK, _BLOCKS = 16 << 10, 8
 _FRESH_SECONDS = 60.0
 _LONGEST = 255  # bytes of a name
@@ -81,6 +86,15 @@ def sample(path: Path, size: int) -> str:
     return digest.hexdigest()
 
 
+def digest(path: Path) -> str:
+    """Return the SHA-256 of a file. Raises OSError."""
+    found = hashlib.sha256()
+    with open_file(path) as file:
+        for part in iter(lambda: file.read(1 << 20), b""):
+            found.update(part)
+    return found.hexdigest()
+
+
 class Line(Sparse):
     """A file, a link, or what is skipped, as the list tells of it: with the fields that are set.
 
@@ -88,6 +102,7 @@ class Line(Sparse):
     `limited` where it counts against job.results_limit, `ephemeral` where a stop loses it, `sparse` where it
     has holes, `writing` where it is in the middle of a write; one that is small has `data` (base64). Each has
     a `home` of its own; `changed` (ns) and `inode` tell a file that was rewritten with its size and time. A
+    synced file whose time of change alone differs has the `digest` of all of it: chown -R changes no byte. A
     link has `target`: where it leads in the folder of results. What is skipped has `why` and `owed`: the job
     made it, and it is not fetched.
     """
@@ -103,6 +118,7 @@ class Line(Sparse):
     sparse: bool = False
     writing: bool = False
     sample: str = ""
+    digest: str = ""
     data: str | None = None
     target: str = ""
     why: str = ""
@@ -135,6 +151,8 @@ class _Found:
         self._roots = [(real(folder.run), f"{self.node}/run"), (self._workdir, self.node)]
         self._lines: list[Line] = []
         self._skipped: list[Line] = []
+        self._touched: set[Path] = set()
+        self._digests_left = DIGEST_BYTES
         self._homes: dict[Path, str] = {}  # of every file and link that was taken in
         self._parents: dict[Path, Path] = {}
         self._links: list[tuple[Path, str, bool]] = []
@@ -178,10 +196,12 @@ class _Found:
         path = Path(line.path)
         try:
             info = path.stat()
-            line.size, line.modified = info.st_size, in_range(info.st_mtime_ns)
-            line.changed, line.inode = in_range(info.st_ctime_ns), info.st_ino
+            line.size, line.modified, line.changed, line.inode = stamp_of(info)
             if self._at_once:
                 line.sample = sample(path, line.size)
+                if path in self._touched and line.size <= self._digests_left:
+                    line.digest = digest(path)
+                    self._digests_left -= line.size
             is_here = path.parent == self._watched and line.size  # who watched has what was said
             if line.size <= self._data_left and not is_here:
                 with open_file(path) as file:
@@ -253,13 +273,19 @@ class _Found:
 
         for path, info in walk(self._workdir, trouble):
             whole = self._workdir / path
-            if self._resolved(whole) in self._homes or before.get(path) == stamp(whole, info):
+            then, now = before.get(path, []), stamp(whole, info)
+            if self._resolved(whole) in self._homes or is_stamp(then, now):
                 continue
+            was_touched = is_touched(then, now)
+            if was_touched and stat.S_ISLNK(info.st_mode) and self._home(real(whole)):
+                continue  # its file is decided on for itself
             if later is not None and info.st_ctime_ns > later[1]:
                 why = f"job {later[0]} has written it since"
                 self._skipped.append(Line(path=str(whole), home=f"{self.node}/{path}", size=0, why=why))
             elif not self._excluded.count(path, info.st_size):
                 self.add(whole, f"{self.node}/{path}", limited=True)
+                if was_touched:
+                    self._touched.add(self._resolved(whole))
 
     def separate_homes(self) -> None:
         """Give each file and link a home of its own: of those with one home all but the first get a suffix.

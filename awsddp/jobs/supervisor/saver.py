@@ -43,7 +43,7 @@ from awsddp.jobs.supervisor.pages import PageReader, Pages
 from awsddp.jobs.supervisor.requests import Manifest, plain
 from awsddp.jobs.supervisor.shelf import Shelf, keys
 from awsddp.jobs.supervisor.trial import attempt, store_of
-from awsddp.jobs.supervisor.walk import in_range, open_file
+from awsddp.jobs.supervisor.walk import open_file, stamp_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -447,7 +447,7 @@ class Saver:
         """
         with open_file(Path(line.path)) as stream:
             held, info = os.dup(stream.fileno()), os.fstat(stream.fileno())
-        if _stamp_of(info) != _stamp(line):
+        if stamp_of(info) != _stamp(line):
             os.close(held)
             return
         version = self._free(line.home, file) if file.parts else file.version
@@ -779,10 +779,6 @@ class Saver:
 
 def _stamp(line: Line) -> Stamp:
     return line.size, line.modified, line.changed, line.inode
-
-
-def _stamp_of(info: os.stat_result) -> Stamp:
-    return info.st_size, in_range(info.st_mtime_ns), in_range(info.st_ctime_ns), info.st_ino
 
 
 def _is_same(before: os.stat_result, now: os.stat_result) -> bool:

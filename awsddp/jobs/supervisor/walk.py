@@ -29,17 +29,38 @@ def snapshot(workdir: Path) -> dict[str, list[int]]:
     return stamps
 
 
+def stamp_of(info: os.stat_result) -> tuple[int, int, int, int]:
+    """Return what of a file changes when it is written to: size, times of modification and change, inode.
+
+    A program can set the time of modification, not that of change.
+    """
+    return info.st_size, in_range(info.st_mtime_ns), in_range(info.st_ctime_ns), info.st_ino
+
+
 def stamp(path: Path, info: os.stat_result) -> list[int]:
-    """Return size, modification time (ns) and inode, for a link also those of the file that it points to."""
-    own = [info.st_size, info.st_mtime_ns, info.st_ino]
-    if stat.S_ISLNK(info.st_mode):
-        try:
-            target = path.stat()
-        except OSError:
-            return own
-        if stat.S_ISREG(target.st_mode):
-            return [*own, target.st_size, target.st_mtime_ns, target.st_ino]
-    return own
+    """Return the stamp of a file; for a link, which is never written to, also of the file it leads to."""
+    if not stat.S_ISLNK(info.st_mode):
+        return [*stamp_of(info)]
+    own = [info.st_size, info.st_mtime_ns, 0, info.st_ino]  # chown -R is no reason to fetch it
+    try:
+        target = path.stat()
+    except OSError:
+        return own
+    return [*own, *stamp_of(target)] if stat.S_ISREG(target.st_mode) else own
+
+
+def is_stamp(before: list[int], now: list[int]) -> bool:
+    """Tell whether a stamp of a snapshot is this one; those of older versions lack the times of change."""
+    return before == (_without_changes(now) if len(before) % 4 else now)
+
+
+def is_touched(before: list[int], now: list[int]) -> bool:
+    """Tell whether two stamps differ in times of change alone, as after chown -R."""
+    return len(before) == len(now) and _without_changes(before) == _without_changes(now)
+
+
+def _without_changes(stamps: list[int]) -> list[int]:
+    return [value for at, value in enumerate(stamps) if at % 4 != 2]
 
 
 def walk(top: Path, on_trouble: OnTrouble) -> Iterator[tuple[str, os.stat_result]]:
