@@ -19,6 +19,7 @@ from awsddp.errors import AwsddpError, Interrupted
 from awsddp.jobs.files import resume_option
 from awsddp.jobs.ranks import SECRET
 from awsddp.records import ACTIVE, Cause, JobRecord
+from awsddp.rehearsal import lacking
 from awsddp.report import iso, money
 from awsddp.resources import is_bundled
 from awsddp.spec import OPTION, Given
@@ -298,8 +299,8 @@ def costs(record: Record) -> str:
 
 
 def explained(cluster: "Cluster", job: JobRecord) -> JobRecord:
-    """Return the job; for a module, a package, a file or a variable that its nodes do not have the cause says
-    why.
+    """Return the job; for a module, a package, a file or a variable that its nodes do not have, and for what
+    a rehearsal lacks, the cause says why.
     """
     cause = job.cause
     if cause is None:
@@ -310,8 +311,11 @@ def explained(cluster: "Cluster", job: JobRecord) -> JobRecord:
         "file_not_found": _of_file,
         "exit": _of_variable,
     }.get(cause.kind)
+    record = cluster.folder.read()
     with contextlib.suppress(AwsddpError, OSError, ValueError):  # the project has changed, or is gone
-        if explain is not None:
+        if record is not None and (lack := lacking(record.target, cause)):
+            cause = _told(cause, *lack)
+        elif explain is not None:
             cause = explain(cluster, job, cause)
     return replace(job, cause=replace(cause, next=advised(cluster, cause.next, job=job)))
 

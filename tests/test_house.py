@@ -28,6 +28,7 @@ _STORY = {
         "known",
         "reach",
         "reconcile",
+        "rehearsal",
     ),
     *("release", "results", "saved", "saving", "search", "starter", "status", "train", "unsent", "up"),
     "whole_run",

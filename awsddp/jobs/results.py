@@ -90,7 +90,7 @@ def worded(cause: Cause, *, job: str) -> Cause:
         cause,
         explanation=" ".join(cause.explanation.split())[:_MOST_CHARACTERS],
         next=row.next.format(job=job) if row is not None and cause.next else "",
-        tail=tuple(line for text in cause.tail for line in text.splitlines() or [""])[-MOST_LINES:],
+        tail=tuple(line for text in cause.tail for line in text.split("\n"))[-MOST_LINES:],
     )
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from awsddp.jobs import protocol
 from awsddp.jobs.supervisor.causes import CONDITIONS, ECHOES, TABLE, Evidence, explain
-from awsddp.jobs.supervisor.diagnose import last_loss
+from awsddp.jobs.supervisor.diagnose import last_lines, last_loss, read_tail
 from awsddp.jobs.supervisor.job_causes import (
     JOB_TABLE,
     WAITED,
@@ -151,6 +151,20 @@ RAISED = [
         "library_missing",
         "the library libGL.so.1.",
     ),
+    (
+        1,
+        "RuntimeError: Error downloading train-images-idx3-ubyte.gz:\n"
+        "Tried https://ossci-datasets.s3.amazonaws.com/mnist/, got:\n"
+        "<urlopen error [Errno -3] Temporary failure in name resolution>",
+        "no_internet",
+        "RuntimeError: Error downloading train-images-idx3-ubyte.gz. The node could not reach",
+    ),
+    (
+        1,
+        "RuntimeError: Couldn't load custom C++ ops. This can happen if your PyTorch and torchvision ",
+        "packages_mismatch",
+        "do not fit each other",
+    ),
     (1, "SyntaxError: invalid syntax", "syntax_error", "The file is not valid"),
     (1, "RuntimeError: Error(s) in loading state_dict for Linear:", "checkpoint_differs", "another model"),
     (
@@ -244,6 +258,9 @@ op.preamble.length <= op.nbytes. 4000 vs 4. Received data size doesn't match exp
 distributed collective mismatch in your code?
 Fatal Python error: Aborted
 """
+CALLED = (
+    TRACEBACK + "subprocess.CalledProcessError: Command '['./run.sh']' returned non-zero exit status 127.\n"
+)
 EXAMPLES = [
     (3, "", "exit", "It ended with exit code 3."),
     (1, TRACEBACK + "ValueError: no\n", "exit", "ValueError: no."),
@@ -291,6 +308,19 @@ EXAMPLES = [
     (1, "Connection reset by peer\n" + TRACEBACK + "ValueError: no\n", "exit", "ValueError: no."),
     *((code, raised(text), kind, words) for code, text, kind, words in RAISED),
     (2, "usage: x.py [-h]\nx.py: error: unrecognized arguments: --local-rank=0\n", "usage", "its arguments"),
+    (
+        2,
+        "/usr/bin/python3: can't open file '/w/outputs/1/train.py': [Errno 2] No such file or directory",
+        "no_such_script",
+        "Python did not find /w/outputs/1/train.py, which is relative to the folder that the rank began in.",
+    ),
+    (
+        1,
+        f"/usr/bin/env: \u2018bash\\r\u2019: No such file or directory\n{CALLED}",
+        "line_ends",
+        '"bash\\r" in its',
+    ),
+    (126, "sh: ./run.sh: /bin/bash^M: bad interpreter: No such file or directory", "line_ends", '"bash\\r"'),
     (127, "awsddp could not start this process: [Errno 8] Exec format error\n", "not_started", "Exec format"),
     (-6, NCCL_TIMEOUT, "nccl_timeout", "ALLREDUCE did not end within NCCL's timeout"),
     (-6, GLOO_MISMATCH, "collective_mismatch", "other sizes"),
@@ -301,6 +331,24 @@ EXAMPLES = [
 def test_end_of_a_rank_has_a_kind_and_an_explanation(code: int, said: str, kind: str, words: str) -> None:
     cause = explain(Evidence(code, said))
     assert (cause.kind, words in cause.explanation) == (kind, True), cause
+
+
+def test_what_a_program_writes_for_a_terminal_is_in_no_cause(tmp_path: Path) -> None:
+    log, red, none = tmp_path / "rank0.log", "\x1b[1;31m", "\x1b[0m"
+    link = "\x1b]8;;https://example.org\x1b\\here\x1b]8;;\x07"
+    said = (
+        TRACEBACK.replace("Traceback", f"{red}Traceback{none}")
+        + f"{red}ValueError{none}: {link} \x1b[38;5;9mno\n"
+    )
+    log.write_text(said)
+    text = read_tail(log)
+    assert explain(Evidence(1, text)).explanation == "ValueError: here no."
+    assert last_lines(text)[-1] == "ValueError: here no" and "\x1b" not in text
+
+
+def test_only_a_new_line_ends_a_line_of_the_tail() -> None:
+    line = "a\x0bb\x0cc\x1cd\x85e\u2028f"
+    assert last_lines(f"first\n{line}\n") == ["first", line]
 
 
 @pytest.mark.parametrize("error", ["EOFError", "OSError: [Errno 22] Invalid argument"])

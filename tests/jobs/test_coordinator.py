@@ -81,6 +81,16 @@ def test_rank_that_lost_its_peer_is_no_cause_beside_the_one_that_left() -> None:
     assert coordinator.document().state == "failed"
 
 
+def test_ranks_that_did_not_join_are_explained_by_the_address_at_which_one_found_nobody() -> None:
+    coordinator = joined()
+    kind, said = "master_unreachable", "Nothing answers at localhost, 12354, where rank 0 was expected."
+    coordinator.hear(0, exit_of(0, 1, "echo", "Only 1 of 2 ranks joined.", "rendezvous_timeout"), now=2.0)
+    coordinator.hear(1, exit_of(2, 1, "echo", said, kind), now=2.3)
+    cause = coordinator.document().cause
+    assert (cause.kind, cause.rank, cause.node) == (kind, 2, 1)
+    assert cause.explanation == f"Only 1 of 2 ranks joined. Rank 2: {said}"
+
+
 def test_lost_node_is_the_cause_of_what_the_others_then_say() -> None:
     coordinator = joined()
     coordinator.hear(0, exit_of(0, 1, "echo"), now=2.0)

@@ -126,6 +126,17 @@ def found(fleet: "Fleet", node: int = 0) -> Manifest:
     return fleet.ask(node, requests.Manifest(job="job", ranks=[(0, node)]))
 
 
+@pytest.mark.parametrize(("output", "is_home"), [("~/x", True), ("./~/x", False), ("a/~/x", False)])
+def test_a_tilde_at_the_start_alone_is_the_home_folder(node: Node, output: str, is_home: bool) -> None:
+    at_home = Path(os.environ["HOME"], "x")
+    at_home.write_text("of the home folder")
+    node.file("~/x")
+    node.begin()
+    paths = [one.path for one in node.manifest(outputs=[output]).files]
+    assert (str(at_home) in paths) == is_home
+    assert (str(node.work / "~" / "x") in paths) == (output == "./~/x")
+
+
 def test_everything_new_or_changed_comes_home(make_fleet: "Callable[[int], Fleet]") -> None:
     fleet = make_fleet(1)
     fleet.write("same.txt", "same")

@@ -48,6 +48,13 @@ def test_a_node_that_speaks_for_the_whole_job_is_believed_before_one_that_saw_a_
     assert job_document({0: whole, 1: part}).state == "running"
 
 
+def test_only_a_new_line_ends_a_line_of_the_tail() -> None:
+    line = "a\x0bb\x0cc\x1cd\x85e\u2028f"
+    cause = {**lost(0), "tail": [line, "two\nlines", ""]}
+    job = job_document({0: document(0, "failed", [1] * 4, complete=True, cause=cause)})
+    assert job.cause is not None and job.cause.tail == (line, "two", "lines", "")
+
+
 def test_final_word_on_any_node_counts() -> None:
     first = document(0, "interrupted", [None] * 4, complete=True, cause=lost(0))
     second = document(1, "succeeded", [0] * 4, complete=True)

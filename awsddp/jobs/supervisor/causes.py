@@ -127,7 +127,7 @@ no_internet (retryable): The node could not reach a host on the internet.
   next awsddp exec -- curl -sSI https://pypi.org   # from each node; or sync the data with the folder
 packages_mismatch: Two packages of the node's environment do not fit each other.
   said torchvision::nms does not exist|undefined symbol|may indicate binary incompat|cannot import name
-  said version `\S+' not found
+  said version `\S+' not found|Couldn't load custom C\+\+ ops
   next awsddp train --env requirements.txt   # versions that belong together, on every node
 library_missing: The node does not have the library {library}.
   said (?P<library>\S+): cannot open shared object file
@@ -135,6 +135,9 @@ library_missing: The node does not have the library {library}.
 syntax_error: The file is not valid for the node's Python.
   said ^(?:Syntax|Indentation|Tab)Error
   next awsddp exec -- python3 --version   # the node's; it may be older than yours
+no_such_script: Python did not find {file}, which is relative to the folder that the rank began in.
+  said can't open file '(?P<file>[^'\n]+)': \[Errno 2\]
+  next start it again by os.path.abspath(sys.argv[0]), from before it changed its folder (hydra.job.chdir)
 usage: The script refused its arguments.
   code 2
   said (?m)^\S+: error:
@@ -181,6 +184,9 @@ illegal_instruction: A library has instructions that the node's processor lacks{
 abort: A library aborted{place}: see its message above.
   signal SIGABRT
   next awsddp logs
+line_ends: A file with line ends of Windows asks for the program "{name}\r" in its first line.
+  log (?:env: .|/)(?P<name>[\w.+-]+)(?:\\r|\r|\^M)(?:.: No such file|: bad interpreter)
+  next sed -i 's/\r$//' FILE   # here; in git: a line "* text eol=lf" in .gitattributes
 output_lost: Python could not write the last output: stdout was closed, or the disk is full.
   code 120
   next awsddp exec df -h   # the disks; and see what the script does with sys.stdout
@@ -234,7 +240,7 @@ class Evidence:
 
     def _said(self) -> str:
         """Return what the rank said of its end: its last exception, or else the end of its log."""
-        if self.raised and re.search("NCCL|Weights only", self.raised):
+        if self.raised and (self.raised.endswith(":") or re.search("NCCL|Weights only", self.raised)):
             return "\n".join((self.raised + self.text.rpartition(self.raised)[2]).split("\n")[:_MORE_LINES])
         _, aborted, after = self.text.rpartition("terminate called")
         return self.raised or (aborted + after if aborted else "\n".join(last_lines(self.text)))
@@ -242,7 +248,7 @@ class Evidence:
     def status(self) -> str:
         """Return how it ended, as a sentence."""
         if self.raised and self.exit_code in (1, -6):  # python exits with 1; torch may abort after it
-            return self.raised if self.raised.endswith(".") else f"{self.raised}."
+            return self.raised if self.raised.endswith(".") else f"{self.raised.rstrip(':')}."
         if self.exit_code >= 0:
             return f"It ended with exit code {self.exit_code}."
         try:

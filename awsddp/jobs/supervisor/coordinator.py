@@ -17,6 +17,7 @@ from awsddp.jobs.supervisor.job_causes import (
     cause_of_kind,
     left_early,
     located,
+    with_address,
 )
 from awsddp.jobs.supervisor.requests import Sparse, each, reader
 from awsddp.jobs.supervisor.stacks import Answer, read_stacks
@@ -279,7 +280,7 @@ class Coordinator:
         first = first_of(self._failures) if self._failures else None
         if first is None or (first.fault != "own" and self._lost is not None):
             return self._lost
-        return first.cause
+        return with_address(first.cause, (failure.cause for failure in self._failures))
 
     def _failure(self, node: int, report: Report, cause: Cause, now: float) -> Failure:
         """Return why a rank failed; if it waited for one that had ended with 0, that is why."""

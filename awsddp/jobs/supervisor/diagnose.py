@@ -22,6 +22,8 @@ _FOLLOWS = re.compile("The above exception was the direct cause of|During handli
 _GROUP = "Exception Group Traceback"
 _MARGIN = re.compile(r"^ *(?:\| |\+ (?=Exception Group))", re.MULTILINE)
 _MEMBER = re.compile(r" *(\+-)?\+-+ (\d+|\.\.\.) -+")
+_COLOUR = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1b\\))")
+"""What a program writes for a terminal: colours, moves, links."""
 _FRAME = (" ", "\t", "│", "╭", "╰")
 """How a line of a traceback begins; rich draws boxes, also for typer."""
 _REHEARSED = re.compile(r"rehearsal: \d+ x .+ simulated: ")  # templates/rehearse_gpu
@@ -29,12 +31,15 @@ _WIDTH = 2000  # of a line of the tail, in characters
 
 
 def read_tail(path: Path, begin: int = 0) -> str:
-    """Return the end of the log `path`, from byte `begin` on; bytes that are no UTF-8 are replaced."""
+    """Return the end of the log `path`, from byte `begin` on, without colours.
+
+    Bytes that are no UTF-8 are replaced.
+    """
     try:
         with path.open("rb") as file:
             file.seek(0, 2)
             file.seek(max(begin, file.tell() - _BYTES))
-            return file.read().decode("utf-8", "replace")
+            return _COLOUR.sub("", file.read().decode("utf-8", "replace"))
     except OSError as error:
         return f"(its log cannot be read: {error})"
 
@@ -48,7 +53,7 @@ def recorded(path: Path) -> str:
         found = json.loads(path.read_text(encoding="utf-8"))["message"]["extraInfo"]["py_callstack"]
     except (OSError, ValueError, LookupError, TypeError):
         return ""
-    return "\n" + str(found)[-_BYTES:]
+    return "\n" + _COLOUR.sub("", str(found)[-_BYTES:])
 
 
 def last_lines(text: str) -> list[str]:

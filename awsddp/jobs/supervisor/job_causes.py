@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from awsddp.jobs.supervisor.requests import Launch
 
@@ -109,6 +109,15 @@ def located(request: Launch, node: int | None, cause: Cause) -> Cause:
     """Return a cause with the node, and its instance, on which it arose."""
     found = next((one for one in request.nodes if one.node == node), None)
     return cause._replace(node=node, instance_id=found.instance_id if found else None)
+
+
+def with_address(cause: Cause, others: Iterable[Cause]) -> Cause:
+    """Return the cause of a job whose ranks did not join, with the address at which one found nobody."""
+    nobody = next((one for one in others if one.kind == "master_unreachable"), None)
+    if cause.kind != "rendezvous_timeout" or nobody is None:
+        return cause
+    said = f"{cause.explanation} Rank {nobody.rank}: {nobody.explanation}"
+    return nobody._replace(explanation=said)
 
 
 def left_early(cause: Cause, early: str) -> Cause:

@@ -246,7 +246,8 @@ class _Found:
 
         A folder that lies outside and that a link leads to is followed.
         """
-        path = self._resolved(Path(os.path.normpath(str(self._workdir / Path(output).expanduser()))))
+        place = Path(output).expanduser() if output.startswith("~") else output  # "./~" is a folder's name
+        path = self._resolved(Path(os.path.normpath(str(self._workdir / place))))
         target = real(path)
         home = self._home(target) or self._given_home(path)
         if not path.is_dir():
