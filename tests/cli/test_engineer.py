@@ -1,5 +1,9 @@
-"""An engineer trains a model of her own, as on 2026-11-23: then 27 commands, 8 failures and 25 stumbles."""
+"""An engineer trains a model of her own, as on 2026-11-23: then 27 commands, 8 failures and 25 stumbles.
 
+What made an engineer stop on 2026-11-28 is typed in, too.
+"""
+
+import re
 import time
 from collections.abc import Callable
 
@@ -110,10 +114,24 @@ def test_an_engineer_trains_a_model_of_her_own(
     story.type("awsddp fetch", says=["node0"], never=["does not match"])
     story.type("awsddp cancel", says=["train-3", "cancelled"])
     story.type(
-        "awsddp train --resume last -- --resume {resume} --epochs 300", [("resumed", CTRL_C)], code=130
+        "awsddp train --resume last -- --resume {resume} --epochs 300",
+        [("resumed", CTRL_C)],
+        code=130,
+        says=[r"continue from it: awsddp train --resume train-4 .*\{resume\}"],
     )
-    story.type("awsddp train -q --name lr-0.03 -- --lr 0.03")
-    story.type("awsddp jobs train-2 lr", says=["--epochs 3", "--lr 0.03", "loss"], never=["train-1"])
+    said = story.type("awsddp train -q --name lr-0.03 -- --lr 0.03")
+    loss = re.search(r"loss ([0-9.]+)", said)
+    story.type(
+        "awsddp jobs train-2 lr",
+        says=["--epochs 3", "--lr 0.03", re.escape(loss[1]) if loss else "a loss"],
+        never=["train-1"],
+    )
+    story.type(
+        "awsddp train -- --lr none",
+        code=1,
+        says=["invalid float value", "next: awsddp train .*awsddp down"],
+        never=["cause: .*rehearsal", "Traceback.*Traceback"],
+    )
     story.type("awsddp train --name hangs --detach -- --hang")
     wait_for_a_hang(lab)
     story.type(
@@ -122,6 +140,8 @@ def test_an_engineer_trains_a_model_of_her_own(
         never=["is not where", "worker processes at"],
     )
     story.type("awsddp report lr", says=["loss", r"report\.html"])
+    page = (lab.project / "runs" / "lr-0.03" / "report.html").read_text()
+    story.stumbles += ["report: another loss than train"] * (loss is None or loss[1] not in page)
     story.type("awsddp down -y", says=["nothing is left", "Free"])
     internal = [path.name for path in lab.project.glob("runs/*/logs/*") if "rank" not in path.name]
     story.stumbles += [f"internal files among the results: {internal}"] * bool(internal)
