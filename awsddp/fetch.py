@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from msgspec import structs
 
 from awsddp.answers import Manifest, ResultFile
-from awsddp.errors import NodeError, NotFoundError
+from awsddp.errors import AwsddpError, Interrupted, NodeError, NotFoundError
 from awsddp.jobs.files import begins, exclude_patterns, name_at_home, over_limit
 from awsddp.jobs.protocol import answers_of
 from awsddp.jobs.results import encode
 from awsddp.jobs.supervisor import requests
 from awsddp.jobs.supervisor.manifest import digest
-from awsddp.known import find_job, full_name, jobs_of, note_fetched, told_job
+from awsddp.known import find_job, full_name, jobs_of, known_jobs, note_fetched, told_job
 from awsddp.parallel import soon, split
 from awsddp.reach import NoNodes, connect_reachable, in_order
 from awsddp.records import ACTIVE, MORE, JobRecord
@@ -82,6 +82,41 @@ def fetch(
             raise
     start()
     return structs.replace(_fetch(cluster, job, anew), started=True)
+
+
+def fetch_jobs(
+    cluster: "Cluster",
+    names: Sequence[str],
+    *,
+    fetch_one: Callable[[str | None], FetchDocument],
+    on_document: Callable[[FetchDocument], object],
+) -> list[FetchDocument]:
+    """Fetch the results of several jobs, each with `fetch_one`; "all" means all that the nodes know.
+
+    `on_document` gets each document as it is there. A job whose results cannot be fetched does not stop the
+    others: the first such error is raised at the end.
+    """
+    if "all" in names:
+        with cluster.asking() as asked, asked.partly_ready() as found:
+            names = [one.job for one in known_jobs(found)]
+    failed: AwsddpError | None = None
+    documents = []
+    for name in dict.fromkeys(names):
+        try:
+            documents.append(fetch_one(name))
+        except Interrupted:
+            raise
+        except AwsddpError as error:
+            cluster.say(f"{name}: {error.summary}")
+            failed = failed or error
+            if error.result is None:
+                continue
+            documents.append(error.result)
+        on_document(documents[-1])
+    if failed is not None:
+        failed.result = None  # it has been reported
+        raise failed
+    return documents
 
 
 def _fetch_saved(cluster: "Cluster", uri: str) -> FetchDocument:

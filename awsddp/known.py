@@ -411,17 +411,39 @@ def cancel(cluster: "Cluster", *, job: str | None = None) -> JobDocument:
     nodes are named; the others end the job. Raises NotFoundError for an unknown job, or if none runs; NoNodes
     if no node is reachable.
     """
+    return cancel_jobs(cluster, [] if job is None else [job])[0]
+
+
+def cancel_jobs(cluster: "Cluster", names: Sequence[str]) -> list[JobDocument]:
+    """End several jobs as `cancel` does, those that wait first; "all" means all that run or wait.
+
+    Raises as `cancel`, for an unknown name before any job is ended.
+    """
     with cluster.partly_ready() as cluster, connect_reachable(cluster):
         jobs = told_jobs(cluster, partial=True)
         say_missing(cluster)
-        job = full_name(cluster, job, (one.job for one in jobs))
-        refuse_unbegun(job, release_unbegun(cluster, jobs))
-        running = [one for one in jobs if one.state == "running"]
-        if job is None and not running:
+        unbegun = release_unbegun(cluster, jobs)
+        active = [one for one in jobs if one.state in ACTIVE]
+        running = [one for one in active if one.state == "running"]
+        if not (active if "all" in names else running) and ("all" in names or set(names) <= {"last"}):
             raise NotFoundError("no job is running on this cluster", "", "awsddp jobs   # ended jobs")
-        ended = end_job(cluster, choose_job(running if job is None else jobs, job))
-        cluster.folder.remember(ended)
-        return job_result(cluster, ended)
+        chosen = list(active) if "all" in names else []
+        for text in names or ("last",):
+            if text != "all":
+                name = full_name(cluster, text, (one.job for one in jobs))
+                refuse_unbegun(name, unbegun)
+                chosen.append(choose_job(running if name is None else jobs, name))
+        documents = []
+        # The newest first: none of those that wait is to start because another one ends.
+        for one in sorted({job.job: job for job in reversed(chosen)}.values(), key=_runs):
+            ended = end_job(cluster, one)
+            cluster.folder.remember(ended)
+            documents.append(job_result(cluster, ended))
+        return documents
+
+
+def _runs(job: JobRecord) -> bool:
+    return job.state == "running"
 
 
 def name_left_out(cluster: "Cluster") -> None:

@@ -15,7 +15,7 @@ from awsddp.cli.options import Verb, files
 from awsddp.cli.options import jobs as complete_jobs
 from awsddp.cli.pages import down_page, fetch_page, job_page, jobs_page, report_page, run_page
 from awsddp.cli.plan_page import launch_question
-from awsddp.errors import Interrupted
+from awsddp.errors import Interrupted, UsageError
 from awsddp.spec import Given
 
 _SHOWN_BY_RUN = (
@@ -130,12 +130,9 @@ def run(ctx: click.Context, /, options: Globals, *, detach: bool, **given: Any) 
 @click.command("jobs", cls=Verb)
 @click.argument("names", nargs=-1, metavar="[JOB]...", shell_complete=complete_jobs)
 @click.option(
-    "--since",
-    type=click.DateTime(("%Y-%m-%d", "%Y-%m-%dT%H:%M")),
-    metavar="DATE",
-    help="Only what ran, and what it cost, since then (UTC): 2026-11-01.",
+    "--since", metavar="DATE", help="Only what ran, and what it cost, since then (UTC): 2026-11-01."
 )
-def jobs(options: Globals, *, names: tuple[str, ...], since: datetime | None) -> None:
+def jobs(options: Globals, *, names: tuple[str, ...], since: str | None) -> None:
     """List the jobs of this machine's clusters, also of ended ones, and what they cost; those of the cluster
     as its nodes report them. With JOB these alone. -v: with what they run and each rank's progress.
     """
@@ -143,8 +140,18 @@ def jobs(options: Globals, *, names: tuple[str, ...], since: datetime | None) ->
 
     page = functools.partial(jobs_page, verbose=options.verbose > 0, chosen=bool(names))
     with session.opened(options) as (cluster, show), show.partial(page):
-        began = since.replace(tzinfo=UTC) if since is not None else None
-        show.result(jobs_of_all(cluster, names, since=began), page)
+        show.result(jobs_of_all(cluster, names, since=_moment(since)), page)
+
+
+def _moment(date: str | None) -> datetime | None:
+    """Return the moment that a date, or a date with a time, names in UTC. Raises UsageError."""
+    try:
+        moment = datetime.fromisoformat(date) if date is not None else None
+    except ValueError:
+        raise UsageError(
+            f"--since: invalid date {date!r}", "", "use 2026-11-01 or 2026-11-01T12:00"
+        ) from None
+    return moment.replace(tzinfo=moment.tzinfo or UTC) if moment is not None else None
 
 
 @click.command("logs", cls=Verb)
@@ -186,38 +193,55 @@ def logs(
 
 
 @click.command("cancel", cls=Verb)
-@click.argument("job", required=False, shell_complete=complete_jobs)
-def cancel(options: Globals, *, job: str | None) -> None:
-    """End JOB (default: the last one running): SIGTERM, then SIGKILL after `job.grace`.
+@click.argument("names", nargs=-1, metavar="[JOB]...", shell_complete=complete_jobs)
+def cancel(options: Globals, *, names: tuple[str, ...]) -> None:
+    """End each JOB (default: the last one running; all: those that run or wait): SIGTERM, then SIGKILL after
+    `job.grace`.
 
     Its results stay on the nodes until `awsddp fetch`; a client that follows the job fetches them.
     """
-    from awsddp.known import cancel
+    from awsddp.known import cancel_jobs
 
     with session.opened(options) as (cluster, show):
-        show.result(cancel(cluster, job=job), job_page)
+        ended = cancel_jobs(cluster, names)
+        for one in ended:
+            show.page(one, job_page)
+        show.result(ended if _are_several(names) else ended[0], lambda _: None)
+
+
+def _are_several(names: tuple[str, ...]) -> bool:
+    """Tell whether the result of a verb is a list of documents."""
+    return len(names) > 1 or "all" in names
 
 
 @click.command("fetch", cls=Verb)
-@click.argument("job", required=False, shell_complete=complete_jobs)
+@click.argument("names", nargs=-1, metavar="[JOB]...", shell_complete=complete_jobs)
 @click.option("--output", "outputs", multiple=True, metavar="PATH", help="Also fetch this path (repeatable).")
-def fetch(options: Globals, *, job: str | None, outputs: tuple[str, ...]) -> None:
-    """Fetch the results of JOB (default: the last one): its logs, its run folder, new and changed files.
+def fetch(options: Globals, *, names: tuple[str, ...], outputs: tuple[str, ...]) -> None:
+    """Fetch the results of each JOB (default: the last one; all: all on the nodes): its logs, its run folder,
+    new and changed files.
 
     If a node is gone or stopped, the rest is fetched and the missing part is named (exit 6). A cluster that
     stopped by itself with results on it is started and terminated afterwards; both are asked first. What is
     all in S3 comes from there.
     """
+    from awsddp.fetch import fetch_jobs
+
     explicit: dict[str, Given] = {"job.outputs": list(outputs)} if outputs else {}
     with session.opened(options, explicit) as (cluster, show), show.partial(fetch_page):
         confirm = launch_question(show, cluster.spec)
-        result = cluster.fetch(job, anew=bool(outputs), confirm=confirm)
-        show.page(result, fetch_page)
-        if result.started:
+        fetch_one = functools.partial(cluster.fetch, anew=bool(outputs), confirm=confirm)
+        on_document = functools.partial(show.page, page=fetch_page)
+        if _are_several(names):
+            found = fetch_jobs(cluster, names, fetch_one=fetch_one, on_document=on_document)
+        else:
+            found = [fetch_one(*names)]
+            on_document(found[0])
+        if any(one.started for one in found):
             with contextlib.suppress(Interrupted):  # the answer was no: the idle watchdog ends them
-                result.down = cluster.down(confirm=show.question(*TERMINATION))
-                show.page(result.down, down_page)
-        show.result(result, lambda _: None)
+                found[-1].down = cluster.down(confirm=show.question(*TERMINATION))
+                show.page(found[-1].down, down_page)
+        show.result(found if _are_several(names) else found[0], lambda _: None)
 
 
 @click.command("report", cls=Verb)

@@ -5,7 +5,6 @@ python -m tests.cli.schema
 
 import json
 from pathlib import Path
-from types import GenericAlias
 from typing import Any
 
 import msgspec
@@ -15,7 +14,7 @@ from awsddp.cli.main import VERBS
 from awsddp.errors import SCHEMA
 from awsddp.plan.records import PlanDocument
 
-DOCUMENTS: dict[str, type | GenericAlias] = {
+DOCUMENTS: dict[str, Any] = {
     "": returns.HomeDocument,
     "init": returns.InitDocument,
     "plan": PlanDocument,
@@ -27,8 +26,8 @@ DOCUMENTS: dict[str, type | GenericAlias] = {
     "train": returns.JobDocument,
     "jobs": returns.JobsDocument,
     "logs": returns.JobDocument,
-    "cancel": returns.JobDocument,
-    "fetch": returns.FetchDocument,
+    "cancel": returns.JobDocument | list[returns.JobDocument],
+    "fetch": returns.FetchDocument | list[returns.FetchDocument],
     "exec": returns.ExecDocument,
     "ssh": returns.SshDocument,
     "doctor": returns.DoctorDocument,

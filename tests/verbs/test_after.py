@@ -7,9 +7,11 @@ import pytest
 
 from awsddp.doctor import why
 from awsddp.errors import InUse, NotFoundError, UsageError
-from awsddp.known import end_ranks
+from awsddp.fetch import fetch, fetch_jobs
+from awsddp.known import cancel_jobs, end_ranks
 from awsddp.reach import told_jobs
 from awsddp.records import JobRecord
+from awsddp.returns import FetchDocument
 from tests.jobs.conftest import until
 from tests.verbs.conftest import World, start
 
@@ -54,6 +56,42 @@ def test_why_without_a_name_is_of_the_job_that_runs_and_not_of_one_that_waits(wo
     start(world, script(2), name="two", after="one")
     assert why(world.ctx()).job == why(world.ctx(), "last").job == "one"
     assert (why(world.ctx(), "two").job, why(world.ctx(), "two").state) == ("two", "waiting")
+
+
+def test_several_jobs_are_ended_by_one_command_those_that_wait_first(world: World) -> None:
+    start(world, script(1, 600), name="one")
+    for name in ("two", "three", "four"):
+        start(world, script(2), name=name, after="one")
+    with pytest.raises(NotFoundError, match="no job none"):
+        cancel_jobs(world.ctx(), ["two", "none"])
+    assert set(states(world).values()) == {"running", "waiting"}
+    assert [one.job for one in cancel_jobs(world.ctx(), ["two", "two"])] == ["two"]
+    assert [one.job for one in cancel_jobs(world.ctx(grace="1s"), ["all"])] == ["four", "three", "one"]
+    assert set(states(world).values()) == {"cancelled"}
+    with pytest.raises(NotFoundError, match="no job is running"):
+        cancel_jobs(world.ctx(), ["all"])
+    assert cancel_jobs(world.ctx(), ["one"])[0].state == "cancelled"
+
+
+def test_several_jobs_are_fetched_by_one_command_and_one_that_cannot_be_stops_no_other(world: World) -> None:
+    for name in ("one", "two"):
+        start(world, script(0), name=name)
+        until(lambda name=name: states(world)[name] == "succeeded", seconds=60)
+    ctx, shown = world.ctx(), list[str]()
+
+    def fetch_one(name: str | None) -> FetchDocument:
+        return fetch(ctx, job=name, start=pytest.fail)
+
+    def fetch_these(*names: str) -> list[str]:
+        shown.clear()
+        found = fetch_jobs(ctx, names, fetch_one=fetch_one, on_document=lambda one: shown.append(one.job))
+        return [one.job for one in found]
+
+    with pytest.raises(NotFoundError, match="no job none"):
+        fetch_these("one", "none", "two")
+    assert shown == ["one", "two"] and (world.project / "runs/two/job.json").exists()
+    assert fetch_these("two", "one", "two") == shown == ["two", "one"]
+    assert fetch_these("all") == ["one", "two"]
 
 
 def test_job_that_waits_can_be_cancelled_and_fails_without_one_of_its_nodes(world: World) -> None:
