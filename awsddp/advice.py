@@ -145,8 +145,9 @@ def _line(cluster: "Cluster", line: str, job: JobRecord | None) -> str:
         ends = next((at for at, part in enumerate(parts) if part.startswith("awsddp down")), len(parts))
         told = (_command(cluster, part, job, is_gone=at > ends) for at, part in enumerate(parts))
         line = "".join([*told, note, rest])
-    region = cluster.spec.cluster.region if "cluster.region" in cluster.spec.from_cli else None
-    profile = cluster.spec.cluster.profile if "cluster.profile" in cluster.spec.from_cli else None
+    typed = frozenset() if " --local" in line else cluster.spec.from_cli  # it has one region, and no profile
+    region = cluster.spec.cluster.region if "cluster.region" in typed else None
+    profile = cluster.spec.cluster.profile if "cluster.profile" in typed else None
     words = partial(global_words, cluster.folder, local=cluster.local, region=region, profile=profile)
     kept, anew = words(), words(is_kept=False)
     before, down, after = line.partition("awsddp down")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from awsddp import report
 from awsddp.billing import Bill
-from awsddp.errors import AwsddpError, ConfigError, LeftoverError, NodeError, UsageError
+from awsddp.errors import AwsddpError, ConfigError, LeftoverError, NodeError, NoRegion, UsageError
 from awsddp.fetch import Ephemeral, bring, refuse_ephemeral
 from awsddp.known import bill_of, end_job, jobs_of
 from awsddp.reach import OFF, reachable, told_jobs
@@ -45,6 +45,23 @@ def down(
     `lose` returns True, NotFoundError where only another session of the caller's role has one,
     LeftoverError where something could not be terminated, CloudError where AWS does not answer.
     """
+    try:
+        return _down(cluster, discard=discard, known_only=known_only, confirm=confirm, lose=lose)
+    except NoRegion as error:
+        if not known_only:
+            raise
+        cluster.say(f"AWS was not searched: {error.message}")
+        return _document(cluster)  # without a record, and -y ends only what has one
+
+
+def _down(
+    cluster: "Cluster",
+    *,
+    discard: bool,
+    known_only: bool,
+    confirm: Callable[[str], None],
+    lose: Callable[[NodeError], bool],
+) -> DownDocument:
     with cluster.folder.lock("down"), cluster.find(newer=True, whole=True) as cluster:
         record = cluster.known
         if cluster.gateway is not None:

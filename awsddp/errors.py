@@ -64,6 +64,10 @@ class ConfigError(AwsddpError, exit_code=3, kind="config"):
     """awsddp.toml, the environment or the local folder is invalid."""
 
 
+class NoRegion(ConfigError):
+    """Nothing names a region of AWS."""
+
+
 class InUse(ConfigError, kind="in_use", retryable=True):
     """The nodes are in use: another job runs there, or another client is about to start one."""
 

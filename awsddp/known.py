@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from awsddp import billing
 from awsddp.advice import advised
 from awsddp.billing import Bill
-from awsddp.errors import AwsddpError, ConfigError, NodeError, NotFoundError, UsageError
+from awsddp.errors import AwsddpError, ConfigError, NodeError, NoRegion, NotFoundError, UsageError
 from awsddp.jobs.files import Checkpoint, newest_checkpoint
 from awsddp.reach import REACH_S, connect_reachable, say_missing, told_jobs
 from awsddp.records import ACTIVE, Frozen, JobRecord, Listed, widened
@@ -155,11 +155,12 @@ def jobs_of_all(
         was_here = any(one.cluster == cluster.spec.name for one in found.clusters)
         nobody_named = cluster.spec.name == "default" and cluster.folder.read(newer=True) is None
         absent = isinstance(error, NotFoundError) and was_here
-        if nobody_named and not was_here and found.jobs:
-            absent = isinstance(error, NotFoundError | ConfigError)
+        if nobody_named and not was_here:
+            absent = isinstance(error, NotFoundError | ConfigError if found.jobs else NoRegion)
         if not absent:
             raise
-        cluster.say(error.summary)
+        if not isinstance(error, NoRegion):  # and nothing was ever here
+            cluster.say(error.summary)
         return found
 
 

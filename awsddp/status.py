@@ -16,12 +16,12 @@ from awsddp import report
 from awsddp.advice import command_words, job_options, script_words
 from awsddp.answers import OURS
 from awsddp.config import NOT_SHOWN
-from awsddp.errors import AwsddpError, LeftoverError
+from awsddp.errors import AwsddpError, CloudError, LeftoverError, LocalCloudError, NoRegion
 from awsddp.jobs import results
 from awsddp.known import FoundJob, all_jobs, bill_of, jobs_of, known_job
 from awsddp.local import client as local
 from awsddp.reach import reachable, told_jobs
-from awsddp.records import ACTIVE, MORE, JobRecord, Listed, RankUsage, widened
+from awsddp.records import ACTIVE, MORE, JobRecord, Listed, RankUsage, Target, widened
 from awsddp.release import release_saved, release_unbegun
 from awsddp.report import money
 from awsddp.results import is_fetched, job_result, loss_rows, ranks_of, written_progress
@@ -190,11 +190,11 @@ def _launching(record: Record | None, cluster: Listed | None) -> bool:
 def status_all(cluster: "Cluster") -> list[FoundCluster]:
     """Return the `status` documents of every cluster in every region, also of other owners, and of orphans.
 
-    With --local those of the local cloud, with --region those of that region. Raises CloudError if no region
-    answers.
+    Those of the local cloud, too, if it runs; with --local those alone, with --region those of that region.
+    Raises CloudError if no region answers.
     """
-    with _searched(cluster) as (cluster, _, found):
-        return [_found(cluster, holding) for holding in found.holdings]
+    with _searched(cluster) as places:
+        return [_found(here, holding) for here, _, found in places for holding in found.holdings]
 
 
 def down_orphans(cluster: "Cluster", *, discard: bool = False, confirm: Callable[[str], None]) -> Orphans:
@@ -206,22 +206,24 @@ def down_orphans(cluster: "Cluster", *, discard: bool = False, confirm: Callable
     """
     from awsddp.aws.teardown import teardown
 
-    with _searched(cluster) as (cluster, looked, found):
+    with _searched(cluster) as places:
         unused = [
-            holding
+            (here, holding)
+            for here, _, found in places
             for holding in found.holdings
-            if holding.orphan and not _lives(_recorded(cluster, holding.cluster, wait=True))
+            if holding.orphan and not _lives(_recorded(here, holding.cluster, wait=True))
         ]
-        orphans = [holding for holding in unused if discard or not holding.cluster.unfetched]
-        kept = [holding.cluster for holding in unused if holding not in orphans]
+        owed = [holding.cluster for _, holding in unused if holding.cluster.unfetched]
+        kept = [] if discard else owed
+        orphans = [(here, holding) for here, holding in unused if holding.cluster not in kept]
         if orphans:
-            confirm("Orphans:\n" + "\n".join(f"  {_orphan(orphan)}" for orphan in orphans) + "\n")
+            confirm("Orphans:\n" + "\n".join(f"  {_orphan(here, one)}" for here, one in orphans) + "\n")
         terminated: list[str] = []
         left: list[str] = []
-        for orphan in orphans:
-            there = replace(cluster.target, region=orphan.cluster.region)
+        for here, orphan in orphans:
+            there = replace(here.target, region=orphan.cluster.region)
             trail = cluster.home / "history" / f"{orphan.cluster.name}-{orphan.cluster.id}"
-            aws = aws_of(cluster, there, trail=trail, login=cluster.aws)
+            aws = aws_of(here, there, trail=trail, login=here.aws)
             ended = teardown(aws, orphan.cluster, on_event=cluster.on_event)
             terminated += ended.terminated
             left += ended.leftovers
@@ -239,34 +241,63 @@ def down_orphans(cluster: "Cluster", *, discard: bool = False, confirm: Callable
                 f"awsddp -c {kept[0].name} {fetch}   # or: awsddp down --orphans --discard",
             )
         return Orphans(
-            clusters=tuple(orphan.cluster.id for orphan in orphans),
+            clusters=tuple(orphan.cluster.id for _, orphan in orphans),
             terminated=tuple(terminated),
             leftovers=(),
-            looked=tuple(looked),
-            unread=tuple(found.unread),
+            looked=tuple(region for _, regions, _ in places for region in regions),
+            unread=tuple(text for _, _, found in places for text in found.unread),
         )
 
 
 @contextmanager
-def _searched(cluster: "Cluster") -> "Iterator[tuple[Cluster, list[str], Everywhere]]":
-    """Yield the cluster with its target and a gateway, the searched regions, and what was found."""
-    from awsddp.aws.clusters import find_everywhere
-    from awsddp.aws.facts import enabled_regions
+def _searched(cluster: "Cluster") -> "Iterator[list[tuple[Cluster, list[str], Everywhere]]]":
+    """Yield for each place the cluster with its target and a gateway, what was searched, and what was found.
 
+    The places are the running local cloud and AWS; one of them where a setting, or the record, names it.
+    """
     asked = cluster.spec.cluster
     is_set = cluster.local or asked.region or asked.profile
-    with target_for(cluster, None if is_set else cluster.folder.read()) as target:
+    record = None if is_set else cluster.folder.read()
+    places = []
+    with contextlib.ExitStack() as stack:
+        if not is_set and (record is None or record.target.name != "local"):
+            opened = local.opened(cluster.home, cluster.on_event, start=False)
+            try:
+                if (running := stack.enter_context(opened)) is not None:
+                    places.append(_look_in(cluster, running))
+            except LocalCloudError as error:
+                cluster.say(f"not searched: the local cloud: {error.summary}")
+        target = stack.enter_context(target_for(cluster, record))
+        try:
+            places.append(_look_in(cluster, target))
+        except CloudError as error:
+            if not places or getattr(error, "code", "") != "NoCredentialsError":
+                raise
+            cluster.say(f"not searched: AWS: {error.message}")
+        yield places
+
+
+def _look_in(cluster: "Cluster", target: Target) -> "tuple[Cluster, list[str], Everywhere]":
+    """Search a place: all its regions, unless one is asked for. Needs no region that is configured."""
+    from awsddp.aws.clusters import find_everywhere
+    from awsddp.aws.facts import enabled_regions
+    from awsddp.aws.session import OPEN_REGION
+
+    try:
         aws = aws_of(cluster, target)
-        alone = cluster.spec.cluster.region is not None or target.name == "local"
-        regions = [aws.region] if alone else list(enabled_regions(aws))
+    except NoRegion:
+        target = replace(target, region=OPEN_REGION)
+        aws = aws_of(cluster, target)
+    alone = cluster.spec.cluster.region is not None or target.name == "local"
+    regions = [aws.region] if alone else list(enabled_regions(aws))
 
-        def gateway(region: str) -> "Aws":
-            return aws if region == aws.region else aws_of(cluster, replace(target, region=region), login=aws)
+    def gateway(region: str) -> "Aws":
+        return aws if region == aws.region else aws_of(cluster, replace(target, region=region), login=aws)
 
-        found = find_everywhere(gateway, regions, owner=aws.identity().user_id, now=datetime.now(UTC))
-        for text in found.unread:
-            cluster.say(f"not searched: {text}")
-        yield cluster.but(target=target, gateway=aws), regions, found
+    found = find_everywhere(gateway, regions, owner=aws.identity().user_id, now=datetime.now(UTC))
+    for text in found.unread:
+        cluster.say(f"not searched: {text}")
+    return cluster.but(target=target, gateway=aws), regions, found
 
 
 def _found(cluster: "Cluster", holding: "Holding") -> FoundCluster:
@@ -314,13 +345,14 @@ def _recorded(cluster: "Cluster", listed: Listed, *, wait: bool = False) -> "Clu
     return here
 
 
-def _orphan(holding: "Holding") -> str:
+def _orphan(here: "Cluster", holding: "Holding") -> str:
     cluster = holding.cluster
     what = [*(node.instance_id for node in cluster.live), *cluster.leftovers]
     owed = f"; results not fetched: {', '.join(cluster.unfetched)}" if cluster.unfetched else ""
     past = f", past its expiry of {report.iso(cluster.expires)}" if cluster.live else ""
+    place = replace(here.target, region=cluster.region).place
     return (
-        f"{cluster.name} ({cluster.id}) in {cluster.region}{past}: {', '.join(what)}, "
+        f"{cluster.name} ({cluster.id}) in {place}{past}: {', '.join(what)}, "
         f"{money(holding.price_usd_per_hour)} per hour{owed}"
     )
 

@@ -19,9 +19,9 @@ from awsddp.errors import AwsddpError, CapacityError, CloudError, ConfigError
 
 T = TypeVar("T")
 MOST_SKEW_S = 240
-WITHOUT_AWS = (
-    "awsddp plan --local   # without AWS: what it would launch and cost; up, train and run take --local, too"
-)
+WITHOUT_AWS = """\
+awsddp plan --local   # without AWS: what it would launch, and the price on EC2
+awsddp run --local   # without AWS: rehearse it on nodes of this machine"""
 """What to type where there is no account yet."""
 
 
@@ -170,17 +170,6 @@ CLOSED = ("AuthFailure", "InvalidClientTokenId", "UnrecognizedClientException")
 https://docs.aws.amazon.com/general/latest/gr/rande-manage.html
 """
 _ENCODED = re.compile(r"\s*Encoded authorization failure message: *(\S*)")
-
-
-class NoRegion(ConfigError):
-    """Nothing names a region."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            "no AWS region configured",
-            "neither --region, nor cluster.region, nor the AWS configuration names one",
-            f"set one: aws configure set region us-east-1   # or type --region us-east-1\n{WITHOUT_AWS}",
-        )
 
 
 class Refused(CloudError):

@@ -24,7 +24,7 @@ from awsddp.aws.login import credentials_end, login_command, session_of
 from awsddp.aws.refusals import (
     BROKEN,
     CLOSED,
-    NoRegion,
+    WITHOUT_AWS,
     Refused,
     closed,
     encoded_denial,
@@ -32,7 +32,7 @@ from awsddp.aws.refusals import (
     unless_refused,
 )
 from awsddp.aws.waits import CLOCK, growing
-from awsddp.errors import AwsddpError, ConfigError
+from awsddp.errors import AwsddpError, ConfigError, NoRegion
 from awsddp.records import Target
 from awsddp.state import make_folder, open_to_append
 
@@ -43,8 +43,8 @@ FIRST_ATTEMPTS = 3
 # https://docs.aws.amazon.com/awsaccountbilling/latest/aboutv2/using-price-list-query-api.html
 _PRICING_REGION = "us-east-1"
 _REGION = re.compile(r"[a-z]{2,}(-[a-z]+)+-\d+")
-# A region of everybody: it tells of those that an account has to enable first.
-_OPEN = "us-east-1"
+OPEN_REGION = "us-east-1"
+"""A region of every account: it tells of those that an account has to enable first."""
 # How long IAM may not see the tags of what was just made, which the least policy decides by: no source says,
 # https://docs.aws.amazon.com/IAM/latest/UserGuide/troubleshoot.html#troubleshoot_general_eventual-consistency
 _NEW_S = 15.0
@@ -222,9 +222,9 @@ class Aws:
 
     def _is_closed(self) -> bool:
         """Whether the account has not enabled the region, as far as EC2 says."""
-        if self._target.endpoint or self.region == _OPEN:
+        if self._target.endpoint or self.region == OPEN_REGION:
             return False
-        there = Aws(replace(self._target, region=_OPEN), login=self)
+        there = Aws(replace(self._target, region=OPEN_REGION), login=self)
         asked = {"AllRegions": True, "RegionNames": [self.region]}
         regions = unless_refused(lambda: there.pages("DescribeRegions", asked))
         return any(one.get("OptInStatus") == "not-opted-in" for one in regions or ())
@@ -283,7 +283,11 @@ class Aws:
         except BotoCoreError as error:
             raise translate(error, "", where="") from error
         if not region:
-            raise NoRegion
+            raise NoRegion(
+                "no AWS region configured",
+                "neither --region, nor cluster.region, nor the AWS configuration names one",
+                f"set one: aws configure set region us-east-1   # or type --region us-east-1\n{WITHOUT_AWS}",
+            )
         if not _REGION.fullmatch(region):
             raise self._no_region(region)
         return region

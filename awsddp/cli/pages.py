@@ -145,7 +145,7 @@ def all_page(found: "list[returns.FoundCluster]") -> None:
         return
     rows = [
         (
-            *(one.cluster, one.id, one.region, "orphan" if one.orphan else one.state),
+            *(one.cluster, one.id, place_name(one.target, one.region), "orphan" if one.orphan else one.state),
             *("you" if one.mine else one.owner, len(one.nodes), len(one.leftovers)),
             *(money(one.price_usd_per_hour), _minute(one.expires or "")),
         )

@@ -105,6 +105,10 @@ def test_what_stopped_by_itself_costs_the_same_wherever_it_is_asked(records: Lab
             if one["cluster"] == "slept"
         ]
         seen, everywhere = records.json("status", "-c", "slept"), of_all(records, "slept")
+        unplaced = records.run("status", "--json", "--all")  # neither a region nor --local
+        assert (unplaced.returncode, json.loads(unplaced.stdout)) == (0, [everywhere])
+        assert "not searched: AWS: no AWS credentials found" in unplaced.stderr
+        assert records.run("down", "--orphans", "-y").returncode == 0
         shown = records.run("--json")
         [home] = [one for one in json.loads(shown.stdout)["clusters"] if one["cluster"] == "slept"]
         prices = [one["price_usd_per_hour"] for one in (told, seen, everywhere, home)]

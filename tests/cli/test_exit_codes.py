@@ -17,6 +17,7 @@ CODES = {
     "JobError": 1,
     "UsageError": 2,
     "ConfigError": 3,
+    "NoRegion": 3,
     "InUse": 3,
     "LocalCloudError": 3,
     "CloudError": 4,

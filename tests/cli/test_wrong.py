@@ -87,8 +87,40 @@ def test_without_credentials_aws_is_not_asked_and_the_ways_to_get_them_are_named
     assert "--local" in said or "aws configure" in said
 
 
-def test_without_a_region_the_flag_is_named(lab: Lab) -> None:
-    assert "--region" in refused(lab, "plan", code=3)
+@pytest.mark.parametrize(
+    ("words", "keys"),
+    [
+        (("jobs",), {"jobs": [], "clusters": []}),
+        (("down", "-y"), {"state": "absent", "looked": ["the local cloud, which is not running"]}),
+    ],
+)
+def test_where_nothing_is_here_no_region_is_needed(
+    lab: Lab, words: tuple[str, ...], keys: dict[str, object]
+) -> None:
+    document = lab.json(*words)
+    assert {key: document[key] for key in keys} == keys
+
+
+@pytest.mark.parametrize("words", [("status", "--all"), ("down", "--orphans", "-y")])
+def test_what_searches_every_region_needs_a_login_and_no_region(lab: Lab, words: tuple[str, ...]) -> None:
+    assert "no AWS credentials" in refused(lab, *words, code=4)
+
+
+@pytest.mark.parametrize(
+    ("place", "code"),
+    [((), 3), (("--region", "eu-west-1", "--profile", "work"), 4), (("--region", "eu-west-1"), 4)],
+)
+def test_without_a_region_or_a_login_what_was_typed_is_advised_without_aws(
+    lab: Lab, place: tuple[str, ...], code: int
+) -> None:
+    (lab.root / "work").write_text("[profile work]\n")
+    lab.environ |= {"AWS_CONFIG_FILE": str(lab.root / "work")}
+    lab.script("train.py", "print(1)")
+    said = refused(lab, *place, "run", "train.py", "--nodes", "2", "--budget", "2", code=code)
+    assert "awsddp plan --nodes 2 --budget 2.0 --local   # without AWS" in said
+    assert "awsddp run --nodes 2 --budget 2.0 --local train.py   # without AWS" in said
+    if not place:
+        assert "--region" in said
 
 
 def test_an_unknown_key_in_the_file_is_named_with_the_nearest(lab: Lab) -> None:
