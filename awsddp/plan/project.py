@@ -101,10 +101,12 @@ def read_project(document: Table, folder: Path) -> Project | None:
 
     None where its name or version is known only once it is built.
     """
-    own = document.get("project")
-    name = own.get("name") if isinstance(own, dict) else None
-    version = _version(document, folder)
-    if not isinstance(name, str) or not _VERSION.fullmatch(version):
+    name = _at(document, "project", "name")
+    if not isinstance(name, str):
+        return None
+    name_on_disk = re.sub(r"[-_.]+", "_", name).lower()
+    version = _version(document, folder) or _built_version(name_on_disk, folder)
+    if not _VERSION.fullmatch(version):
         return None
     needs = "".join(f"Requires-Dist: {one}\n" for one in toml_list(document, "project", "dependencies"))
     groups = {group: _at(document, "project", key) for key, group in _SCRIPTS}
@@ -116,7 +118,7 @@ def read_project(document: Table, folder: Path) -> Project | None:
         if isinstance(entries, dict)
     ]
     return Project(
-        info=f"{re.sub(r'[-_.]+', '_', name).lower()}-{version}.dist-info",
+        info=f"{name_on_disk}-{version}.dist-info",
         metadata=f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{needs}",
         entry_points="\n".join(sections),
         sources=tuple((folder / one).resolve().as_posix() for one in source_folders(folder) or (".",)),
@@ -140,6 +142,16 @@ def _version(document: Table, folder: Path) -> str:
     for name in toml_list(tool, "hatch", "version", "path"):
         return _assigned("__version__|VERSION", _read(folder / str(name)))
     return os.environ.get(_SCM_VERSION, "")
+
+
+def _built_version(name: str, folder: Path) -> str:
+    """Return the version that `pip install -e .` has left here, which programs of this machine see, too."""
+    for source in (*source_folders(folder), "."):
+        for file in sorted((folder / source).glob("*.egg-info/PKG-INFO")):
+            found = re.search(r"^Version: (\S+)", _read(file), re.MULTILINE)
+            if found and re.sub(r"[-_.]+", "_", file.parent.stem).lower() == name:
+                return found[1]
+    return ""
 
 
 def _read(file: Path) -> str:

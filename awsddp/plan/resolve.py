@@ -146,34 +146,37 @@ def _chosen(
     glibc = next((one for one in _GLIBC if one <= target.glibc), _GLIBC[-1])
     words += [f"{target.machine}-manylinux_2_{glibc}", *["--no-index"] * indexes.no_index]
 
-    def compiled(output: str, *more: str, python: str = sys.executable) -> Said:
-        return run_uv([*words, "-o", output, *more], env, folder=scratch, python=python)
+    def compiled(output: str, how: str) -> Said:
+        while True:
+            python = sys.executable if how == "--no-build" else python_without_builds(scratch)
+            said = run_uv([*words, "-o", output, how], env, folder=scratch, python=python)
+            stubs = [
+                stub
+                for name in map(canonical, _NO_EXTRA.findall(said.told))
+                for stub in has.glob(f"{name.replace('-', '_')}-*.whl")
+                if not IMAGE_PACKAGES.fullmatch(name)
+            ]
+            if not stubs:
+                return said
+            for stub in stubs:
+                stub.unlink()  # the package's own wheel says what its extras need
 
-    said = compiled("of-wheels", "--no-build")
-    while stubs := [
-        stub
-        for name in map(canonical, _NO_EXTRA.findall(said.told))
-        for stub in has.glob(f"{name.replace('-', '_')}-*.whl")
-        if not IMAGE_PACKAGES.fullmatch(name)
-    ]:
-        for stub in stubs:
-            stub.unlink()  # the package's own wheel says what its extras need
+    # Held to wheels, uv takes a release of years ago, without a word, where a newer one or what that needs
+    # has none. Where metadata does not say what such a package needs, uv would run its code.
+    output, said, unbuilt = "of-wheels", Said(failure="not run"), None
+    if indexes.prefer_binary:
+        said = compiled(output, "--no-build")
+    if said.failure:
+        output = "chosen"
+        said = compiled(output, "--no-build-isolation")
+        unbuilt = _TO_BUILD.search(said.failure)
+    if unbuilt:  # whatever it needs: what else is asked for may exclude each other
         said = compiled("of-wheels", "--no-build")
-    is_open = indexes.no_index and not target.exact and "provided package loc" in said.failure
-    if is_open:
-        return None, ""
-    if said.failure and not _BUILT.search(said.failure):
-        return None, _explained(said.failure, plan, target)
-    output = "of-wheels"
-    if said.failure or not indexes.prefer_binary:
-        # Held to wheels, uv takes a release of years ago, without a word, where a newer one or what that
-        # needs has none. Where metadata does not say what such a package needs, uv would run its code.
-        output, python = "chosen", python_without_builds(scratch)
-        said = compiled(output, "--no-build-isolation", python=python)
-        if unbuilt := _TO_BUILD.search(said.failure):
+        if not said.failure or _BUILT.search(said.failure):
             return None, f"a node must build {CREDENTIALS.sub('//', unbuilt[1])}"
-        if said.failure:
-            return None, _explained(said.failure, plan, target)
+    is_open = indexes.no_index and not target.exact and "provided package loc" in said.failure
+    if said.failure:
+        return None, "" if is_open else _explained(said.failure, plan, target)
     pins = (scratch / output).read_text().splitlines()
     return tuple(one for one in pins if (name_of(one), one.partition("==")[2]) not in target.has), ""
 

@@ -5,6 +5,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,7 +61,8 @@ def python_without_builds(folder: Path) -> str:
     The first command that uv gives a Python is uv's own question what it is; this one answers it, as the path
     by which uv calls it, and refuses all later ones, which would be a package's code.
     """
-    program, once = folder / "python", shlex.quote(str(folder / "python-was-asked"))
+    own = Path(tempfile.mkdtemp(dir=folder))
+    program, once = own / "python", shlex.quote(str(own / "was-asked"))
     answer = "import sys; sys.executable = sys._base_executable = sys.argv[1]; exec(sys.argv[-1])"
     program.write_text(
         f"#!/bin/sh\nmkdir {once} 2>&- || exit 1\n"

@@ -242,6 +242,15 @@ def test_a_version_that_git_decides_is_the_one_of_setuptools_scms_own_variable(
     assert project.info == "mine-2.0.dev1.dist-info" and project.sources == (str(tmp_path.resolve()),)
 
 
+def test_a_version_that_git_decides_is_the_one_of_the_installation_here(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text("[project]\nname = 'My.lib'\ndynamic = ['version']\n")
+    for name, version in (("other", "9"), ("my_lib", "2.0.dev3+g1")):
+        (tmp_path / f"{name}.egg-info").mkdir()
+        (tmp_path / f"{name}.egg-info/PKG-INFO").write_text(f"Metadata-Version: 2.1\nVersion: {version}\n")
+    [project] = read_requirements(tmp_path / "pyproject.toml").projects
+    assert project.info == "my_lib-2.0.dev3+g1.dist-info"
+
+
 def test_two_projects_are_installed_and_a_change_of_one_is_another_environment(tmp_path: Path) -> None:
     (tmp_path / "lib").mkdir()
     for name, folder in (("mine", tmp_path), ("lib", tmp_path / "lib")):
