@@ -258,8 +258,11 @@ def advise(cluster: "Cluster", error: AwsddpError) -> None:
     error.next = advised(cluster, error.next)
 
 
-def interruption(cluster: "Cluster") -> Interrupted:
-    """Return the error that an interrupted command ends with, from the cluster's folder alone."""
+def interruption(cluster: "Cluster", *, again: str = "") -> Interrupted:
+    """Return the error that an interrupted command ends with, from the cluster's folder alone.
+
+    `again` is the command that goes on where it was cut.
+    """
     record = cluster.folder.read(newer=True)
     if record is None and cluster.local:
         next = "awsddp local status\nawsddp local stop   # end it and all that it has"
@@ -270,7 +273,10 @@ def interruption(cluster: "Cluster") -> Interrupted:
     why = [f"they expire at {iso(record.expires)}"]
     if running:
         why.append(f"job {running[-1]} keeps running without this machine, unless it has ended")
-    ways = [f"awsddp logs -f {job}   # follow it and fetch its results" for job in running[-1:]]
+    ways = [f"{again}   # goes on"] if again else []
+    if again == "awsddp down":
+        return Interrupted(f"interrupted: {_machines(record)}", "\n".join(why), *ways)
+    ways += [f"awsddp logs -f {job}   # follow it and fetch its results" for job in running[-1:]]
     if not record.prepared:
         ways.append("awsddp up   # continue")
     ways.append("awsddp down   # terminate them")

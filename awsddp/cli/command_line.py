@@ -53,7 +53,7 @@ class Watch:
     """Hears the signals of one command line, and knows how its errors are told.
 
     `cluster` is set once the verb knows what it is about, the rest once the options are read; `pause` takes
-    the live lines away.
+    the live lines away. `again` is the command that goes on where this one is cut, "" if none does.
     """
 
     def __init__(self) -> None:
@@ -62,6 +62,7 @@ class Watch:
         self.pause: Callable[[], None] = lambda: None
         self.finishes = False
         self.ends_cluster = False
+        self.again = ""
         self._heard = 0
         self._show: Callable[[AwsddpError], object] = lambda error: None
 
@@ -90,7 +91,7 @@ class Watch:
         if self.cluster is not None:
             from awsddp.advice import interruption
 
-            error = interruption(self.cluster)
+            error = interruption(self.cluster, again=self.again)
         if notes := getattr(stop, "__notes__", ()):
             error = Interrupted(notes[0])
         if isinstance(stop, LetGo):

@@ -5,6 +5,7 @@ Completions are read from this machine's files, AWS is not asked.
 
 import dataclasses
 import functools
+import shlex
 from typing import Any
 
 import click
@@ -75,6 +76,10 @@ def _keep(ctx: click.Context, option: click.Option, value: Any) -> None:
         ctx.obj = dataclasses.replace(options, **{name: value})
 
 
+_GO_ON = ("down", "stop", "fetch", "cancel", "sync")
+"""Verbs that, typed again once they were interrupted, do the rest."""
+
+
 class Verb(click.Command):
     """A verb's command: it takes the global options too and is called with all of them as `options`.
 
@@ -94,6 +99,8 @@ class Verb(click.Command):
         """Run the verb with the global options given before and after it."""
         options = ctx.params["options"] = ctx.ensure_object(Globals)
         WATCH.options, WATCH.finishes, WATCH.ends_cluster = options, self.finishes, self.ends_cluster
+        words = ["awsddp", str(self.name), *ctx.params.get("names", ())]
+        WATCH.again = shlex.join(words) if self.name in _GO_ON else ""
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt as stop:  # click would forget which one it was

@@ -21,7 +21,7 @@ from awsddp.cli.command_line import WATCH, Globals, named
 from awsddp.cli.main import cli
 from awsddp.cluster import Cluster
 from awsddp.config import load, option_words
-from awsddp.errors import CloudError
+from awsddp.errors import CloudError, Interrupted, LetGo
 from awsddp.job import Job, JobFailed
 from awsddp.local import control
 from awsddp.nodes.failures import NodeFailure
@@ -200,6 +200,33 @@ def test_the_line_after_an_interrupted_up_launches_no_second_node(records: Lab) 
         assert len(records.json(*shlex.split(down)[1:], "-y")["terminated"]) == 1
     finally:
         file.unlink()
+
+
+@pytest.mark.parametrize(
+    ("typed", "expected"),
+    [
+        (["down", "-y"], ["awsddp down   # goes on"]),
+        (["fetch", "a b", "c"], ["awsddp fetch 'a b' c   # goes on", "awsddp logs -f one", "awsddp down"]),
+        (["status"], ["awsddp logs -f one", "awsddp down"]),
+    ],
+)
+def test_the_next_step_of_a_command_that_was_cut_is_that_command(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch, typed: list[str], expected: list[str]
+) -> None:
+    job = JobRecord(job="one", state="running", cause=None, ranks=(), home="")
+    folder.write(replace(RECORD, jobs=(job,)))
+    watch = WATCH.cluster
+
+    def cut(*_: object, **__: object) -> None:
+        WATCH.cluster = watch
+        raise LetGo(signal.SIGTERM)
+
+    monkeypatch.setattr("awsddp.cli.session.specs", cut)
+    with pytest.raises(Interrupted) as error:
+        cli.main([*typed, "-c", "second"], standalone_mode=False)
+    assert error.value.exit_code == 143
+    lines = error.value.next.split("\n")
+    assert [line for line, start in zip(lines, expected, strict=True) if not line.startswith(start)] == []
 
 
 def test_an_up_that_goes_on_has_the_options_that_were_typed(
