@@ -21,7 +21,7 @@ from awsddp.jobs.results import encode
 from awsddp.jobs.supervisor import requests
 from awsddp.jobs.supervisor.manifest import digest
 from awsddp.known import find_job, full_name, jobs_of, known_jobs, note_fetched, told_job
-from awsddp.parallel import soon, split
+from awsddp.parallel import NodesFailed, soon, split
 from awsddp.reach import NoNodes, connect_reachable, in_order
 from awsddp.records import ACTIVE, MORE, JobRecord
 from awsddp.report import Event, amount, node_name, size_text
@@ -61,8 +61,9 @@ def fetch(
 
     Results that are here already need no node, unless `anew`. Nodes that stopped with results are started
     by `start` (it raises to refuse); the document then has `started`; but what is all in S3, or has no node
-    any more, comes from there. If a part is missing the rest is fetched, and NodeError, of S3 also Changing,
-    is raised with the document as its `result`. Raises NotFoundError for an unknown job, NoNodes.
+    any more, or loses its nodes meanwhile, comes from there. If a part is missing the rest is fetched, and
+    NodeError, of S3 also Changing, is raised with the document as its `result`. Raises NotFoundError for an
+    unknown job, NoNodes.
     """
     if is_saved(job):
         return _fetch_saved(cluster, job)
@@ -80,8 +81,28 @@ def fetch(
         stopped = error.stopped if isinstance(error, NoNodes) else ()
         if not stopped or not {job, MORE} & {None, *stopped}:
             raise
+    except NodesFailed as error:  # another client may have ended them meanwhile
+        known = find_job(cluster, job)
+        if known and in_bucket(cluster, known.job):
+            saved = f"{known.job.save_to}/{known.job.job}"
+            cluster.say(f"{error.message}: fetching {saved}")
+            return fetch(cluster, job=saved, start=start)
+        if _are_ended(cluster):
+            failed = "the nodes were ended while their results were fetched"
+            why = "another client did that, and fetched the results there unless it discarded them"
+            raise NodeError(failed, why, "awsddp jobs") from error
+        raise
     start()
     return structs.replace(_fetch(cluster, job, anew), started=True)
+
+
+def _are_ended(cluster: "Cluster") -> bool:
+    """Tell whether AWS lists no node of the cluster that lives."""
+    try:
+        with cluster.find() as found:
+            return found.listed is None or not found.listed.live
+    except AwsddpError:
+        return False
 
 
 def fetch_jobs(

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from awsddp import down as ending
+from awsddp import fetch as fetching
 from awsddp import follow as watching
 from awsddp import saving
 from awsddp import status as looking
@@ -27,12 +28,16 @@ from awsddp.jobs.ranks import layout
 from awsddp.jobs.results import encode
 from awsddp.jobs.supervisor.requests import Launch
 from awsddp.known import jobs_of_all
+from awsddp.nodes import rsync
+from awsddp.nodes.failures import NodeFailure
 from awsddp.reach import told_jobs
 from awsddp.records import MORE, JobNode, JobRecord, Saving
 from awsddp.results import missing, refuse_another
+from awsddp.returns import FetchDocument
 from awsddp.saved import signing_secret
 from awsddp.saving import abort, wait_until_saved
 from awsddp.search import require_live
+from tests.jobs.conftest import until
 from tests.verbs.conftest import World, start
 
 WHOLE = {"files": 1, "bytes": 1, "pending_files": 0, "pending_bytes": 0, "error": "", "ended": True}
@@ -506,3 +511,30 @@ def test_no_node_chooses_a_folder_of_the_users(world: World) -> None:
     assert [job.job for job in told_jobs(world.handle())] == ["mine"]
     (world.project / "runs/mine").mkdir(parents=True)
     assert told_jobs(world.handle()) == ()
+
+
+@pytest.mark.parametrize("is_saved", [True, False])
+def test_a_fetch_under_which_another_client_ends_the_nodes_goes_on_from_s3_or_says_so(
+    world: World, monkeypatch: pytest.MonkeyPatch, is_saved: bool
+) -> None:
+    job = start(world, "print(1)")
+    until(lambda: told_jobs(world.handle())[0].state == "succeeded")
+
+    def lose(*_: object, **__: object) -> None:
+        world.nodes = tuple(replace(node, state="terminated") for node in world.nodes)
+        world.folder.write(replace(world.record, jobs=(replace(job, save_to="s3://b/runs"),)))
+        raise NodeFailure(0, "lost", "rsync: connection unexpectedly closed")
+
+    monkeypatch.setattr(rsync, "transfer", lose)
+    monkeypatch.setattr(fetching, "in_bucket", lambda _, job: is_saved)
+    asked = []
+    document = FetchDocument(nodes=(), job=job.job, home="")
+    monkeypatch.setattr(fetching, "_fetch_saved", lambda _, uri: asked.append(uri) or document)
+    if is_saved:
+        assert fetching.fetch(world.ctx(), job=job.job, start=pytest.fail) is document
+        assert asked == [f"s3://b/runs/{job.job}"]
+        assert any(text.endswith(f"fetching s3://b/runs/{job.job}") for text in world.said)
+        return
+    with pytest.raises(NodeError, match="the nodes were ended while their results were fetched") as error:
+        fetching.fetch(world.ctx(), job=job.job, start=pytest.fail)
+    assert "rsync" not in error.value.why and not asked
