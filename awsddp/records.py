@@ -87,7 +87,8 @@ class Node(Frozen):
     `expires` the time that its tag names. `node` is -1 for one that no longer belongs to the cluster,
     `changed` the time when it began to stop or to end, where EC2 says it. `profile` is the ARN of its
     instance profile. `reason` are EC2's code and words of why it stopped or ended, `uses` the kind (as
-    DescribeKeyPairs names it), the name and the id of each group and key that it uses.
+    DescribeKeyPairs names it), the name and the id of each group and key that it uses. `is_renumbered`: the
+    number is not what the tag and the launch index say, as they say the same of another node.
     """
 
     node: int
@@ -107,6 +108,7 @@ class Node(Frozen):
     tags: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
     reason: tuple[str, str] = field(default=("", ""), compare=False, repr=False)
     uses: tuple[tuple[str, str, str], ...] = field(default=(), compare=False, repr=False)
+    is_renumbered: bool = field(default=False, compare=False, repr=False)
 
     @property
     def address(self) -> str | None:

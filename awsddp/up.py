@@ -261,7 +261,7 @@ def _finish_launch(cluster: "Cluster") -> None:
     own = own_or_empty(cluster)
     filled = filled_by(record.intent)
     nodes = tuple(node for node in own.live if node.node in filled)
-    if {node.node for node in nodes} != filled:
+    if {node.node for node in nodes} != filled or any(node.is_renumbered for node in nodes):
         resumed = resume(cluster.aws, record.intent, on_event=cluster.on_event)
         if not resumed:
             cluster.remember(intent=None)

@@ -7,7 +7,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import TypedDict
 
@@ -25,6 +25,7 @@ LEFT = "none"
 SpotPrices = Mapping[str, Mapping[str, float]]
 """US dollars per hour of one machine, by type and zone."""
 _WHEN = re.compile(r"\((\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) (?:GMT|UTC)\)")
+_ONE_LAUNCH = timedelta(minutes=1)
 _FIRST, _LAST = datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC)
 # https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_StateReason.html
 _KINDS = {
@@ -137,7 +138,7 @@ def describe(aws: Aws, filters: Filters) -> list[Node]:
         parts = [values[start : start + FILTER_VALUES] for start in range(0, len(values), FILTER_VALUES)]
         asked = [[{"Name": filters[0]["Name"], "Values": part}, *filters[1:]] for part in parts]
     found = [aws.pages("DescribeInstances", {"Filters": one}, "Reservations") for one in asked]
-    return [node_of(one) for pages in found for reservation in pages for one in reservation["Instances"]]
+    return nodes_of(one for pages in found for reservation in pages for one in reservation["Instances"])
 
 
 def resources(aws: Aws, filters: Filters, kinds: Iterable[Kind] = KINDS) -> list[Resource]:
@@ -174,10 +175,7 @@ def tags_of(described: Reply) -> dict[str, str]:
 def node_of(described: Reply) -> Node:
     """Return the node that an instance is: the tag `awsddp:nodes` lists the numbers of its launch."""
     tags, index = tags_of(described), described.get("AmiLaunchIndex", 0)
-    try:
-        number = read_numbers(tags["awsddp:nodes"])[index]
-    except (KeyError, ValueError, IndexError):
-        number = index if tags.get("awsddp:nodes") != LEFT else -1
+    number = dict(enumerate(_numbers(tags))).get(index, index if tags.get("awsddp:nodes") != LEFT else -1)
     reason, placement = described.get("StateReason", {}), described.get("Placement", {})
     key, near = described.get("KeyName", ""), placement.get("GroupName", "")
     groups = [
@@ -204,6 +202,53 @@ def node_of(described: Reply) -> Node:
             one for one in (*groups, ("KeyPairs", key, key), ("PlacementGroups", near, near)) if one[1]
         ),
     )
+
+
+def nodes_of(described: Iterable[Reply]) -> list[Node]:
+    """Return the nodes that instances are; those of one launch that share an index are numbered by their ids.
+
+    That EC2 counts the instances of a spot launch is documented nowhere.
+    """
+    nodes = [node_of(one) for one in described]
+    launches: dict[tuple[str | None, ...], list[Node]] = defaultdict(list)
+    for node in nodes:
+        if len(_numbers(node.tags)) > 1:
+            launches[_launch_of(node)].append(node)
+    numbers = {key: number for some in launches.values() for key, number in _by_id(some, nodes).items()}
+    return [
+        node
+        if numbers.get(node.instance_id, node.node) == node.node
+        else replace(node, node=numbers[node.instance_id], is_renumbered=True)
+        for node in nodes
+    ]
+
+
+def _launch_of(node: Node) -> tuple[str | None, ...]:
+    return tuple(node.tags.get(f"awsddp:{tag}") for tag in ("id", "owner", "created"))
+
+
+def _by_id(launch: Sequence[Node], nodes: Sequence[Node]) -> dict[str, int]:
+    """Return the numbers, by instance id, of nodes of one launch that all have the same; else nothing.
+
+    Those that `nodes` of the launch have for themselves by their own tag are taken. A copy that somebody
+    launches later from the console, with all tags, is none of the launch.
+    """
+    first, times = launch[0], [node.launched for node in launch if node.launched]
+    if len({node.node for node in launch}) > 1 or (times and max(times) - min(times) > _ONE_LAUNCH):
+        return {}
+    same = [node for node in nodes if _launch_of(node) == _launch_of(first)]
+    taken = {node.node for node in same if len(_numbers(node.tags)) == 1}
+    free = sorted({number for node in launch for number in _numbers(node.tags)} - taken)
+    ids = sorted(node.instance_id for node in launch)
+    return dict(zip(ids, free, strict=False)) if 1 < len(ids) <= len(free) else {}
+
+
+def _numbers(tags: Mapping[str, str]) -> tuple[int, ...]:
+    """Return the node numbers of an instance's launch; none where the tag is not there or has none."""
+    try:
+        return read_numbers(tags["awsddp:nodes"])
+    except (KeyError, ValueError):
+        return ()
 
 
 def end_of(node: Node) -> tuple[str, str]:

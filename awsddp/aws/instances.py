@@ -7,11 +7,12 @@ from functools import partial
 from uuid import uuid4
 
 from awsddp.aws.access import not_yet
-from awsddp.aws.clusters import LEFT, by_id, describe, end_of, node_of, tagged, tags_of, unlisted
+from awsddp.aws.clusters import LEFT, by_id, describe, end_of, nodes_of, tag, tagged, tags_of, unlisted
 from awsddp.aws.refusals import Refused, unless_refused
 from awsddp.aws.session import Aws, Reply, Shape
 from awsddp.aws.waits import CLOCK, VISIBLE_S, patiently, poll
 from awsddp.errors import AwsddpError, CapacityError, CloudError, NodeError
+from awsddp.parallel import each
 from awsddp.plan.records import LaunchPlan, Request, Subnet
 from awsddp.plan.requests import Values
 from awsddp.records import ENDED, Intent, Node, read_numbers
@@ -92,7 +93,19 @@ def launch(
 def _run(aws: Aws, parameters: Reply, *, on_event: OnEvent) -> tuple[Node, ...]:
     """Send RunInstances, the same bytes again while its outcome is unknown or its parts not yet visible."""
     reply = patiently(lambda: aws.call("RunInstances", parameters), passes=_not_yet, on_event=on_event)
-    return tuple(sorted(map(node_of, reply["Instances"]), key=lambda node: node.node))
+    return _numbered(aws, nodes_of(reply["Instances"]))
+
+
+def _numbered(aws: Aws, nodes: Collection[Node]) -> tuple[Node, ...]:
+    """Return the nodes of a launch by number, once each that was renumbered has a tag of its own.
+
+    Its number would change with the end of another node of the launch. Raises CloudError.
+    """
+    each(
+        lambda node: tag(aws, [node.instance_id], "awsddp:nodes", str(node.node)),
+        [node for node in nodes if node.is_renumbered],
+    )
+    return tuple(sorted(nodes, key=lambda node: node.node))
 
 
 def _not_yet(refusal: Refused) -> bool:
@@ -136,7 +149,7 @@ def _asked(intent: Intent) -> dict[str, str]:
 def appear(aws: Aws, intent: Intent, *, on_event: OnEvent) -> tuple[Node, ...] | None:
     """Return the nodes alive of a launch, looking for two minutes, as tags may show late; None: none came.
 
-    The tag of one node lists all numbers of its launch, so a launch that shows in part is waited for.
+    A launch that shows in part is waited for.
     """
     on_event(Event(f"looking for instances of {intent.cluster_id}", ""))
     asked, keys = _asked(intent), ("awsddp:id", "awsddp:created", "awsddp:owner")
@@ -144,12 +157,12 @@ def appear(aws: Aws, intent: Intent, *, on_event: OnEvent) -> tuple[Node, ...] |
     seen: list[Node] = []
 
     def look() -> bool | None:
-        seen[:] = [node for node in describe(aws, filters) if node.tags.get("awsddp:nodes") != LEFT]
-        expected = {number for node in seen for number in read_numbers(node.tags["awsddp:nodes"])}
-        return True if seen and expected <= {node.node for node in seen} else None
+        seen[:] = describe(aws, filters)
+        return True if len(seen) >= len(filled_by(intent)) else None
 
     poll(look, deadline_s=VISIBLE_S)
-    return tuple(sorted((n for n in seen if n.state not in ENDED), key=lambda node: node.node)) or None
+    alive = [n for n in seen if n.state not in ENDED and n.tags.get("awsddp:nodes") != LEFT]
+    return _numbered(aws, alive) or None
 
 
 def wait_running(

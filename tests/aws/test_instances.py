@@ -1,7 +1,7 @@
 """Launching: what goes over the wire is what the plan says, and an interrupted launch is finished."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -10,16 +10,17 @@ import boto3
 import pytest
 from botocore.handlers import base64_encode_user_data
 from botocore.serialize import create_serializer
+from moto.ec2.models.instances import Instance
 from moto_cloud import IDS, NOW, Cloud, Launcher, find_cluster, plan_for, spec, values, without_zones
 
 from awsddp.aws import instances
-from awsddp.aws.clusters import by_id, describe, end_of, find_clusters, node_of, tag, tags_of
+from awsddp.aws.clusters import Filters, by_id, describe, end_of, find_clusters, node_of, tag, tags_of
 from awsddp.aws.facts import gather
 from awsddp.aws.instances import appear, refuse_off, resume, wait_running
 from awsddp.aws.session import Aws
 from awsddp.aws.teardown import give_up
 from awsddp.aws.waits import Clock
-from awsddp.errors import AwsddpError, CapacityError, NodeError
+from awsddp.errors import AwsddpError, CapacityError, CloudError, NodeError
 from awsddp.plan import make_plan
 from awsddp.plan.records import Request
 from awsddp.records import Intent, Node
@@ -101,6 +102,67 @@ def test_nodes_are_numbered_by_the_tag_and_the_launch_index(aws: Aws, launcher: 
     assert cluster.id == "0a1b2c3d"
     assert cluster.expires == NOW + timedelta(hours=24)
     assert {item.split("-")[0] for item in cluster.leftovers} == {"sg", "key", "pg"}
+
+
+@pytest.fixture
+def same_index(monkeypatch: pytest.MonkeyPatch) -> None:
+    """EC2 gives every instance of a launch the index 0."""
+    index = property(lambda _: 0, lambda *_: None)
+    monkeypatch.setattr(Instance, "ami_launch_index", index, raising=False)
+
+
+def numbers(nodes: Iterable[Node]) -> dict[str, int]:
+    return {node.instance_id: node.node for node in nodes}
+
+
+@pytest.mark.usefixtures("same_index")
+def test_nodes_that_share_a_launch_index_are_numbered_by_their_ids_and_stay_so(
+    aws: Aws, cloud: Cloud, launcher: Launcher
+) -> None:
+    first = numbers(launcher(plan_for(aws, nodes=4)))
+    assert first == {key: number for number, key in enumerate(sorted(first))}
+    assert numbers(describe(aws, [])) == first
+    gone, *others = sorted(first)
+    for key, reservation in list(cloud.backend.reservations.items()):
+        reservation.instances = [one for one in reservation.instances if one.id != gone]
+        cloud.backend.reservations[key] = reservation
+    assert numbers(describe(aws, [])) == {key: first[key] for key in others}
+    assert numbers(describe(aws, by_id(others[-1]))) == {others[-1]: 3}
+
+
+@pytest.mark.usefixtures("same_index")
+def test_a_launch_without_indexes_that_was_cut_off_is_numbered_at_once_and_also_where_it_shows_in_part(
+    aws: Aws, launcher: Launcher, clock: Clock, cloud: Cloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cloud.fail("CreateTags", *["TagLimitExceeded"] * 2)
+    with pytest.raises(CloudError):
+        launcher(plan_for(aws, nodes=3))
+    clock.sleep(3601)
+    began, every = clock.monotonic(), describe(aws, [])
+    hidden = [max(node.instance_id for node in every)]
+
+    def show_late(aws: Aws, filters: Filters) -> list[Node]:
+        found = [node for node in describe(aws, filters) if node.instance_id not in hidden]
+        hidden.clear()
+        return found
+
+    monkeypatch.setattr(instances, "describe", show_late)
+    found = resume(aws, launcher.intents[0], on_event=launcher.events.append)
+    assert found is not None
+    assert numbers(found) == {key: number for number, key in enumerate(sorted(numbers(every)))}
+    assert clock.monotonic() - began < 10
+    assert {node.tags["awsddp:nodes"] for node in describe(aws, [])} == {"0-2", "1", "2"}
+
+
+@pytest.mark.usefixtures("same_index")
+def test_a_copy_that_somebody_launches_later_renumbers_nobody(
+    aws: Aws, launcher: Launcher, cloud: Cloud
+) -> None:
+    nodes = launcher(plan_for(aws))
+    [first, second] = list(cloud.backend.all_instances())
+    second.launch_time = first.launch_time + timedelta(hours=2)
+    tag(aws, [node.instance_id for node in nodes], "awsddp:nodes", "0,1")
+    assert {node.node for node in describe(aws, [])} == {0}
 
 
 def test_another_owners_cluster_of_the_same_name_is_not_found(aws: Aws, launcher: Launcher) -> None:

@@ -154,7 +154,11 @@ def test_after_other_words_for_no_capacity_and_limits_nothing_is_left(
 ) -> None:
     cloud.fail("RunInstances", *[code] * 9, status=500 if code == "InsufficientCapacity" else 400)
     with pytest.raises(AwsddpError) as refused:
-        up(capacity__zones="us-east-1a", cluster__instance_type="g5.48xlarge")
+        up(
+            capacity__zones="us-east-1a",
+            capacity__placement_group="false",
+            cluster__instance_type="g5.48xlarge",
+        )
     assert refused.value.kind == ("quota" if code == "VolumeLimitExceeded" else "capacity")
     assert attempts(cloud) == ["g5.48xlarge"]
     assert left(aws) is None

@@ -24,6 +24,7 @@ ENDS = {
     "DeletePlacementGroup": "placement-group",
     "DeleteSecurityGroup": "security-group",
     "DeleteVolume": "volume",
+    "ModifyInstancePlacement": "instance",
     "StartInstances": "instance",
     "StopInstances": "instance",
     "TerminateInstances": "instance",
