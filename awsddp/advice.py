@@ -389,7 +389,7 @@ def _of_package(cluster: "Cluster", job: JobRecord, cause: Cause) -> Cause:
 
 
 def _of_file(cluster: "Cluster", job: JobRecord, cause: Cause) -> Cause:
-    from awsddp.nodes.sync import project_files
+    from awsddp.nodes.sync import ASTRAY, project_files
 
     listing = project_files(cluster.job_spec, home=cluster.home)
     for match in _WORD.finditer(cause.explanation):
@@ -399,6 +399,11 @@ def _of_file(cluster: "Cluster", job: JobRecord, cause: Cause) -> Cause:
         for path, reason in listing.skipped:
             if f"{word}/".startswith(f"{path}/"):
                 advice = "copy what it leads to into the folder, or onto each node: awsddp exec -- COMMAND"
+                if reason == ASTRAY:
+                    target = os.path.relpath(
+                        os.path.realpath(listing.root / path), (listing.root / path).parent
+                    )
+                    advice = shlex.join(["ln", "-sfn", target, path])
                 return _told(cause, f"{path} is here, and is not sent: {reason}", advice)
         if word.startswith("/") and Path(word).exists():
             why = f"{word} is on this machine alone: only the synced folder is sent"

@@ -1,4 +1,4 @@
-"""Send a folder to the nodes: everything, less what .awsddpignore (else .gitignore) names.
+"""Send a folder to the nodes: everything, less what .awsddpignore names (without it, what git ignores).
 
 Only what differs there is sent, and never over files that a node made.
 """
@@ -14,11 +14,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pathspec import GitIgnoreSpec
-
 from awsddp.errors import ConfigError, NodeError
 from awsddp.nodes import rsync
 from awsddp.nodes.failures import NodeFailure
+from awsddp.nodes.ignores import Rules, rules, rules_of, rules_of_git
 from awsddp.parallel import both, ignore, run_on_nodes, split
 from awsddp.report import Event, OnEvent, amount, node_name, size_text
 from awsddp.resources import BUNDLED, shipped_folder, template
@@ -44,12 +43,13 @@ LARGE_BYTES = 100e6
 HOLES_BYTES = 1 << 20
 """How much of a file must be holes to be worth the time of a transfer that leaves them out."""
 _ASK_S = 120.0
+_MOST_LINKS = 40  # as Linux follows
 _NEVER = frozenset({".git", ".venv", "__pycache__", ".awsddp"})
 _OURSELVES = "awsddp"
 _MOST_FILES = 200_000
 _MOST_BYTES = 100 * 10**9
-_Spec = tuple[str, GitIgnoreSpec]
-"""Patterns, and what holds them: the path of an ignore file, or sync.ignore."""
+OUT = "a link that leads out of the folder"
+ASTRAY = "a link into the folder by a path that the nodes do not have"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,7 +119,7 @@ def files_to_send(
     root = _checked(workdir)
     never = {os.path.realpath(path) for path in (*exclude, root / results)}
     walk = _Walk(root, ignore, never)
-    walk.add_folder("", ())
+    walk.add_folder("", walk.above())
     return walk.found
 
 
@@ -143,11 +143,15 @@ class _Walk:
     def __init__(self, root: Path, ignore: Sequence[str], never: set[str]) -> None:
         self.found = Listing(root=root)
         self._name = ".awsddpignore" if (root / ".awsddpignore").is_file() else ".gitignore"
-        self._own = _spec(ignore, "sync.ignore")
+        self._own = rules(ignore, "sync.ignore")
         self._never = never
         self._size = 0
 
-    def add_folder(self, folder: str, specs: tuple[_Spec, ...]) -> int:
+    def above(self) -> tuple[Rules, ...]:
+        """Return the rules that hold for all of the folder and are not in it."""
+        return rules_of_git(self.found.root) if self._name == ".gitignore" else ()
+
+    def add_folder(self, folder: str, specs: tuple[Rules, ...]) -> int:
         """Add what a folder holds; return how many entries that gave. `folder` is "" or ends with "/"."""
         try:
             found = sorted(os.scandir(Path(self.found.root, folder)), key=lambda item: item.name)
@@ -159,7 +163,8 @@ class _Walk:
             self.found.kept.append((folder, _OURSELVES))  # it holds paths of this machine
             return 1
         if self._name in names:
-            specs = (self._ignore_file(folder + self._name), *specs)
+            path = folder + self._name
+            specs = (rules_of(Path(self.found.root, path), path, folder=folder), *specs)
         before = len(self.found.entries)
         for item in found:
             path = folder + item.name
@@ -177,23 +182,17 @@ class _Walk:
                 self._file(path, item)
         return len(self.found.entries) - before
 
-    def _ignored_by(self, path: str, specs: tuple[_Spec, ...]) -> str:
+    def _ignored_by(self, path: str, specs: tuple[Rules, ...]) -> str:
         """Return what keeps the path here, "" if it goes.
 
         As git decides: the innermost file that names it, and in it the last line that does.
         """
-        for place, spec in (self._own, *specs):
-            verdict = spec.check_file(path[place.rfind("/") + 1 :]).include  # relative to the file's folder
+        for one in (self._own, *specs):
+            # Here "!/data/" lets in all that data/ holds, whatever an ignore file says of it.
+            verdict = one.spec.check_file(path).include if one is self._own else one.verdict(path)
             if verdict is not None:
-                return place if verdict else ""
+                return one.by if verdict else ""
         return ""
-
-    def _ignore_file(self, path: str) -> _Spec:
-        try:
-            text = Path(self.found.root, path).read_bytes().decode("utf-8-sig", "surrogateescape")
-        except OSError as error:
-            raise ConfigError(f"cannot read {path}", error.strerror or str(error)) from error
-        return _spec(text.splitlines(), path)
 
     def _file(self, path: str, item: "os.DirEntry[str]") -> None:
         found = item.stat(follow_symlinks=False)
@@ -202,7 +201,8 @@ class _Walk:
         elif not stat.S_ISLNK(found.st_mode):
             self.found.skipped.append((path, "neither a file nor a folder"))
         elif _leads_out(self.found.root, path):
-            self.found.skipped.append((path, "a link that leads out of the folder"))
+            is_within = Path(os.path.realpath(item.path)).is_relative_to(self.found.root)
+            self.found.skipped.append((path, ASTRAY if is_within else OUT))
         else:
             self._add(path, "l", found)
 
@@ -224,17 +224,26 @@ class _Walk:
             )
 
 
-def _spec(lines: Iterable[str], place: str) -> _Spec:
-    try:
-        return place, GitIgnoreSpec.from_lines(lines)
-    except ValueError as error:
-        raise ConfigError(f"{place}: not a gitignore pattern", str(error)) from error
-
-
 def _leads_out(root: Path, path: str) -> bool:
-    """Whether a link would point to something else on another machine."""
-    link = Path(root, path)
-    return link.readlink().is_absolute() or not Path(os.path.realpath(link)).is_relative_to(root)
+    """Tell whether a link leads elsewhere on a node: its text, or one on its way, leaves the folder."""
+    at: list[str] = []
+    pending, links = path.split("/")[::-1], 0
+    while pending and links <= _MOST_LINKS:  # a loop stays in the folder
+        name = pending.pop()
+        if name == "..":
+            if not at:
+                return True
+            at.pop()
+        elif name not in ("", "."):
+            at.append(name)
+            with contextlib.suppress(OSError):  # what is no link
+                text = os.fspath(Path(root, *at).readlink())
+                if text.startswith("/"):
+                    return True
+                at.pop()
+                pending += text.split("/")[::-1]
+                links += 1
+    return False
 
 
 def push(

@@ -8,7 +8,7 @@ import pytest
 
 from awsddp.errors import ConfigError
 from awsddp.nodes import sync as module
-from awsddp.nodes.sync import files_to_send
+from awsddp.nodes.sync import ASTRAY, OUT, files_to_send
 
 HELL = [
     " ",
@@ -96,9 +96,16 @@ def test_patterns_of_the_configuration_win_over_the_files(tmp_path: Path) -> Non
     assert names(tmp_path, "!a", "sub/") == ["a", "b"]
 
 
-@pytest.mark.parametrize("seed", range(12))
-def test_what_is_ignored_is_what_git_ignores(tmp_path: Path, seed: int) -> None:
+@pytest.mark.parametrize("below", ["", "a", "a/b"])
+@pytest.mark.parametrize("seed", range(6))
+def test_what_is_ignored_is_what_git_ignores(
+    tmp_path: Path, isolated: Path, monkeypatch: pytest.MonkeyPatch, seed: int, below: str
+) -> None:
+    """Also of a folder in a repository, by .gitignore files above it, info/exclude and core.excludesFile."""
     dice = random.Random(seed)
+    (tmp_path / below).mkdir(parents=True, exist_ok=True)
+    for name in ("GIT_CONFIG_GLOBAL", "GIT_CONFIG_SYSTEM", "XDG_CONFIG_HOME"):
+        monkeypatch.delenv(name, raising=False)
     parts = ["a", "b", "data", "x.log", "y.py", "keep"]
     for _ in range(30):
         path = "/".join(dice.choice(parts) for _ in range(dice.randint(1, 3)))
@@ -125,9 +132,65 @@ def test_what_is_ignored_is_what_git_ignores(tmp_path: Path, seed: int) -> None:
         if folder == tmp_path or dice.random() < 0.4:
             (folder / ".gitignore").write_text("\n".join(dice.sample(pool, 4)) + "\n")
     subprocess.run(["git", "init", "-q", tmp_path], check=True)
-    git = ["git", "-C", tmp_path, "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    (tmp_path / ".git/info/exclude").write_text("y.py\n")
+    everywhere = isolated / ".config/git/ignore"
+    everywhere.parent.mkdir(parents=True)
+    everywhere.write_text("!y.py\nkeep\n")
+    git = ["git", "-C", tmp_path / below, "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     expected = subprocess.run(git, capture_output=True, check=True, text=True).stdout.split("\0")[:-1]
-    assert sorted(e.path for e in files_to_send(tmp_path).entries if e.kind == "f") == sorted(expected)
+    found = files_to_send(tmp_path / below)
+    if not below or subprocess.run(["git", "-C", tmp_path, "check-ignore", "-q", below]).returncode:
+        assert sorted(e.path for e in found.entries if e.kind == "f") == sorted(expected)
+
+
+@pytest.mark.parametrize("kind", ["no git", "a work tree", "a submodule", "a name"])
+def test_what_git_ignores_everywhere_stays_here(
+    tmp_path: Path, isolated: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(isolated / "config"))
+    everywhere = isolated / ("mine" if kind == "a name" else ".config/git/ignore")
+    everywhere.parent.mkdir(parents=True, exist_ok=True)
+    everywhere.write_text(".env\n")
+    (isolated / "config").write_text("[core]\nexcludesFile = ~/mine\n" if kind == "a name" else "")
+    make(tmp_path, "repo/proj/.env", "repo/proj/big.bin", "repo/proj/secret", "repo/proj/a.py")
+    (tmp_path / "repo/.gitignore").write_text("/proj/big.bin\n")
+    git = tmp_path / "repo/.git"
+    subprocess.run(["git", "init", "-q", tmp_path / "repo"], check=True)
+    (git / "info/exclude").write_text("secret\n")
+    if kind != "a name":
+        git.rename(tmp_path / "store")
+        git.write_text(f"gitdir: {tmp_path}/store\n")
+    if kind == "a work tree":
+        make(tmp_path, "store/worktrees/w/HEAD")
+        (tmp_path / "store/worktrees/w/commondir").write_text("../..\n")
+        git.write_text("gitdir: ../store/worktrees/w\n")
+    if kind == "no git":
+        monkeypatch.setenv("PATH", str(tmp_path))
+    found = files_to_send(tmp_path / "repo/proj")
+    assert [one.path for one in found.entries] == ["a.py"]
+    by = dict(found.kept)
+    assert by["big.bin"] == "../.gitignore"
+    assert by[".env"] == f"~/{everywhere.relative_to(isolated)}"
+    assert by["secret"].endswith("info/exclude")
+
+
+def test_awsddpignore_takes_the_place_of_all_that_git_ignores(tmp_path: Path) -> None:
+    make(tmp_path, "proj/a", "proj/b")
+    subprocess.run(["git", "init", "-q", tmp_path], check=True)
+    (tmp_path / ".gitignore").write_text("a\n")
+    assert names(tmp_path / "proj") == ["b"]
+    (tmp_path / "proj/.awsddpignore").write_text("b\n")
+    assert names(tmp_path / "proj") == [".awsddpignore", "a"]
+
+
+def test_a_folder_that_its_repository_ignores_is_sent(tmp_path: Path) -> None:
+    """As below a home folder that is a repository with "*" in its .gitignore."""
+    make(tmp_path, "proj/deep/a")
+    subprocess.run(["git", "init", "-q", tmp_path], check=True)
+    for text in ("*\n", "/proj/\n"):
+        (tmp_path / ".gitignore").write_text(text)
+        assert names(tmp_path / "proj/deep") == ["a"]
 
 
 def test_any_name_is_a_name(tmp_path: Path) -> None:
@@ -147,7 +210,25 @@ def test_links_within_go_and_links_that_lead_out_are_named(tmp_path: Path) -> No
     found = files_to_send(tmp_path)
     kinds = {entry.path: entry.kind for entry in found.entries}
     assert kinds == {"a": "f", "sub/b": "f", "sub/up": "l", "folder": "l", "dangling": "l", "loop": "l"}
-    assert {path for path, _ in found.skipped} == {"out", "far", "absolute"}
+    assert dict(found.skipped) == {"out": OUT, "far": OUT, "absolute": ASTRAY}
+
+
+@pytest.mark.parametrize("text", ["../p/real", "sub/../../p/real", "../p/sub/../real", "beside/real"])
+def test_a_link_into_the_folder_by_way_of_its_own_name_is_not_sent(tmp_path: Path, text: str) -> None:
+    """On a node the folder has another name."""
+    make(tmp_path, "p/real/f", "p/sub/g")
+    (tmp_path / "p/beside").symlink_to("../p")
+    (tmp_path / "p/data").symlink_to(text)
+    found = files_to_send(tmp_path / "p")
+    assert dict(found.skipped) == {"data": ASTRAY, "beside": ASTRAY}
+
+
+def test_a_link_that_turns_within_the_folder_is_sent(tmp_path: Path) -> None:
+    make(tmp_path, "real/f", "sub/deep/g")
+    (tmp_path / "sub/data").symlink_to("deep/../../real")
+    (tmp_path / "to").symlink_to("sub/data/f")
+    found = files_to_send(tmp_path)
+    assert (found.skipped, [one.path for one in found.entries if one.kind == "l"]) == ([], ["sub/data", "to"])
 
 
 def test_what_is_neither_file_nor_folder_is_named(tmp_path: Path) -> None:

@@ -211,6 +211,17 @@ def test_a_link_that_leads_out_of_the_folder_is_why_its_files_are_missing(tmp_pa
     assert "awsddp exec" in cause.next
 
 
+@pytest.mark.parametrize("text", ["{}/real", "../../project/real"])
+def test_a_link_that_no_node_can_follow_is_told_with_the_one_that_it_can(tmp_path: Path, text: str) -> None:
+    project = tmp_path / "project"
+    (project / "sub").mkdir(parents=True)
+    (project / "sub/data").symlink_to(text.format(project))
+    files = {"t.py": "", "real/a.bin": ""}
+    cause = cause_of(tmp_path, files, NO_FILE.format("sub/data/a.bin"), script="t.py")
+    assert "a link into the folder by a path that the nodes do not have" in cause.explanation
+    assert cause.next == "ln -sfn ../real sub/data"
+
+
 @pytest.mark.parametrize(("where", "told"), [("<frozen os>", True), ("table.py", False)])
 def test_variable_that_is_set_here_alone_is_named_with_the_option(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, told: bool
