@@ -17,7 +17,7 @@ import msgspec
 from awsddp.answers import Answer, Environment, Platform, read_answer, take
 from awsddp.errors import NodeError
 from awsddp.nodes.catalog import Catalog, signing_key, urls_in
-from awsddp.nodes.failures import NodeFailure
+from awsddp.nodes.failures import NodeFailure, tail
 from awsddp.nodes.mirror import Mirror
 from awsddp.nodes.transport import Fleet, Request, Result
 from awsddp.parallel import split
@@ -269,7 +269,7 @@ def _outcome(
         return found
     if found.failed in plan.setup:
         return NodeFailure(
-            node, "command", f"env.setup: {found.failed!r} failed", found.said, "correct the command"
+            node, "command", f"env.setup: {found.failed!r} failed", tail(found.said), "correct the command"
         )
     if waited := _WAITED.fullmatch(found.failed):
         advice = f"awsddp exec -- kill {waited[1]}   # ends that build; then repeat the command"

@@ -17,6 +17,7 @@ import pytest
 
 from awsddp.answers import Environment
 from awsddp.errors import ConfigError, NodeError
+from awsddp.nodes import environments
 from awsddp.nodes.environments import ensure
 from awsddp.parallel import soon
 from awsddp.plan.environment import EnvironmentPlan
@@ -305,6 +306,14 @@ def test_who_waits_for_a_build_is_told_for_whom(lab: Callable[[int], Lab], pytho
     first.result(60)
     who = r"waiting for a build of \S+@\S+ on this node, since \d\d:\d\d UTC, process \d+: "
     assert re.fullmatch(who + re.escape(command), said[0])
+
+
+def test_a_build_that_does_not_end_is_named_with_the_command_that_ends_it() -> None:
+    waited = "waiting for a build of ann@laptop on this node, since 10:02 UTC, process 4711: sleep\n9"
+    answer = Environment(failed=waited, said="it has no end after 1800 s")
+    error = environments._outcome(PLAN, 0, answer, str)
+    assert isinstance(error, NodeError) and error.message == f"node0: {waited}"
+    assert error.next.startswith("awsddp exec -- kill 4711 ")
 
 
 @pytest.mark.parametrize(("room", "left"), [(0.0, {"a", "b", "c", "d"}), (1.0, {"a", "c", "d"})])
