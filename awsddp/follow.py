@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from awsddp.advice import advised, costs, explained
+from awsddp.advice import advised, costs, explained, resume_note
 from awsddp.answers import ResultFile
 from awsddp.errors import AwsddpError, Interrupted, LetGo, NodeError, NotFoundError
 from awsddp.fetch import MANIFEST_S, bring, manifest_request
@@ -185,13 +185,17 @@ def attend(cluster: "Cluster", job: JobRecord, *, on_lines: Callable[[bytes], No
         )
         end_ranks(cluster, job.job)
         job = Watch(cluster, job, merger=merger, on_lines=on_lines).run()
-        finish(cluster, job)
+        ended = finish(cluster, job)
     else:
         return finish(cluster, job)
+    ways = ["awsddp down   # terminate them"]
+    if ended.checkpoint:
+        again = advised(cluster, f"awsddp train --resume {job.job}", job=ended)
+        ways.insert(0, again + (resume_note(cluster, ended) or "   # continue from its checkpoint"))
     raise Interrupted(
         f"interrupted: job {job.job} was {job.state}, its results are in {job.home}/",
         f"the nodes still run{costs(cluster.record)}",
-        "awsddp down   # terminate them",
+        "\n".join(ways),
     )
 
 

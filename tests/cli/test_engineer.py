@@ -117,7 +117,7 @@ def test_an_engineer_trains_a_model_of_her_own(
         "awsddp train --resume last -- --resume {resume} --epochs 300",
         [("resumed", CTRL_C)],
         code=130,
-        says=[r"continue from it: awsddp train --resume train-4 .*\{resume\}"],
+        says=[r"next: awsddp train --resume train-4 .*\{resume\}", "awsddp down"],
     )
     said = story.type("awsddp train -q --name lr-0.03 -- --lr 0.03")
     loss = re.search(r"loss ([0-9.]+)", said)
@@ -136,7 +136,7 @@ def test_an_engineer_trains_a_model_of_her_own(
     wait_for_a_hang(lab)
     story.type(
         "awsddp why",
-        says=["Rank 1", r"train\.py:\d+", r"time\.sleep\(3600\)", r"loss\.backward\(\)"],
+        says=["[Rr]ank 1", r"train\.py:\d+", r"time\.sleep\(3600\)", r"loss\.backward\(\)"],
         never=["is not where", "worker processes at"],
     )
     story.type("awsddp report lr", says=["loss", r"report\.html"])

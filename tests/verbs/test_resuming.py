@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from awsddp import follow
 from awsddp.cli.command_line import WATCH, resuming
 from awsddp.cli.pages import job_page
 from awsddp.cluster import Cluster
 from awsddp.config import load
-from awsddp.errors import ConfigError
+from awsddp.errors import ConfigError, Interrupted
 from awsddp.jobs import results
 from awsddp.known import checkpoint_of
 from awsddp.records import JobRecord, JobState
@@ -124,3 +125,40 @@ def test_what_continues_a_job_gives_its_script_the_checkpoint_or_says_that_it_mu
     )
     assert resuming(job) == f"awsddp train --env requirements.txt --resume oom {expected}"
     assert "--after hang" in resuming(replace(job, started=None)), "what it waits for may still run"
+
+
+def test_job_that_ctrl_c_ended_says_what_continues_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "train.py").write_text("add_argument('--resume')\n")
+    run = tmp_path / "runs/stopped/node0/run"
+    run.mkdir(parents=True)
+    (run / "step3.pt").touch()
+    job = JobRecord(
+        job="stopped", state="cancelled", cause=None, ranks=(), home="runs/stopped", script="train.py"
+    )
+    ctx, outcomes = context(tmp_path, "train.py"), iter([KeyboardInterrupt(), job])
+
+    class Watched:
+        def __init__(self, *_: object, **__: object) -> None:
+            pass
+
+        def run(self) -> JobRecord:
+            outcome = next(outcomes)
+            if isinstance(outcome, BaseException):
+                raise outcome
+            return outcome
+
+    monkeypatch.setattr(follow, "Watch", Watched)
+    for name in ("merger_of", "end_ranks"):
+        monkeypatch.setattr(follow, name, lambda *_, **__: None)
+    monkeypatch.setattr(follow, "costs", lambda _: "")
+    monkeypatch.setattr(Cluster, "record", None)
+    monkeypatch.setattr(follow, "finish", job_result)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(Interrupted) as left:
+        follow.attend(ctx, job, on_lines=lambda _: None)
+    again, down = left.value.next.splitlines()
+    words = "awsddp train --resume stopped train.py -- --resume '{resume}'"
+    assert again == f"{words}   # continue from its checkpoint"
+    assert down.startswith("awsddp down")
