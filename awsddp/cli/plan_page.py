@@ -53,7 +53,7 @@ def plan_page(plan: "LaunchPlan", *, verbose: bool = False, stderr: bool = False
         *(("" if index else "steps", str(step)) for index, step in enumerate(plan.steps or unchanged)),
         ("per node", _node_line(plan)),
         ("image", _image_line(plan.image.shown, verbose=verbose)),
-        ("zones", ", then ".join(plan.zones)),
+        ("zones", ", ".join(plan.zones)),
         ("fallbacks", "; ".join(map(_next_line, plan.alternatives))),
         ("data", "; ".join(map(_data_line, plan.data))),
         ("address", f"{plan.address}{through}; SSH from {', '.join(plan.ssh_cidrs) or closed}"),

@@ -50,6 +50,7 @@ BROKEN = ("Server.InternalError", "Internal error on launch")
 _original_init = Instance.__init__
 _original_attachment = Attachment.__init__
 _original_terminate = Instance.terminate
+_original_endpoint = VPCBackend.create_vpc_endpoint
 _original_disks: Any = vars(Ami)["block_device_mappings"].fget
 
 
@@ -133,6 +134,7 @@ def _patch(block: ipaddress.IPv4Network, image_tags: dict[str, str]) -> None:
         (Subnet, "get_available_subnet_ip", _subnet_ip),
         (AmiBackend, "_load_amis", lambda self: _load_images(self, image_tags)),
         (Ami, "block_device_mappings", property(_image_disks)),
+        (VPCBackend, "create_vpc_endpoint", _endpoint),
         (VPCBackend, "create_default_vpc", lambda self: _default_vpc(self, block)),
         # moto counts IPv4 and IPv6 together, and adds the first rules of a request that it refuses.
         (SecurityGroupBackend, "_verify_group_will_respect_rule_count_limit", lambda *_, **__: None),
@@ -221,6 +223,11 @@ def _passes(value: Any, wanted: list[str]) -> bool:
     """Whether an attribute of an instance passes a filter: `*` and `?` stand for anything, as on EC2."""
     values = value if isinstance(value, list) else [value]
     return any(fnmatchcase(str(one), pattern) for one in values for pattern in wanted)
+
+
+def _endpoint(self: Any, **asked: Any) -> Any:
+    """A gateway endpoint unless another type is named, as in EC2; moto cannot delete one without a type."""
+    return _original_endpoint(self, **{**asked, "endpoint_type": asked.get("endpoint_type") or "Gateway"})
 
 
 def _default_vpc(self: Any, block: ipaddress.IPv4Network) -> Any:

@@ -307,6 +307,20 @@ def test_a_roles_credentials_are_valid_with_their_token_alone(records: Cloud) ->
     assert refusal(records.client("sts", **key).get_caller_identity) == "InvalidClientTokenId"
 
 
+def test_an_endpoint_without_a_type_is_a_gateway_and_can_be_deleted(records: Cloud) -> None:
+    ec2 = records.client("ec2")
+    vpc = ec2.create_vpc(CidrBlock="10.9.0.0/16")["Vpc"]["VpcId"]
+    table = ec2.create_route_table(VpcId=vpc)["RouteTable"]["RouteTableId"]
+    service = f"com.amazonaws.{records.info.region}.s3"
+    asked = {"VpcId": vpc, "ServiceName": service, "RouteTableIds": [table]}
+    made = ec2.create_vpc_endpoint(**asked)["VpcEndpoint"]
+    assert made["VpcEndpointType"] == "Gateway"
+    ids = [made["VpcEndpointId"]]
+    assert ec2.delete_vpc_endpoints(VpcEndpointIds=ids)["Unsuccessful"] == []
+    ec2.delete_route_table(RouteTableId=table)
+    ec2.delete_vpc(VpcId=vpc)
+
+
 def test_a_plan_of_a_type_without_gpus_says_so() -> None:
     machine = {"gpus": 0, "gpu": "", "memory_gb": 0, "vcpus": 2, "ram_gb": 8, "network": "<=10"}
     plan = {"kind": machine, "disk_gb": 200}
