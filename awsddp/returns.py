@@ -266,6 +266,7 @@ class Offer(Choice):
     """An instance type that is offered."""
 
     gpu_memory_gb: float
+    price_date: str
     spot_usd_per_hour: float | None
 
 

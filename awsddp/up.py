@@ -425,6 +425,9 @@ def offers(cluster: "Cluster") -> OffersDocument:
             Offer(
                 **vars(choice),
                 gpu_memory_gb=GPU_TYPES[choice.instance_type].memory_gb,
+                price_date=facts.price_date
+                if choice.instance_type in facts.prices
+                else GPU_TYPES[choice.instance_type].price_date,
                 spot_usd_per_hour=min(facts.spot_prices.get(choice.instance_type, {}).values(), default=None),
             )
             for choice in found

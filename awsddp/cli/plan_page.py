@@ -197,6 +197,11 @@ def offers_page(found: "OffersDocument") -> None:
         f"{found.region}, {found.price_source}, {found.price_date}; quota for {counted(found.nodes, 'node')}:"
     )
     _choices(found.offers, found.region)
+    others: dict[str, list[str]] = {}
+    for one in found.offers:
+        if one.price_usd_per_hour is not None and one.price_date != found.price_date:
+            others.setdefault(one.price_date, []).append(one.instance_type)
+    line(*(f"list price of {date}: {', '.join(names)}" for date, names in sorted(others.items())))
 
 
 def quota_page(quota: "QuotaDocument") -> None:

@@ -13,7 +13,7 @@ from awsddp.cli.doctor_page import checks_page
 from awsddp.cli.failures import run
 from awsddp.cli.main import cli
 from awsddp.cli.pages import cluster_page, job_lines, ranks_table, sync_page
-from awsddp.cli.plan_page import plan_page
+from awsddp.cli.plan_page import offers_page, plan_page
 from awsddp.cluster import Cluster
 from awsddp.plan.records import Facts
 from awsddp.records import JobState, Saving, widened
@@ -243,6 +243,19 @@ def test_the_details_of_a_plan_are_behind_v(capsys: pytest.CaptureFixture[str]) 
     shown = capsys.readouterr().out
     for detail in ("EFA ", "placement ", "L-DB2E81BA", "ami-0123456789abcdef0", "data transfer out"):
         assert detail in shown, detail
+
+
+def test_offers_name_the_date_of_each_price(capsys: pytest.CaptureFixture[str]) -> None:
+    def offer(name: str, usd: float | None, date: str) -> dict[str, Any]:
+        known = {"gpus_per_node": 1, "gpu": "L4", "fits_quota": True, "zones": ["us-east-1a"]}
+        return {"instance_type": name, "price_usd_per_hour": usd, "price_date": date, **known}
+
+    page = {"region": "us-east-1", "nodes": 1, "price_source": "list price", "price_date": "2026-07-20"}
+    some = [offer("g6f.large", 0.2, "2026-02-09"), offer("g6.xlarge", 0.8, "2026-07-20")]
+    offers_page(read({**page, "offers": [*some, offer("g7.2xlarge", None, "2026-02-09")]}))
+    first, *_, last = capsys.readouterr().out.splitlines()
+    assert first == "us-east-1, list price, 2026-07-20; quota for 1 node:"
+    assert last == "list price of 2026-02-09: g6f.large"
 
 
 @pytest.mark.parametrize("facts", [ORDINARY, REHEARSED])
