@@ -63,7 +63,7 @@ _HIDDEN = (NOT_SHOWN - {"job.resume", *_SCRIPT}) | {"cluster.region", "cluster.p
 """Keys that no advice repeats: they may hold a secret, are said otherwise, or are global options."""
 _FILES = ("requirements.txt", "uv.lock", "pyproject.toml", "environment.yml")
 _MODULE = re.compile(r"\w[\w.]*")
-_WORD = re.compile(r"'([^'\n]+)'|\"([^\"\n]+)\"|([^\s'\",;:()]+)")
+_WORD = re.compile(r"'([^'\n]+)'|\"([^\"\n]+)\"|<([^>\n]+)>|([^\s'\",;:()<>]+)")
 _VARIABLE = re.compile(r"\bos\b.*^KeyError: '([A-Z_][A-Z0-9_]*)'", re.DOTALL | re.MULTILINE)
 _ON_NODE = re.compile(r"^(.*/awsddp/work[^/]*/|\./)")
 
@@ -316,7 +316,7 @@ def explained(cluster: "Cluster", job: JobRecord) -> JobRecord:
         "import_error": _of_module,
         "no_metadata": _of_package,
         "file_not_found": _of_file,
-        "exit": _of_variable,
+        "exit": _of_exit,
     }.get(cause.kind)
     record = cluster.folder.read()
     with contextlib.suppress(AwsddpError, OSError, ValueError):  # the project has changed, or is gone
@@ -389,11 +389,29 @@ def _of_package(cluster: "Cluster", job: JobRecord, cause: Cause) -> Cause:
 
 
 def _of_file(cluster: "Cluster", job: JobRecord, cause: Cause) -> Cause:
+    """Say why a file is missing that the cause names; where it names none, which data stays here."""
+    from awsddp.mentions import named_data
+
+    found = _of_path(cluster, job, cause)
+    if found is not cause or not job.script:
+        return found
+    spec = cluster.job_spec
+    asked = replace(
+        spec, job=replace(spec.job, args=job.args, module=bool(job_options(job).get("job.module")))
+    )
+    kept = named_data(asked, script=job.script, home=cluster.home)
+    return _kept_here(cluster, job, cause, kept[0]) if kept else cause
+
+
+def _of_path(cluster: "Cluster", job: JobRecord, cause: Cause, *, only: str = "") -> Cause:
+    """Say why a path is missing that the cause names; of `only` those that have one of these characters."""
     from awsddp.nodes.sync import ASTRAY, project_files
 
     listing = project_files(cluster.job_spec, home=cluster.home)
     for match in _WORD.finditer(cause.explanation):
-        word = _ON_NODE.sub("", (match[1] or match[2] or match[3]).rstrip("./"))
+        word = _ON_NODE.sub("", next(filter(None, match.groups())).rstrip("./"))
+        if only and not set(only) & {*word}:
+            continue
         if kept := listing.keeper(word):
             return _kept_here(cluster, job, cause, kept)
         for path, reason in listing.skipped:
@@ -409,6 +427,11 @@ def _of_file(cluster: "Cluster", job: JobRecord, cause: Cause) -> Cause:
             why = f"{word} is on this machine alone: only the synced folder is sent"
             return _told(cause, why, f"move it into {listing.root}, or put it on the nodes")
     return cause
+
+
+def _of_exit(cluster: "Cluster", job: JobRecord, cause: Cause) -> Cause:
+    found = _of_variable(cluster, job, cause)
+    return _of_path(cluster, job, cause, only="/.") if found is cause else found
 
 
 def _of_variable(cluster: "Cluster", job: JobRecord, cause: Cause) -> Cause:

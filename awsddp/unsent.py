@@ -1,19 +1,26 @@
 """Data that stays here although a program names it: what an ignore file keeps from the nodes."""
 
-import ast
 import contextlib
 import itertools
 import json
 import os
 import shlex
-import warnings
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from awsddp.advice import advised
 from awsddp.errors import NodeError
+from awsddp.mentions import (
+    ARGUMENTS,
+    covers,
+    kept_data,
+    mentioned_by,
+    mentions_of,
+    named_paths,
+    written_folders,
+)
 from awsddp.nodes.sync import Listing, project_files
 from awsddp.report import size_text
 from awsddp.spec import FILE, OPTION, JobSpec
@@ -23,10 +30,6 @@ if TYPE_CHECKING:
     from awsddp.nodes.transport import Fleet, Result
 
 
-_NO_DATA = frozenset(
-    ["build", "dist", "env", "lightning_logs", "logs", "mlruns", "outputs", "runs", "venv", "wandb"]
-)
-"""Folders that programs write, by their usual names."""
 _MOST_FILES = 20_000
 """How many files of a folder are counted, so that a question comes at once."""
 LARGE_BYTES = 1e6
@@ -35,22 +38,28 @@ _LOOK_S = 20.0
 
 
 def with_named_data(cluster: "Cluster") -> "Cluster":
-    """Ask for each path that .gitignore keeps here and the script names whether to send it, once.
+    """Ask for each path that git ignores and the job names whether to send it, once; report other paths that
+    it names, that are here and that are not sent.
 
     Returns the cluster, for a yes with a `sync.ignore` that sends the path. Where nobody can be asked, it is
     reported and stays here: a script may download what it names. Raises ConfigError for a folder that cannot
     be sent.
     """
     job, script = cluster.job_spec, cluster.job_spec.job.script
+    if not script:
+        return cluster
     record = cluster.folder.read(newer=True)
     nodes = record.nodes if record else cluster.spec.cluster.nodes
     listing = project_files(job, home=cluster.home)
-    data = _kept_data(listing, job)
-    for path in _named(data, _words(script, job)) if script else ():
+    mentions = mentions_of(script, job)
+    files = _files_here(mentions, listing.root, written_folders(job))
+    data = kept_data(listing, job, files)
+    asked = named_paths(data, mentions)
+    for path in asked:
         size, about = _about(path, data, listing.root, f" x {nodes} nodes" if nodes > 1 else "")
         if not size:
             continue
-        about += f" and {script} mentions it"
+        about += f" and {mentioned_by(mentions, path)} mentions it"
         agreed = cluster.ask(f"{about}: send it?")
         patterns = [*job.sync.ignore, f"{'/' if agreed is False else '!/'}{path}"]
         if agreed:
@@ -58,6 +67,15 @@ def with_named_data(cluster: "Cluster") -> "Cluster":
             job = replace(job, sources={**job.sources, "sync.ignore": OPTION})
         told = f"{about}: not sent; to send it" if agreed is None else f"{path}: to answer for all jobs"
         cluster.say(f"{told}: ignore = {json.dumps(patterns)} in [sync] of {FILE}")
+    for path in files:
+        if covers(asked, path):
+            continue
+        reason, remedy = _why_not_sent(listing, path, is_argument=mentions[path] == ARGUMENTS)
+        if reason:
+            cluster.say(
+                f"{path} is here and is not sent ({reason}): a node has what an earlier job left there, or "
+                f"nothing; to send it: {remedy}"
+            )
     return cluster.but(job_spec=job)
 
 
@@ -67,26 +85,45 @@ def data_folders(job: JobSpec, *, home: Path) -> dict[str, str]:
     Those below LARGE_BYTES are left out. Raises ConfigError for a folder that cannot be sent.
     """
     listing = project_files(job, home=home)
-    data = _kept_data(listing, job)
+    data = kept_data(listing, job)
     found = {path: _about(path, data, listing.root) for path in data if path.find("/") == len(path) - 1}
     return {path: about for path, (size, about) in found.items() if size >= LARGE_BYTES}
 
 
-def _kept_data(listing: Listing, job: JobSpec) -> dict[str, str]:
-    """Return what .gitignore files keep here and may be data, each with the file; a folder ends with "/".
+def _files_here(mentions: Mapping[str, str], root: Path, written: Collection[str]) -> list[str]:
+    """Return the paths that a job certainly names: files that are here, of arguments folders, too.
 
-    Left out: hidden files, results, virtual environments, folders that programs write. What .awsddpignore and
-    sync.ignore name was decided for the nodes.
+    A folder that programs write is one of the results.
     """
-    written = _NO_DATA.union(map(os.path.normpath, (job.job.results, *job.job.outputs)))
-    return {
-        path: by
-        for path, by in listing.kept
-        if by.endswith(".gitignore")
-        and written.isdisjoint((os.path.normpath(path), *path.split("/")))
-        and "/." not in f"/{path}"
-        and not os.path.exists(listing.root / path / "pyvenv.cfg")  # noqa: PTH110  # of no readable folder
-    }
+    found = []
+    for path, by in mentions.items():
+        is_hidden = "/." in f"/{path}" and by != ARGUMENTS
+        if not (is_hidden or path.startswith(".." + os.sep) or path in (".", "..", *written)):
+            whole = os.path.join(root, path)  # noqa: PTH118  # no file may have this name
+            if os.path.isfile(whole) or (by == ARGUMENTS and os.path.isdir(whole)):  # noqa: PTH112, PTH113
+                found.append(path)
+    return sorted(found)
+
+
+def _why_not_sent(listing: Listing, path: str, *, is_argument: bool) -> tuple[str, str]:
+    """Return why a path that is here is not sent, and what sends it; "" where it is, or where that was
+    decided for the nodes and the script alone names it.
+    """
+    copy = f"{shlex.join(['cp', '-r', path, '.'])}, and name the copy"
+    if Path(path).is_absolute():
+        is_mine = is_argument and Path(path).is_relative_to(Path.home())
+        return ("only the synced folder is", copy) if is_mine else ("", "")
+    if kept := listing.keeper(path):
+        if kept[1] == "awsddp":
+            return f"{kept[0]} never is", copy
+        is_sent = any(entry.path == path for entry in listing.entries)
+        return ("", "") if is_sent or not is_argument else (f"{kept[0]} is in {kept[1]}", _let_in(path, kept))
+    reason = next((why for one, why in listing.skipped if f"{path}/".startswith(f"{one}/")), "")
+    return reason, copy
+
+
+def _let_in(path: str, kept: tuple[str, str]) -> str:
+    return f"remove {kept[0]} from {kept[1]}" if kept[1] == "sync.ignore" else f"!/{path} in {kept[1]}"
 
 
 def _about(path: str, data: Mapping[str, str], root: Path, times: str = "") -> tuple[int, str]:
@@ -104,33 +141,6 @@ def _about(path: str, data: Mapping[str, str], root: Path, times: str = "") -> t
     text = "more than " * (more is not None) + size_text(size).replace(".0 ", " ")
     by = next(by for one, by in data.items() if one.startswith(path))
     return size, f"{path} ({text}{times}) is in {by}"
-
-
-def _words(script: str, job: JobSpec) -> set[str]:
-    """Return the texts of the script, and its arguments, as paths of the synced folder.
-
-    A path may be relative to the script's own folder. A script that Python cannot parse has none.
-    """
-    path = Path(script.replace(".", "/") + ".py" if job.job.module else script)
-    found = {part for word in job.job.args for part in word.split("=")}
-    with contextlib.suppress(OSError, SyntaxError, ValueError, RecursionError), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the script's own, such as an invalid escape
-        texts = ast.walk(ast.parse((Path(job.sync.workdir) / path).read_bytes()))
-        found |= {one.value for one in texts if isinstance(one, ast.Constant) and isinstance(one.value, str)}
-    return {os.path.normpath(Path(folder, word)) for word in found if word for folder in ("", path.parent)}
-
-
-def _named(data: Mapping[str, str], words: Iterable[str]) -> list[str]:
-    """Return the paths of `data` that a word names or lies in; the word itself, a folder, that holds some."""
-    tops = {Path(path).parts[0] for path in data}
-    found = {
-        f"{word}/" if path.startswith(f"{word}/") else path
-        for word in words
-        if word.partition("/")[0] in tops
-        for path in data
-        if path.startswith(f"{word}/") or f"{word}/".startswith(f"{path.rstrip('/')}/")
-    }
-    return sorted(found)
 
 
 def say_unsent(cluster: "Cluster", fleet: "Fleet", nodes: Collection[int], words: Sequence[str]) -> None:

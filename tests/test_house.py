@@ -26,25 +26,13 @@ _STORY = {
         "job",
         "keywords",
         "known",
+        "mentions",
         "reach",
         "reconcile",
         "rehearsal",
     ),
     *("release", "results", "saved", "saving", "search", "starter", "status", "train", "unsent", "up"),
     "whole_run",
-    *(
-        "release",
-        "results",
-        "saved",
-        "saving",
-        "search",
-        "starter",
-        "status",
-        "train",
-        "unsent",
-        "up",
-        "whole_run",
-    ),
 }
 """What the methods of a cluster and its jobs do. Whoever uses whom there, no circle: see below."""
 LADDER = {

@@ -8,12 +8,14 @@ import pytest
 from awsddp.advice import explained
 from awsddp.cluster import Cluster
 from awsddp.config import load
+from awsddp.jobs.supervisor.causes import Evidence, explain
 from awsddp.nodes.sync import files_to_send
 from awsddp.records import Cause, JobRecord, Target
 from awsddp.rehearsal import lacking
 from awsddp.state import Folder
 from tests.cli.test_advice import RECORD
 
+TRACEBACK = 'Traceback (most recent call last):\n  File "t.py", line 1, in <module>\n'
 MISSING = (
     "ModuleNotFoundError: No module named '{0}'. {0} is not installed for the python that runs the ranks."
 )
@@ -29,6 +31,7 @@ def cause_of(
     script: str,
     tail: tuple[str, ...] = (),
     options: tuple[str, ...] = (),
+    kind: str = "",
     **keys: object,
 ) -> Cause:
     """Return the cause of a job of the project `files`."""
@@ -37,7 +40,7 @@ def cause_of(
         (project / name).parent.mkdir(parents=True, exist_ok=True)
         (project / name).write_text(text)
     kinds = {"Module": ("import_error", "module"), "Packag": ("no_metadata", "package")}
-    kind, key = kinds.get(said[:6], ("file_not_found", ""))
+    kind, key = kinds.get(said[:6], (kind or "file_not_found", ""))
     values = {key: said.split("'")[1]} if key else {}
     cause = Cause(rank=1, node=0, kind=kind, values=values, explanation=said, next="-", tail=tail)
     spec, asked = load(environ={}, overrides={"sync.workdir": str(project), **keys})
@@ -209,6 +212,26 @@ def test_a_link_that_leads_out_of_the_folder_is_why_its_files_are_missing(tmp_pa
     cause = cause_of(tmp_path, {"t.py": ""}, NO_FILE.format("data/train/a.bin"), script="t.py")
     assert "data is here, and is not sent: a link that leads out of the folder" in cause.explanation
     assert "awsddp exec" in cause.next
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "RuntimeError: unable to open file <data/train.bin> in read mode: No such file or directory (2).",
+        "OSError: Unable to open file (unable to open file: name = 'data/x.h5', errno = 2, error message = "
+        "'No such file or directory').",
+        "lmdb.Error: data/train.lmdb: No such file or directory.",
+        "AssertionError: data/train.bin is missing.",
+        "RuntimeError: Dataset not found or corrupted. You can use download=True to download it.",
+    ],
+)
+def test_data_that_any_library_misses_is_told_with_its_ignore_file(tmp_path: Path, said: str) -> None:
+    files = {".gitignore": "data/\n", "data/train.bin": "x", "t.py": "Dataset('data', train=True)"}
+    kind = explain(Evidence(1, TRACEBACK + said.rstrip(".") + "\n")).kind
+    assert kind == ("exit" if said.startswith("Assert") else "file_not_found")
+    cause = cause_of(tmp_path, files, said, script="t.py", kind=kind)
+    assert cause.explanation.endswith("data/ is here, and .gitignore keeps it from the nodes.")
+    assert 'sync.ignore=["!/data/"]' in cause.next
 
 
 @pytest.mark.parametrize("text", ["{}/real", "../../project/real"])

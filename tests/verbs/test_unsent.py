@@ -108,6 +108,27 @@ def test_a_screen_asks_nobody_with_yes_with_json_or_without_a_terminal(
         ({".gitignore": "*.csv\n"}, {}, "data/train.csv"),
         ({".gitignore": "*.csv\n", "train.py": "glob('data')"}, {}, "data/"),
         ({"train.py": "torch.load('w.pt')", "w.pt": "x", ".gitignore": "*.pt\n"}, {}, "w.pt"),
+        (
+            {"pkg/t.py": "from . import conf", "pkg/conf.py": "DATA = 'data/train.csv'"},
+            {"job__script": "pkg.t", "job__module": True},
+            "data/",
+        ),
+        (
+            {"src/pkg/__main__.py": "import pkg.conf", "src/pkg/conf.py": "DATA = 'data/train.csv'"},
+            {"job__script": "pkg", "job__module": True},
+            "data/",
+        ),
+        ({"train.py": "import conf", "conf.py": "DATA = 'data/train.csv'"}, {}, "data/"),
+        (
+            {"train.py": "", "lightning_logs/v0/a.ckpt": "x", ".gitignore": "lightning_logs/\n"},
+            {"job__args": ["lightning_logs/v0/a.ckpt"]},
+            "lightning_logs/",
+        ),
+        (
+            {"train.py": "load('logs/a.ckpt')", "logs/a.ckpt": "x", ".gitignore": "logs/\n"},
+            {},
+            "logs/",
+        ),
     ],
 )
 def test_the_path_is_found_as_scripts_and_command_lines_name_it(
@@ -160,3 +181,70 @@ def test_a_link_is_not_counted_as_data(project: Project, tmp_path: Path) -> None
     (project.folder / "more" / "x").symlink_to(tmp_path / "far" / "train.csv")
     project.checked(True)
     assert not project.asked
+
+
+def test_who_mentions_the_data_is_named(project: Project) -> None:
+    project.add({"train.py": "import conf", "conf.py": "DATA = 'data/train.csv'"})
+    project.checked(True)
+    assert project.asked == ["data/ (5 bytes x 2 nodes) is in .gitignore and conf.py mentions it: send it?"]
+
+
+LAST = "runs/train/exp/weights/last.pt"
+
+
+@pytest.mark.parametrize(
+    ("files", "keys", "path", "reason", "remedy"),
+    [
+        ({LAST: "x"}, {"job__args": ["--weights", LAST]}, LAST, "runs/ never is", f"cp -r {LAST} ."),
+        ({LAST: "x"}, {"job__args": [f"--weights=./{LAST}"]}, LAST, "runs/ never is", f"cp -r {LAST} ."),
+        ({LAST: "x", "train.py": f"load({LAST!r})"}, {}, LAST, "runs/ never is", f"cp -r {LAST} ."),
+        ({LAST: "x"}, {"job__args": ["runs/train/exp"]}, "runs/train/exp", "runs/ never is", "cp -r runs/"),
+        (
+            {".awsddpignore": "*.pt\n", "w.pt": "x"},
+            {"job__args": ["w.pt"]},
+            "w.pt",
+            "w.pt is in .awsddpignore",
+            "!/w.pt in .awsddpignore",
+        ),
+        (
+            {"w.pt": "x"},
+            {"job__args": ["w.pt"], "sync__ignore": ["w.pt"]},
+            "w.pt",
+            "w.pt is in sync.ignore",
+            "remove w.pt from sync.ignore",
+        ),
+    ],
+)
+def test_what_the_job_names_and_is_here_and_never_sent_is_reported(
+    project: Project, files: dict[str, str], keys: dict[str, object], path: str, reason: str, remedy: str
+) -> None:
+    project.add({"train.py": "", **files})
+    project.checked(None, **keys)
+    (line,) = project.said
+    assert line.startswith(
+        f"{path} is here and is not sent ({reason}): a node has what an earlier job left there, or nothing; "
+        f"to send it: {remedy}"
+    )
+
+
+def test_a_link_that_is_not_sent_and_that_an_argument_names_is_reported(project: Project) -> None:
+    project.add({"train.py": "", "real/w.pt": "x"})
+    (project.folder / "link").symlink_to(project.folder / "real")
+    project.checked(None, job__args=["link/w.pt"])
+    assert project.said[0].startswith("link/w.pt is here and is not sent (a link into the folder by a path")
+
+
+@pytest.mark.parametrize(
+    ("files", "args"),
+    [
+        ({"runs/a/log": "x"}, ["--project", "runs", "1", "-x", "", "--name="]),
+        ({"w.pt": "x"}, ["w.pt", "train.py"]),
+        ({}, ["runs/none.pt", "/etc/hostname", ".."]),
+    ],
+)
+def test_what_is_sent_or_is_a_folder_of_results_is_not_reported(
+    project: Project, files: dict[str, str], args: list[str]
+) -> None:
+    project.add({"train.py": "", **files})
+    project.checked(None, job__args=args)
+    assert not (project.said or project.asked)

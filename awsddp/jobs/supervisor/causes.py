@@ -132,6 +132,9 @@ packages_mismatch: Two packages of the node's environment do not fit each other.
 library_missing: The node does not have the library {library}.
   said (?P<library>\S+): cannot open shared object file
   next env.setup in awsddp.toml   # a command that installs it on every node
+file_not_found: The node does not have this file.
+  said (?m)^\S*(?:Error|Exception)\b.*(?:No such file or directory|Dataset not found)
+  next awsddp sync -v   # what is sent, and what stays here
 syntax_error: The file is not valid for the node's Python.
   said ^(?:Syntax|Indentation|Tab)Error
   next awsddp exec -- python3 --version   # the node's; it may be older than yours
