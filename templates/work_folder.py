@@ -17,7 +17,7 @@ stderr. May be repeated and interrupted.
 """
 
 # File names are bytes here, which pathlib does not take.
-# ruff: noqa: PTH101, PTH103, PTH104, PTH106, PTH108, PTH111, PTH112, PTH114, PTH115, PTH118, PTH120, PTH123, PTH211
+# ruff: noqa: PTH101, PTH103, PTH104, PTH106, PTH108, PTH111, PTH112, PTH114, PTH115, PTH118, PTH119, PTH120, PTH123, PTH211
 
 import contextlib
 import hashlib
@@ -29,7 +29,8 @@ HOME = os.path.expanduser(b"~")
 FOLDER = os.fsencode(sys.argv[1])
 WORK = os.path.join(HOME, b"awsddp", FOLDER)
 SENT = os.path.join(HOME, b"awsddp", FOLDER + b".sent")  # outside the folder that a job sees
-VERSIONS = os.path.join(HOME, b"awsddp", FOLDER + b".versions")
+# No folder has such a name: those of data begin with no dot.
+VERSIONS = os.path.join(os.path.dirname(WORK), b"." + os.path.basename(WORK) + b".versions")
 MOST_BYTES = 4 << 30
 """How much is read in one go to be sure; rsync compares the rest."""
 

@@ -221,8 +221,8 @@ def test_another_folder_is_kept_apart(lab: MakeLab, home: Path, tmp_path: Path) 
     push(one, other, folder="train")
     push(one, home)
     assert set(tree(one.hosts[0].home)) == {
-        *("awsddp", "awsddp/train.sent", "awsddp/train.versions", "awsddp/train", "awsddp/train/main.py"),
-        *("awsddp/work.sent", "awsddp/work.versions", "awsddp/work", "awsddp/work/a"),
+        *("awsddp", "awsddp/train.sent", "awsddp/.train.versions", "awsddp/train", "awsddp/train/main.py"),
+        *("awsddp/work.sent", "awsddp/.work.versions", "awsddp/work", "awsddp/work/a"),
     }
 
 
@@ -283,7 +283,7 @@ def test_a_little_that_changed_needs_no_rsync(lab: MakeLab, home: Path) -> None:
     assert {node: sent.files for node, sent in push(two, home).items()} == {0: 2, 1: 2}
     assert [tree(host.work) for host in two.hosts] == [tree(home)] * 2
     assert {path.name for path in (two.hosts[0].home / "awsddp").iterdir()} == {
-        *("work", "work.sent", "work.versions"),
+        *("work", "work.sent", ".work.versions"),
     }
 
 
@@ -529,7 +529,7 @@ def test_what_was_only_touched_or_is_of_an_unknown_version_does_not_travel(
     (home / "link").symlink_to("config.py")
     push(one, home)
     if forgets:
-        (one.hosts[0].work.parent / "work.versions").unlink()
+        (one.hosts[0].work.parent / ".work.versions").unlink()
     os.link(home / "config.py", home.parent / "another name")
     inode = (one.hosts[0].work / "config.py").stat().st_ino
     assert push(one, home)[0].files == 0
