@@ -467,6 +467,7 @@ def test_a_part_of_a_gpu_and_another_architecture_are_only_taken_by_name() -> No
         "g6.12xlarge",
     }
     own = replace(L4, image=replace(DLAMI, name="ours"))
+    assert plan(own, gpus="L4", nodes=1).instance_type == "g6.xlarge"
     assert plan(own, gpus="L4-3GB", nodes=1).instance_type == "g6f.large"
     with pytest.raises(ConfigError, match=r"does not fit g6f\.large"):
         plan(L4, instance_type="g6f.large", nodes=1)
