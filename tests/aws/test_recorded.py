@@ -205,4 +205,5 @@ def test_a_recorded_refusal_has_its_kind_its_reason_and_its_next_step(replay: Re
     error = caught.value
     assert (error.kind, isinstance(error, CapacityError)) == (kind, kind == "capacity")
     assert why in error.why
+    assert len(error.why) < 600  # without what AWS encodes of a denial
     assert next in error.next
