@@ -20,7 +20,6 @@ stderr. May be repeated and interrupted.
 # ruff: noqa: PTH101, PTH103, PTH104, PTH106, PTH108, PTH111, PTH112, PTH114, PTH115, PTH118, PTH119, PTH120, PTH123, PTH211
 
 import contextlib
-import hashlib
 import os
 import stat
 import sys
@@ -137,6 +136,8 @@ def compare(wanted):
 
 def digest(path):
     """Return the SHA-256 of what a file or link holds, "-" of what cannot be read."""
+    import hashlib  # 5 ms, which most syncs need not take
+
     found, whole = hashlib.sha256(), os.path.join(WORK, path)
     try:
         if os.path.islink(whole):

@@ -31,9 +31,10 @@ class Rules(NamedTuple):
         What names a folder above it does not name the path: that decides whether it is looked at.
         """
         path = self.below + path[len(self.folder) :]
-        for one in reversed(self.spec.patterns):
-            if one.include is not None and _names(one, path):
-                return one.include
+        pattern: Any
+        for pattern in reversed(self.spec.patterns):
+            if pattern.include is not None and pattern.regex.search(path) and _names(pattern, path):
+                return bool(pattern.include)
         return None
 
 
