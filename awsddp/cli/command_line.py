@@ -53,7 +53,8 @@ class Watch:
     """Hears the signals of one command line, and knows how its errors are told.
 
     `cluster` is set once the verb knows what it is about, the rest once the options are read; `pause` takes
-    the live lines away. `again` is the command that goes on where this one is cut, "" if none does.
+    the live lines away. `again` is the command that goes on where this one is cut, "" if none does;
+    `unwritten` the file for which questions are asked, "" if none is.
     """
 
     def __init__(self) -> None:
@@ -63,6 +64,7 @@ class Watch:
         self.finishes = False
         self.ends_cluster = False
         self.again = ""
+        self.unwritten = ""
         self._heard = 0
         self._show: Callable[[AwsddpError], object] = lambda error: None
 
@@ -88,7 +90,9 @@ class Watch:
             "",
             "awsddp status   # the cluster and its cost\nawsddp down     # terminate it",
         )
-        if self.cluster is not None:
+        if self.unwritten:
+            error = Interrupted(f"interrupted: no {self.unwritten} was written")
+        elif self.cluster is not None:
             from awsddp.advice import interruption
 
             error = interruption(self.cluster, again=self.again)

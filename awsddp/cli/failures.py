@@ -30,6 +30,7 @@ _OWN_FAULTS = {
 def run(command: click.Command) -> int:
     """Run the command line and return its exit code; every error ends as a message."""
     WATCH.options, WATCH.cluster = Globals(json="--json" in sys.argv), None  # until the options are read
+    WATCH.unwritten = ""
     try:
         result = command.main(args=sys.argv[1:], prog_name="awsddp", standalone_mode=False)
         print(end="", flush=True)  # here, where it can still be told that nobody got it

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 import click
 
 from awsddp.cli import session
-from awsddp.cli.command_line import Globals
+from awsddp.cli.command_line import WATCH, Globals
 from awsddp.cli.options import Verb
 from awsddp.cli.render import line, place_name
 from awsddp.cli.screen import Screen
-from awsddp.errors import ConfigError, Interrupted
+from awsddp.errors import ConfigError
 from awsddp.report import counted, money
 from awsddp.returns import InitDocument
 from awsddp.spec import FILE, SETTINGS, Given, JobSpec
@@ -93,10 +93,9 @@ def init(options: Globals) -> None:
 
     refuse_existing(Path(FILE))
     ask = sys.stdin.isatty() and sys.stderr.isatty() and not (options.yes or options.json)
-    try:
-        chosen = _answers() if ask else {}
-    except (click.Abort, KeyboardInterrupt):
-        raise Interrupted(f"interrupted: no {FILE} was written") from None
+    WATCH.unwritten = FILE
+    chosen = _answers() if ask else {}
+    WATCH.unwritten = ""
     path = write_starter(Path(), chosen)
     text = f"It sets {', '.join(chosen)}; the other keys" if chosen else "All keys"
     found = {} if ask else {key: name for key, *_, files in _QUESTIONS if (name := _found(files))}

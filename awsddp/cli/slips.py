@@ -218,7 +218,7 @@ class _Slip:
             return why, self._of_another(owners, args, option, value) if owners else [""]
         text = texts[0]
         if text[:1] not in ("", "-"):
-            return why, self._filled(text, [*filter(None, (value,)), *rest])
+            return "", self._filled(text, [*filter(None, (value,)), *rest])
         if text.endswith("="):
             text, value = text[:2], f"{text[3:]}{value or 'VALUE'}"
         text, _, fixed = text.partition(" ")
