@@ -64,7 +64,7 @@ class ConfigError(AwsddpError, exit_code=3, kind="config"):
     """awsddp.toml, the environment or the local folder is invalid."""
 
 
-class NoRegion(ConfigError):
+class NoRegion(ConfigError, kind="no_region"):
     """Nothing names a region of AWS."""
 
 
