@@ -48,6 +48,7 @@ OPEN_REGION = "us-east-1"
 # How long IAM may not see the tags of what was just made, which the least policy decides by: no source says,
 # https://docs.aws.amazon.com/IAM/latest/UserGuide/troubleshoot.html#troubleshoot_general_eventual-consistency
 _NEW_S = 15.0
+_NEEDS_CAPACITY = ("RunInstances", "StartInstances")
 _SECRET = ("UserData", "PublicKeyMaterial")
 # botocore's name for the session of a role, another one in each process.
 _UNSTABLE = re.compile(r":botocore-session-\d+$")
@@ -154,9 +155,10 @@ class Aws:
     def call(self, operation: str, parameters: Reply, *, service: str = "ec2") -> Reply:
         """Make one call and return its answer. Raises CloudError, CapacityError or ConfigError.
 
-        A launch is sent once, as botocore takes a lack of capacity for a failure to be repeated (it is an
-        HTTP 500); every other call, one with DryRun too, is repeated as botocore's standard mode does. A call
-        that is denied is repeated while it names what was made within seconds: IAM may not see its tags yet.
+        A launch or a start is sent once, as botocore takes a lack of capacity for a failure to be repeated
+        (it is an HTTP 500); every other call, one with DryRun too, is repeated as botocore's standard mode
+        does. A call that is denied is repeated while it names what was made within seconds: IAM may not see
+        its tags yet.
         """
         for pause in growing(1.0, 4.0):
             try:
@@ -173,8 +175,8 @@ class Aws:
         code: str | None = None
         encoded: str | None = None
         try:
-            launches = operation == "RunInstances" and not parameters.get("DryRun")
-            client = self._client(service, 1 if launches else ATTEMPTS)
+            is_sent_once = operation in _NEEDS_CAPACITY and not parameters.get("DryRun")
+            client = self._client(service, 1 if is_sent_once else ATTEMPTS)
             reply = getattr(client, xform_name(operation))(**parameters)
             made = made_by(operation, parameters, reply)
             self._made |= dict.fromkeys(made, CLOCK.monotonic())

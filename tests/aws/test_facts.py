@@ -18,7 +18,7 @@ from awsddp.aws.facts import enabled_regions, gather
 from awsddp.aws.refusals import translate
 from awsddp.aws.session import Aws, Call, Trail
 from awsddp.compat.types import GPU_TYPES, QUOTA_G, QUOTA_P
-from awsddp.errors import AwsddpError, CloudError, ConfigError
+from awsddp.errors import AwsddpError, CapacityError, CloudError, ConfigError
 from awsddp.records import Target, TargetName
 from awsddp.spec import ClusterSpec, NetworkSection
 from tests.http_answers import BAD_ANSWERS, CUT, answering
@@ -235,6 +235,13 @@ def test_each_word_of_ec2_for_a_lack_of_machines_or_a_limit_has_its_kind_and_nex
     error = translate(ClientError(reply, "RunInstances"), "RunInstances", where="us-east-1")
     assert error.kind == kind
     assert told in error.next
+
+
+def test_a_start_without_capacity_is_sent_once(aws: Aws, cloud: Cloud) -> None:
+    cloud.fail("StartInstances", "InsufficientInstanceCapacity", status=500)
+    with pytest.raises(CapacityError):
+        aws.call("StartInstances", {"InstanceIds": ["i-0123456789abcdef0"]})
+    assert len(cloud.sent("StartInstances")) == 1
 
 
 DENIED = (
