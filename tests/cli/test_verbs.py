@@ -327,7 +327,7 @@ def test_the_starter_file_is_written_once_and_names_every_key(lab: Lab) -> None:
         for key in vars(part)
     }
     assert named == (known - OF_ONE_COMMAND) | {"tags.team"}
-    assert len(named) == 61
+    assert len(named) == 62
     assert starter != live
 
 
