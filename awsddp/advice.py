@@ -403,14 +403,14 @@ def _of_file(cluster: "Cluster", job: JobRecord, cause: Cause) -> Cause:
     return _kept_here(cluster, job, cause, kept[0]) if kept else cause
 
 
-def _of_path(cluster: "Cluster", job: JobRecord, cause: Cause, *, only: str = "") -> Cause:
-    """Say why a path is missing that the cause names; of `only` those that have one of these characters."""
+def _of_path(cluster: "Cluster", job: JobRecord, cause: Cause, *, files: bool = False) -> Cause:
+    """Say why a path is missing that the cause names; with `files` it must be a file here."""
     from awsddp.nodes.sync import ASTRAY, project_files
 
     listing = project_files(cluster.job_spec, home=cluster.home)
     for match in _WORD.finditer(cause.explanation):
         word = _ON_NODE.sub("", next(filter(None, match.groups())).rstrip("./"))
-        if only and not set(only) & {*word}:
+        if files and not os.path.isfile(listing.root / word):  # noqa: PTH113  # no file may have this name
             continue
         if kept := listing.keeper(word):
             return _kept_here(cluster, job, cause, kept)
@@ -431,7 +431,7 @@ def _of_path(cluster: "Cluster", job: JobRecord, cause: Cause, *, only: str = ""
 
 def _of_exit(cluster: "Cluster", job: JobRecord, cause: Cause) -> Cause:
     found = _of_variable(cluster, job, cause)
-    return _of_path(cluster, job, cause, only="/.") if found is cause else found
+    return _of_path(cluster, job, cause, files=True) if found is cause else found
 
 
 def _of_variable(cluster: "Cluster", job: JobRecord, cause: Cause) -> Cause:

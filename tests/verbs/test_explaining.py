@@ -234,6 +234,13 @@ def test_data_that_any_library_misses_is_told_with_its_ignore_file(tmp_path: Pat
     assert 'sync.ignore=["!/data/"]' in cause.next
 
 
+@pytest.mark.parametrize("path", ["ckpts/1", "runs/j", "ckpts"])
+def test_a_folder_that_a_program_could_not_write_to_is_not_told_as_missing(tmp_path: Path, path: str) -> None:
+    files = {".gitignore": "ckpts/\n", "ckpts/1/a.pt": "x", "runs/j/a.pt": "x", "t.py": ""}
+    said = f"RuntimeError: Parent directory {path} does not exist."
+    assert cause_of(tmp_path, files, said, script="t.py", kind="exit").explanation == said
+
+
 @pytest.mark.parametrize("text", ["{}/real", "../../project/real"])
 def test_a_link_that_no_node_can_follow_is_told_with_the_one_that_it_can(tmp_path: Path, text: str) -> None:
     project = tmp_path / "project"
