@@ -63,7 +63,7 @@ def before_launch(cluster: "Cluster") -> DoctorDocument:
     """
     from awsddp.aws.preflight import OF_REGION, before_launch, failed, not_checked, uploads_check
 
-    with target_for(cluster, cluster.folder.read()) as target:
+    with target_for(cluster, record := cluster.folder.read()) as target:
         try:
             aws = aws_of(cluster, target)
         except ConfigError as error:
@@ -71,7 +71,7 @@ def before_launch(cluster: "Cluster") -> DoctorDocument:
         here = rehearsed(cluster.but(target=target, gateway=aws))
 
         def facts() -> Facts:
-            return with_s3(here, facts_of(aws, here.spec, target))
+            return with_s3(here, facts_of(aws, here.spec, target, record))
 
         checks = [*before_launch(aws, here.spec, _stand_ins(cluster), facts=facts)]
         if (place := cluster.job_spec.job.save_to) is not None:
@@ -115,9 +115,9 @@ def request_quota(cluster: "Cluster", *, confirm: Callable[[str], None]) -> Quot
     """
     from awsddp.plan import make_plan
 
-    with target_for(cluster, cluster.folder.read()) as target:
+    with target_for(cluster, record := cluster.folder.read()) as target:
         aws = aws_of(cluster, target)
-        facts = facts_of(aws, cluster.spec, target)
+        facts = facts_of(aws, cluster.spec, target, record)
         plan = make_plan(cluster.spec, replace(facts, quotas={}))  # as it would be with enough of it
         quota = quota_of(plan.instance_type, plan.market)
         if quota is None:
@@ -126,16 +126,18 @@ def request_quota(cluster: "Cluster", *, confirm: Callable[[str], None]) -> Quot
                 "",
                 "see https://console.aws.amazon.com/servicequotas/",
             )
-        need, have = plan.nodes * plan.kind.vcpus, facts.quotas.get(quota[0])
+        used, have = facts.used_vcpus.get(quota[0], 0), facts.quotas.get(quota[0])
+        need = plan.nodes * plan.kind.vcpus + used
         told = QuotaDocument(
             quota=quota[0], name=quota[1], region=aws.region, need=need, have=have, request=None
         )
         if have is not None and have >= need:
             return told
+        beside = f" and the {used} vCPUs in use" if used else ""
         known = "an unreadable number of" if have is None else f"{have:g}"
         confirm(
-            f"{plan.nodes} x {plan.instance_type} need {need} vCPUs, and {quota[1]} ({quota[0]}) allows "
-            f"{known} in {aws.region}. Ask AWS for {need}?"
+            f"{plan.nodes} x {plan.instance_type}{beside} need {need} vCPUs, and {quota[1]} ({quota[0]}) "
+            f"allows {known} in {aws.region}. Ask AWS for {need}?"
         )
         asked = {"ServiceCode": "ec2", "QuotaCode": quota[0], "DesiredValue": float(need)}
         reply = aws.call("RequestServiceQuotaIncrease", asked, service="service-quotas")

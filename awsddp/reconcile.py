@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from awsddp.advice import costs
 from awsddp.billing import Rate
-from awsddp.compat.types import ADDRESS_USD_PER_HOUR
+from awsddp.compat.types import ADDRESS_USD_PER_HOUR, quota_of
 from awsddp.config import remembered
 from awsddp.errors import AwsddpError, CapacityError, CloudError, ConfigError, NodeError
 from awsddp.fetch import bring
@@ -342,18 +342,24 @@ def launch(cluster: "Cluster", plan: LaunchPlan, *, now: datetime | None = None)
 
 def _round(cluster: "Cluster", plan: LaunchPlan, values: Values, host_key: str) -> tuple[Node, ...]:
     """Try the plan and its alternatives once."""
-    from awsddp.aws.instances import NEXT_ZONE
+    from awsddp.aws.instances import NEXT_ZONE, OVER_QUOTA
     from awsddp.aws.refusals import Refused
 
     failures: list[AwsddpError] = []
+    full: set[tuple[str, tuple[str, str] | None]] = set()
     for one in (plan, *plan.alternatives):
+        quota = one.region, quota_of(one.instance_type, one.market)
+        if quota in full:
+            continue
         if one.region != cluster.aws.region:
             _clean_up(cluster, values)
             cluster.gateway = aws_of(cluster, replace(cluster.target, region=one.region), login=cluster.aws)
         try:
             return _attempt(cluster, one, values, host_key)
         except (CapacityError, Refused) as error:
-            if isinstance(error, Refused) and error.code not in NEXT_ZONE:
+            if isinstance(error, Refused) and error.code in OVER_QUOTA:
+                full.add(quota)
+            elif isinstance(error, Refused) and error.code not in NEXT_ZONE:
                 if error.kind != "unavailable":
                     _clean_up(cluster, values)
                 raise
@@ -432,8 +438,8 @@ def _clean_up(cluster: "Cluster", values: Values) -> None:
 
 
 def _no_capacity(failures: list[AwsddpError]) -> AwsddpError:
-    if len(failures) == 1:
-        return failures[0]
+    if len(failures) == 1 or not any(isinstance(failure, CapacityError) for failure in failures):
+        return failures[-1]
     return CapacityError(
         "AWS has no capacity for any listed instance type, zone, region or market",
         "; ".join(f"{failure.message}: {failure.why}" for failure in failures),

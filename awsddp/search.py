@@ -72,7 +72,13 @@ def facts_of(aws: "Aws", spec: ClusterSpec, target: Target, record: Record | Non
     """
     from awsddp.aws.facts import gather
 
-    facts = gather(aws, spec, caller_address=target.caller_address, target=target.name)
+    facts = gather(
+        aws,
+        spec,
+        caller_address=target.caller_address,
+        target=target.name,
+        cluster_id=record.id if record else "",
+    )
     if spec.access.key:
         from awsddp.nodes.connection import check_own_key
 

@@ -4,7 +4,7 @@ import ipaddress
 import re
 import socket
 import urllib.request
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import replace
@@ -14,11 +14,11 @@ from http.client import HTTPException
 from typing import Any, TypeVar
 
 from awsddp.aws import prices, surroundings
-from awsddp.aws.clusters import tags_of
+from awsddp.aws.clusters import Filters, tags_of
 from awsddp.aws.refusals import Refused, unless_refused
 from awsddp.aws.session import Aws, Reply, Shape
 from awsddp.compat import releases
-from awsddp.compat.types import GPU_TYPES, GpuType, quota_of
+from awsddp.compat.types import GPU_TYPES, GpuType, Market, quota_of
 from awsddp.errors import ConfigError
 from awsddp.parallel import each, soon
 from awsddp.plan.network import ssh_cidrs
@@ -27,14 +27,23 @@ from awsddp.records import TargetName
 from awsddp.spec import ClusterSpec
 
 T = TypeVar("T")
+_MARKETS: dict[str | None, Market] = {"spot": "spot", "capacity-block": "capacity-block"}
+"""By EC2's InstanceLifecycle; all others are on-demand."""
 # What a tag may hold: https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/Using_Tags.html#tag-restrictions
 _NO_TAG = re.compile(r"[^\w .:/=+@-]")
 # Each answers with the address that it sees, over HTTPS.
 ADDRESS_SOURCES = ("https://checkip.amazonaws.com", "https://api.ipify.org")
 
 
-def gather(aws: Aws, spec: ClusterSpec, *, caller_address: str | None, target: TargetName = "aws") -> Facts:
-    """Return what a plan for `spec` needs to know.
+def gather(
+    aws: Aws,
+    spec: ClusterSpec,
+    *,
+    caller_address: str | None,
+    target: TargetName = "aws",
+    cluster_id: str = "",
+) -> Facts:
+    """Return what a plan for `spec` needs to know, for a new cluster or the one of `cluster_id`.
 
     `caller_address` is this machine as the nodes see it; where it is None, and there is neither a
     `network.ssh_cidr` nor a `network.jump`, two sources on the internet are asked. Raises CloudError where
@@ -65,6 +74,7 @@ def gather(aws: Aws, spec: ClusterSpec, *, caller_address: str | None, target: T
     offers = soon(_offers, aws, known)
     described = {name: soon(_describe_type, aws, name) for name in asked if name not in GPU_TYPES}
     quotas = {code: soon(_quota, aws, code) for code in _quota_codes(spec, asked)}
+    used = soon(_used_vcpus, aws, cluster_id)
     listed = soon(prices.on_demand, aws, known, named=next(iter(asked), None))
     on_spot = known if spec.cluster.spot else []
     market = soon(prices.spot, aws, on_spot)
@@ -73,7 +83,7 @@ def gather(aws: Aws, spec: ClusterSpec, *, caller_address: str | None, target: T
     group = look(partial(_own_group, spec, callers), spec.network.security_group, None)
     owner = caller.result().user_id
     reads: list[Future[Any]] = [image, places, callers, key, offers, listed, market, highest, group]
-    wait([*checks, *reads, *described.values(), *quotas.values()])
+    wait([used, *checks, *reads, *described.values(), *quotas.values()])
     for check in checks:
         check.result()
     ends = aws.credentials_end()
@@ -85,6 +95,7 @@ def gather(aws: Aws, spec: ClusterSpec, *, caller_address: str | None, target: T
         image=image.result().as_requested(rehearse=spec.local.gpus == "on"),
         subnets=places.result(),
         quotas={code: future.result() for code, future in quotas.items()},
+        used_vcpus=used.result(),
         callers=callers.result(),
         described={name: future.result() for name, future in described.items()},
         prices=listed.result(),
@@ -181,6 +192,23 @@ def _quota(aws: Aws, code: str) -> float | None:
     asked = {"ServiceCode": "ec2", "QuotaCode": code}
     reply = unless_refused(lambda: aws.call("GetServiceQuota", asked, service="service-quotas"))
     return float(reply["Quota"]["Value"]) if reply else None
+
+
+def _used_vcpus(aws: Aws, cluster_id: str) -> dict[str, int]:
+    """Return the vCPUs that run in the region, but for those of a cluster, by the code of their quota.
+
+    Nothing where instances may not be listed, which no launch depends on.
+    """
+    running: Filters = [{"Name": "instance-state-name", "Values": ["pending", "running"]}]
+    read = partial(aws.pages, "DescribeInstances", {"Filters": running}, "Reservations")
+    used: Counter[str] = Counter()
+    for one in (one for reservation in unless_refused(read) or () for one in reservation["Instances"]):
+        kind, cpus = GPU_TYPES.get(one["InstanceType"]), one.get("CpuOptions", {})
+        lifecycle = one.get("InstanceLifecycle")
+        quota = quota_of(one["InstanceType"], _MARKETS.get(lifecycle, "on-demand"))
+        if quota is not None and tags_of(one).get("awsddp:id") != cluster_id:
+            used[quota[0]] += kind.vcpus if kind else cpus.get("CoreCount", 0) * cpus.get("ThreadsPerCore", 1)
+    return dict(used)
 
 
 def _callers(spec: ClusterSpec, caller_address: str | None) -> tuple[str, ...]:

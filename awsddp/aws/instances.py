@@ -26,6 +26,7 @@ _ON = ("pending", "running")
 _AGAIN = "awsddp up   # again\nawsddp down   # or end it"
 # https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_StateReason.html
 _BY_USER = "Client.UserInitiatedShutdown"
+OVER_QUOTA = frozenset({"MaxSpotInstanceCountExceeded", "VcpuLimitExceeded"})
 NEXT_ZONE = frozenset({"Unsupported", "InsufficientFreeAddressesInSubnet"})
 
 

@@ -164,14 +164,15 @@ class Facts:
     """Everything read from AWS that a plan needs.
 
     `offers` maps an instance type to the zones that offer it; `described` holds requested types that compat
-    lacks, or what EC2 said of one that it does not know. `quotas` maps a quota's code to
-    its vCPUs, None where it cannot be read. `callers` are this machine's addresses as the nodes see them, as
-    CIDRs; `public_key` is the public half of the user's own key pair, "" where it is not told. `prices` are
-    on-demand prices of a machine per hour as the Pricing API told them on `price_date`, `spot_prices` those
-    of a zone now, `highest_spot_prices` their highest of the last 7 days, where spot and a budget are
-    requested. `host` is the machine that asks, `credentials_s` the seconds that its login lasts (None: no
-    end), `data` what the nodes are to get, `saving` where their results go. `role` is the ARN of their role,
-    "" for an instance profile without one, None where it is not known.
+    lacks, or what EC2 said of one that it does not know. `quotas` maps a quota's code to its vCPUs, None
+    where it cannot be read, `used_vcpus` to those of it that run beside the cluster. `callers` are this
+    machine's addresses as the nodes see them, as CIDRs; `public_key` is the public half of the user's own
+    key pair, "" where it is not told. `prices` are on-demand prices of a machine per hour as the Pricing
+    API told them on `price_date`, `spot_prices` those of a zone now, `highest_spot_prices` their highest of
+    the last 7 days, where spot and a budget are requested. `host` is the machine that asks, `credentials_s`
+    the seconds that its login lasts (None: no end), `data` what the nodes are to get, `saving` where their
+    results go. `role` is the ARN of their role, "" for an instance profile without one, None where it is
+    not known.
     """
 
     region: str
@@ -181,6 +182,7 @@ class Facts:
     image: Image
     subnets: tuple[Subnet, ...]
     quotas: Mapping[str, float | None] = field(default_factory=dict)
+    used_vcpus: Mapping[str, int] = field(default_factory=dict)
     callers: tuple[str, ...] = ()
     described: Mapping[str, GpuType | str] = field(default_factory=dict)
     prices: Mapping[str, float] = field(default_factory=dict)

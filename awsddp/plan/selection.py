@@ -215,13 +215,20 @@ def on_demand(kind: GpuType, facts: Facts) -> float | None:
 
 def fits(kind: GpuType, nodes: int, facts: Facts, market: Market = "on-demand") -> bool | None:
     """Return whether the quota allows so many nodes; None: it could not be read."""
-    allowed = _allowed_vcpus(kind, facts, market)
-    return None if allowed is None else nodes * kind.vcpus <= allowed
+    free = _free_vcpus(kind, facts, market)
+    return None if free is None else nodes * kind.vcpus <= free
 
 
-def _allowed_vcpus(kind: GpuType, facts: Facts, market: Market) -> float | None:
+def _free_vcpus(kind: GpuType, facts: Facts, market: Market) -> float | None:
+    """Return what a quota leaves beside what runs; None: it could not be read."""
     quota = quota_of(kind.name, market)
-    return facts.quotas.get(quota[0]) if quota else None
+    allowed = facts.quotas.get(quota[0]) if quota else None
+    return None if quota is None or allowed is None else allowed - facts.used_vcpus.get(quota[0], 0)
+
+
+def _in_use(code: str, facts: Facts) -> str:
+    used = facts.used_vcpus.get(code, 0)
+    return f", of which {used} are in use" if used else ""
 
 
 def quota_line(kind: GpuType, nodes: int, facts: Facts, market: Market) -> tuple[str, tuple[str, ...]]:
@@ -233,7 +240,7 @@ def quota_line(kind: GpuType, nodes: int, facts: Facts, market: Market) -> tuple
         unknown = f"{need} vCPUs; unknown quota for {market} {kind.family}"
         return unknown, (unknown,)
     if (allowed := facts.quotas.get(quota[0])) is not None:
-        return f"{need} of {allowed:g} vCPUs ({quota[1]}, {quota[0]})", ()
+        return f"{need} of {allowed:g} vCPUs{_in_use(quota[0], facts)} ({quota[1]}, {quota[0]})", ()
     return f"{need} vCPUs ({quota[1]}, {quota[0]}: unreadable)", (
         f"quota unreadable: {quota[1]} ({quota[0]}) must allow {need} vCPUs",
     )
@@ -244,7 +251,7 @@ def _over_quota(kinds: Iterable[GpuType], spec: ClusterSpec, facts: Facts, marke
     needs: dict[str, list[str]] = {}
     for kind in kinds:
         code, name = quota_of(kind.name, market) or ("", "")
-        quota = f"{name} ({code}) allows {_allowed_vcpus(kind, facts, market):g} vCPUs in {facts.region}"
+        quota = f"{name} ({code}) allows {facts.quotas[code]:g} vCPUs in {facts.region}{_in_use(code, facts)}"
         needs.setdefault(quota, []).append(f"{nodes} x {kind.name} need {nodes * kind.vcpus}")
     return CloudError(
         f"the vCPU quota of this account is too small for {nodes} nodes",
@@ -262,8 +269,8 @@ def _largest(kinds: tuple[GpuType, ...], spec: ClusterSpec, facts: Facts, market
     gpus = wanted_gpus(spec)
     found: list[tuple[tuple[float, ...], GpuType, int]] = []
     for kind in dict.fromkeys((*kinds, *_usable(facts))):
-        price, allowed = _rank(kind, facts, market), _allowed_vcpus(kind, facts, market) or 0
-        nodes = min(spec.cluster.nodes, int(allowed // kind.vcpus))
+        price, free = _rank(kind, facts, market), max(0, _free_vcpus(kind, facts, market) or 0)
+        nodes = min(spec.cluster.nodes, int(free // kind.vcpus))
         usable = not kind.bare_metal and not misfit(kind, facts.image.name)
         if nodes and price is not None and usable and (gpus is None or gpus.name == kind.gpu):
             found.append(((nodes * kind.gpus, kind in kinds, nodes, -price), kind, nodes))

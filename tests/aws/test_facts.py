@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 from moto.core import DEFAULT_ACCOUNT_ID
-from moto_cloud import Cloud, plan_for, spec
+from moto_cloud import IDS, Cloud, Launcher, plan_for, spec
 
 from awsddp.aws import facts as facts_module
 from awsddp.aws.facts import enabled_regions, gather
@@ -19,6 +19,7 @@ from awsddp.aws.refusals import translate
 from awsddp.aws.session import Aws, Call, Trail
 from awsddp.compat.types import GPU_TYPES, QUOTA_G, QUOTA_P
 from awsddp.errors import AwsddpError, CapacityError, CloudError, ConfigError
+from awsddp.plan.records import names
 from awsddp.records import Target, TargetName
 from awsddp.spec import ClusterSpec, NetworkSection
 from tests.http_answers import BAD_ANSWERS, CUT, answering
@@ -42,11 +43,35 @@ def test_reading_changes_nothing(aws: Aws, cloud: Cloud) -> None:
         "DescribeInstanceTypeOfferings",
         "DescribeInstanceTypes",
         "DescribeImages",
+        "DescribeInstances",
         "DescribeRouteTables",
         "DescribeSubnets",
         "GetServiceQuota",
         "GetProducts",
     }
+
+
+def test_a_plan_counts_what_runs_of_a_quota_but_for_its_own_cluster(
+    aws: Aws, cloud: Cloud, launcher: Launcher
+) -> None:
+    cloud.quotas[QUOTA_G[0]] = 16.0
+    launcher(plan_for(aws, instance_type="g5.xlarge"))  # 2 x 4 vCPUs
+    off = launcher(plan_for(aws, instance_type="g6.xlarge", nodes=1), ids=names("demo", "ffffffff"))
+    aws.call("StopInstances", {"InstanceIds": [node.instance_id for node in off]})
+    fitting = plan_for(aws, instance_type="g5.xlarge")
+    assert "8 of 16 vCPUs, of which 8 are in use" in fitting.quota
+    with pytest.raises(CloudError) as caught:
+        plan_for(aws, instance_type="g5.2xlarge")
+    assert caught.value.kind == "quota"
+    assert "allows 16 vCPUs in us-east-1, of which 8 are in use" in caught.value.why
+    assert "awsddp up --nodes 2 --instance-type" in caught.value.next
+    own = gather(aws, spec(), caller_address="10.77.0.1", cluster_id=IDS["cluster_id"])
+    assert own.used_vcpus == {}
+
+
+def test_instances_that_may_not_be_listed_count_nothing(aws: Aws, cloud: Cloud) -> None:
+    cloud.fail("DescribeInstances", "UnauthorizedOperation")
+    assert gather(aws, spec(), caller_address="10.77.0.1").used_vcpus == {}
 
 
 def test_p2_is_asked_for_as_it_is_and_the_refusal_says_what_takes_its_place(aws: Aws) -> None:

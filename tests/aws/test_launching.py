@@ -137,7 +137,7 @@ def test_it_is_asked_again_until_there_are_machines(up: Launches, cloud: Cloud, 
 
 
 @pytest.mark.usefixtures("clock")
-@pytest.mark.parametrize("code", ["VcpuLimitExceeded", "UnauthorizedOperation", "PendingVerification"])
+@pytest.mark.parametrize("code", ["UnauthorizedOperation", "PendingVerification"])
 def test_a_refusal_that_no_other_place_helps_ends_the_launch_and_leaves_nothing(
     up: Launches, cloud: Cloud, aws: Aws, code: str
 ) -> None:
@@ -171,6 +171,29 @@ def test_cleaning_up_that_fails_does_not_hide_why_the_launch_failed(up: Launches
     with pytest.raises(CloudError, match="quota is too small"):
         up(cluster__instance_type="g5.xlarge")
     assert any("sg-" in text and "left in us-east-1" in text for text in up.said)
+
+
+def test_a_full_spot_quota_is_followed_by_on_demand_and_not_by_other_types_of_it(
+    up: Launches, cloud: Cloud
+) -> None:
+    cloud.fail("RunInstances", "MaxSpotInstanceCountExceeded")
+    _, nodes = up(cluster__spot="first", cluster__instance_type="g5.xlarge,g6.xlarge")
+    first, second = cloud.sent("RunInstances")
+    assert first["InstanceMarketOptions.MarketType"] == "spot"
+    assert "InstanceMarketOptions.MarketType" not in second
+    assert [first["InstanceType"], second["InstanceType"]] == ["g5.xlarge"] * 2
+    assert not any(node.spot for node in nodes)
+
+
+def test_where_each_quota_is_full_the_quota_is_the_error_and_nothing_is_left(
+    up: Launches, cloud: Cloud, aws: Aws
+) -> None:
+    cloud.fail("RunInstances", "VcpuLimitExceeded", "VcpuLimitExceeded")
+    with pytest.raises(CloudError) as caught:
+        up(cluster__instance_type="p4d.24xlarge,g5.48xlarge,g6.48xlarge")
+    assert caught.value.kind == "quota"
+    assert attempts(cloud) == ["p4d.24xlarge", "g5.48xlarge"]
+    assert left(aws) is None
 
 
 def test_what_cannot_be_looked_for_after_a_launch_that_failed_is_named(up: Launches, cloud: Cloud) -> None:
