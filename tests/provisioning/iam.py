@@ -265,7 +265,7 @@ def _encrypt(key: str) -> Iterator[tuple[str, str, dict[str, Any]]]:
 
 def _targets(form: dict[str, str]) -> Iterator[tuple[str, str]]:
     """Yield kind and id of what a call changes or ends."""
-    yield from ((kind, form[name]) for name, kind in _NAMED.items() if name in form)
+    yield from ((kind, form[name]) for name, kind in _NAMED.items() if form.get(name))
     for stem in ("InstanceId", "ResourceId"):
         for name in _numbered(form, stem):
             yield "instance", form[name.rstrip(".")]
