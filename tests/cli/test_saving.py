@@ -135,7 +135,7 @@ def test_what_keeps_nodes_from_saving_is_refused_before_a_rank_starts(lab: Lab) 
     refused("s3://far/runs", policy, "bucket far is in eu-west-1, the nodes are in us-east-1", "us-east-1")
     named = {"InstanceProfileName": "training", "RoleName": "training"}
     iam.remove_role_from_instance_profile(**named)
-    refused(runs, policy, "node0 has no role, so that it cannot save to", f"-o job.save_to={runs}")
+    refused(runs, policy, "node0 has no role, so that it cannot save to", f"--save-to {runs}")
     assert lab.json("jobs")["jobs"] == []
     [left] = s3.list_objects_v2(Bucket="results")["Contents"]
     assert (left["Key"], left["Size"]) == ("runs/.awsddp", 2)
