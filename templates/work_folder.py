@@ -17,7 +17,7 @@ stderr. May be repeated and interrupted.
 """
 
 # File names are bytes here, which pathlib does not take.
-# ruff: noqa: PTH101, PTH103, PTH104, PTH106, PTH108, PTH111, PTH112, PTH114, PTH115, PTH118, PTH119, PTH120, PTH123, PTH211
+# ruff: noqa: PTH101, PTH103, PTH104, PTH106, PTH108, PTH111, PTH112, PTH114, PTH115, PTH118, PTH119, PTH120, PTH208, PTH123, PTH211
 
 import contextlib
 import os
@@ -183,7 +183,20 @@ def note(arrived):
         found = status(path)
         if record[0] != b"d" and same(found, record):
             versions[path] = (record[4], written(found))
+        forget_bytecode(path)
     write(VERSIONS, versions)
+
+
+def forget_bytecode(path):
+    """Remove what Python compiled of a module: it tells a module that changed by its size and time alone."""
+    name, dot, end = os.path.basename(path).rpartition(b".")
+    compiled = os.path.join(WORK, os.path.dirname(path), b"__pycache__")
+    if end != b"py" or not dot:
+        return
+    with contextlib.suppress(OSError):
+        for one in os.listdir(compiled):
+            if one.startswith(name + b".") and one.endswith(b".pyc"):
+                os.unlink(os.path.join(compiled, one))
 
 
 def receive(data):

@@ -1,5 +1,6 @@
 import os
 import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -478,6 +479,20 @@ def test_other_text_of_the_same_size_and_time_goes_out(lab: MakeLab, home: Path)
     assert [one.files for one in push(two, home).values()] == [1, 1]
     assert [(host.work / "config.py").read_text() for host in two.hosts] == [OTHER, OTHER]
     assert [one.files for one in push(two, home).values()] == [0, 0]
+
+
+@pytest.mark.usefixtures("either_way")
+def test_a_module_of_the_same_size_and_time_runs_as_it_was_sent(lab: MakeLab, home: Path) -> None:
+    """Python takes its bytecode of the older one for it."""
+    one = lab(1)
+    (home / "config.py").write_text("lr = 1\n")
+    python = [sys.executable, "-c", "import config; print(config.lr)"]
+    for text, said in (("lr = 1\n", "1\n"), (OTHER, "2\n")):
+        rewrite(home / "config.py", text)
+        push(one, home)
+        ran = subprocess.run(python, cwd=one.hosts[0].work, capture_output=True, text=True, check=True)
+        assert ran.stdout == said
+        assert list((one.hosts[0].work / "__pycache__").iterdir())
 
 
 @pytest.mark.usefixtures("either_way")
