@@ -106,9 +106,7 @@ def _files_here(mentions: Mapping[str, str], root: Path, written: Collection[str
 
 
 def _why_not_sent(listing: Listing, path: str, *, is_argument: bool) -> tuple[str, str]:
-    """Return why a path that is here is not sent, and what sends it; "" where it is, or where that was
-    decided for the nodes and the script alone names it.
-    """
+    """Return why a path that is here is not sent, and what sends it; "" where it is sent."""
     copy = f"{shlex.join(['cp', '-r', path, '.'])}, and name the copy"
     if Path(path).is_absolute():
         is_mine = is_argument and Path(path).is_relative_to(Path.home())
@@ -117,13 +115,14 @@ def _why_not_sent(listing: Listing, path: str, *, is_argument: bool) -> tuple[st
         if kept[1] == "awsddp":
             return f"{kept[0]} never is", copy
         is_sent = any(entry.path == path for entry in listing.entries)
-        return ("", "") if is_sent or not is_argument else (f"{kept[0]} is in {kept[1]}", _let_in(path, kept))
+        return ("", "") if is_sent else (f"{kept[0]} is in {kept[1]}", _let_in(kept))
     reason = next((why for one, why in listing.skipped if f"{path}/".startswith(f"{one}/")), "")
     return reason, copy
 
 
-def _let_in(path: str, kept: tuple[str, str]) -> str:
-    return f"remove {kept[0]} from {kept[1]}" if kept[1] == "sync.ignore" else f"!/{path} in {kept[1]}"
+def _let_in(kept: tuple[str, str]) -> str:
+    """Return what sends a path that is kept here: of an ignored folder nothing can be let in alone."""
+    return f"remove {kept[0]} from {kept[1]}" if kept[1] == "sync.ignore" else f"!/{kept[0]} in {kept[1]}"
 
 
 def _about(path: str, data: Mapping[str, str], root: Path, times: str = "") -> tuple[int, str]:

@@ -80,6 +80,17 @@ def rules_of_git(root: Path) -> tuple[Rules, ...]:
     return tuple(_above(root, places))
 
 
+def tracked_files(root: Path) -> list[str]:
+    """Return the files that git tracks although an ignore file names them; [] where git is missing."""
+    argv = ["git", "-C", os.fspath(root), "ls-files", "-z", "--cached", "--ignored", "--exclude-standard"]
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        done = subprocess.run(
+            argv, capture_output=True, timeout=_GIT_S, stdin=subprocess.DEVNULL, check=False
+        )
+        return [os.fsdecode(path) for path in done.stdout.split(b"\0") if path]
+    return []
+
+
 def _above(root: Path, places: Iterable[tuple[Path, Path]]) -> Iterator[Rules]:
     for file, folder in places:
         if not file.is_file():

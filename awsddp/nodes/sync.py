@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from awsddp.errors import ConfigError, NodeError
 from awsddp.nodes import rsync
 from awsddp.nodes.failures import NodeFailure
-from awsddp.nodes.ignores import Rules, rules, rules_of, rules_of_git
+from awsddp.nodes.ignores import Rules, rules, rules_of, rules_of_git, tracked_files
 from awsddp.parallel import both, ignore, run_on_nodes, split
 from awsddp.report import Event, OnEvent, amount, node_name, size_text
 from awsddp.resources import BUNDLED, shipped_folder, template
@@ -120,6 +120,7 @@ def files_to_send(
     never = {os.path.realpath(path) for path in (*exclude, root / results)}
     walk = _Walk(root, ignore, never)
     walk.add_folder("", walk.above())
+    walk.add_tracked()
     return walk.found
 
 
@@ -181,6 +182,18 @@ class _Walk:
             else:
                 self._file(path, item)
         return len(self.found.entries) - before
+
+    def add_tracked(self) -> None:
+        """Add the files that git tracks although an ignore file of its names them."""
+        if self._name != ".gitignore" or all(by in (_OURSELVES, "sync.ignore") for _, by in self.found.kept):
+            return
+        sent = {entry.path for entry in self.found.entries}
+        for path in tracked_files(self.found.root):
+            whole = Path(self.found.root, path)
+            is_ours = _NEVER.intersection(whole.parts) or self._own.spec.check_file(path).include
+            is_ours = is_ours or any(os.path.realpath(folder) in self._never for folder in whole.parents)
+            if path not in sent and not is_ours and whole.is_file() and not whole.is_symlink():
+                self._add(path, "f", whole.lstat())
 
     def _ignored_by(self, path: str, specs: tuple[Rules, ...]) -> str:
         """Return what keeps the path here, "" if it goes.

@@ -132,6 +132,8 @@ def test_what_is_ignored_is_what_git_ignores(
         if folder == tmp_path or dice.random() < 0.4:
             (folder / ".gitignore").write_text("\n".join(dice.sample(pool, 4)) + "\n")
     subprocess.run(["git", "init", "-q", tmp_path], check=True)
+    files = sorted(path for path in tmp_path.rglob("*") if path.is_file() and ".git" not in path.parts)
+    subprocess.run(["git", "-C", tmp_path, "add", "-f", *dice.sample(files, 4)], check=True)
     (tmp_path / ".git/info/exclude").write_text("y.py\n")
     everywhere = isolated / ".config/git/ignore"
     everywhere.parent.mkdir(parents=True)
@@ -139,7 +141,10 @@ def test_what_is_ignored_is_what_git_ignores(
     git = ["git", "-C", tmp_path / below, "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     expected = subprocess.run(git, capture_output=True, check=True, text=True).stdout.split("\0")[:-1]
     found = files_to_send(tmp_path / below)
-    if not below or subprocess.run(["git", "-C", tmp_path, "check-ignore", "-q", below]).returncode:
+    if (
+        not below
+        or subprocess.run(["git", "-C", tmp_path, "check-ignore", "--no-index", "-q", below]).returncode
+    ):
         assert sorted(e.path for e in found.entries if e.kind == "f") == sorted(expected)
 
 

@@ -482,11 +482,14 @@ def test_other_text_of_the_same_size_and_time_goes_out(lab: MakeLab, home: Path)
 
 
 @pytest.mark.usefixtures("either_way")
-def test_a_module_of_the_same_size_and_time_runs_as_it_was_sent(lab: MakeLab, home: Path) -> None:
+def test_a_module_of_the_same_size_and_time_runs_as_it_was_sent(
+    lab: MakeLab, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Python takes its bytecode of the older one for it."""
     one = lab(1)
     (home / "config.py").write_text("lr = 1\n")
     python = [sys.executable, "-c", "import config; print(config.lr)"]
+    monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
     for text, said in (("lr = 1\n", "1\n"), (OTHER, "2\n")):
         rewrite(home / "config.py", text)
         push(one, home)

@@ -152,7 +152,6 @@ def test_the_path_is_found_as_scripts_and_command_lines_name_it(
         ({"train.py": "init('wandb')", "wandb/x": "x", ".gitignore": "wandb/\n"}, {}),
         ({"train.py": "save('out')", "out/x": "x", ".gitignore": "out/\n"}, {"job__outputs": ["out"]}),
         ({"train.py": "save('out/x')", "out/y": "", ".gitignore": "out/\n"}, {}),
-        ({".awsddpignore": "data/\n"}, {}),
         ({}, {"sync__ignore": ["!/data/"]}),
         ({"train.py": READS}, {"job__script": None}),
     ],
@@ -199,6 +198,13 @@ LAST = "runs/train/exp/weights/last.pt"
         ({LAST: "x"}, {"job__args": [f"--weights=./{LAST}"]}, LAST, "runs/ never is", f"cp -r {LAST} ."),
         ({LAST: "x", "train.py": f"load({LAST!r})"}, {}, LAST, "runs/ never is", f"cp -r {LAST} ."),
         ({LAST: "x"}, {"job__args": ["runs/train/exp"]}, "runs/train/exp", "runs/ never is", "cp -r runs/"),
+        (
+            {".awsddpignore": "data/\n", "data/train.csv": "x", "train.py": READS},
+            {},
+            "data/train.csv",
+            "data/ is in .awsddpignore",
+            "!/data/ in .awsddpignore",
+        ),
         (
             {".awsddpignore": "*.pt\n", "w.pt": "x"},
             {"job__args": ["w.pt"]},
