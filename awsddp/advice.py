@@ -360,7 +360,7 @@ def _of_module(cluster: "Cluster", job: JobRecord, cause: Cause) -> Cause:
 
 
 def _of_package(cluster: "Cluster", job: JobRecord, cause: Cause) -> Cause:
-    from awsddp.plan.project import read_project, read_toml
+    from awsddp.plan.project import read_toml
     from awsddp.plan.requirements import canonical
 
     package = cause.values.get("package", "")
@@ -375,11 +375,6 @@ def _of_package(cluster: "Cluster", job: JobRecord, cause: Cause) -> Cause:
     if not is_own:
         return _told(
             cause, f"{asked or '--env'} does not name it", f"name {package} in a requirements.txt: {again}"
-        )
-    if read_project(document, folder) is None:
-        why = f"Only its build knows its version ({file}: dynamic), and no build of it runs"
-        return _told(
-            cause, why, f"SETUPTOOLS_SCM_PRETEND_VERSION=1.0 {again}   # or a version in {file.name}"
         )
     if asked and Path(asked).suffix not in (".toml", ".lock"):
         return _told(

@@ -23,6 +23,7 @@ from awsddp.nodes.transport import Fleet, Request, Result
 from awsddp.parallel import split
 from awsddp.plan.environment import EnvironmentPlan, explain, image_constraints, refuse_unlike
 from awsddp.plan.indexes import Indexes, indexes_here, is_folder_here
+from awsddp.plan.project import SCM_VERSION, UNKNOWN_VERSION, Project
 from awsddp.records import Count
 from awsddp.report import Event, node_name
 from awsddp.resources import template
@@ -58,6 +59,7 @@ def ensure(
     found = _ask(fleet, plan, looks, _LOOK_S)
     missing = [node for node, one in found.items() if not one.ready]
     if missing:
+        _say_unknown_versions(fleet, plan.projects)
         if plan.setup:
             send_files()
         here = functools.cache(indexes_here)
@@ -85,6 +87,15 @@ def ensure(
             )
     refuse_unlike({node: one.facts for node, one in found.items()})
     return found
+
+
+def _say_unknown_versions(fleet: Fleet, projects: Sequence[Project]) -> None:
+    for project in (one for one in projects if not one.has_version):
+        name = project.info.partition("-")[0]
+        why = (
+            f"{name} has version {UNKNOWN_VERSION} on the nodes: only its build knows another, and none runs"
+        )
+        fleet.on_event(Event(f"{why}; to set it here: export {SCM_VERSION}_FOR_{name.upper()}=1.0"))
 
 
 def _choose(

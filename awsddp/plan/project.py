@@ -13,8 +13,11 @@ from awsddp.errors import ConfigError
 Table = dict[Any, Any]
 """A table of TOML or YAML, in the shape of pyproject.toml or of conda."""
 _VERSION = re.compile(r"v?\d[\w.!+-]*")
-_SCM_VERSION = "SETUPTOOLS_SCM_PRETEND_VERSION"
-"""What setuptools-scm and hatch-vcs take for the version (https://setuptools-scm.readthedocs.io/en/latest/)."""
+SCM_VERSION = "SETUPTOOLS_SCM_PRETEND_VERSION"
+"""What setuptools-scm and hatch-vcs take for the version of all projects; with _FOR_ and a name, of that one
+(https://setuptools-scm.readthedocs.io/en/latest/overrides/)."""
+UNKNOWN_VERSION = "0+unknown"
+"""The version of a project that only its build knows, as versioneer has it where no tag is."""
 _SCRIPTS = (("scripts", "console_scripts"), ("gui-scripts", "gui_scripts"))
 
 
@@ -31,6 +34,11 @@ class Project:
     metadata: str
     entry_points: str
     sources: tuple[str, ...]
+
+    @property
+    def has_version(self) -> bool:
+        """Whether its version is known without a build."""
+        return not self.info.endswith(f"-{UNKNOWN_VERSION}.dist-info")
 
 
 def read_toml(file: Path) -> Table:
@@ -97,17 +105,15 @@ def _at(table: Any, *keys: str) -> Any:
 
 
 def read_project(document: Table, folder: Path) -> Project | None:
-    """Return what an installation of the project in `folder` has beside its code.
+    """Return what an installation of the project in `folder` has beside its code; None where it has no name.
 
-    None where its name or version is known only once it is built.
+    A version that is known only once the project is built is UNKNOWN_VERSION.
     """
     name = _at(document, "project", "name")
     if not isinstance(name, str):
         return None
     name_on_disk = re.sub(r"[-_.]+", "_", name).lower()
-    version = _version(document, folder) or _built_version(name_on_disk, folder)
-    if not _VERSION.fullmatch(version):
-        return None
+    version = next(filter(_VERSION.fullmatch, _versions(document, folder, name_on_disk)), UNKNOWN_VERSION)
     needs = "".join(f"Requires-Dist: {one}\n" for one in toml_list(document, "project", "dependencies"))
     groups = {group: _at(document, "project", key) for key, group in _SCRIPTS}
     if isinstance(more := _at(document, "project", "entry-points"), dict):
@@ -125,23 +131,26 @@ def read_project(document: Table, folder: Path) -> Project | None:
     )
 
 
-def _version(document: Table, folder: Path) -> str:
-    """Return the version that pyproject.toml has, or that a file has which it names for that; "" for none."""
+def _versions(document: Table, folder: Path, name_on_disk: str) -> Iterator[str]:
+    """Yield what may be the version: of pyproject.toml, of a file that it names, of the environment, of an
+    installation; first what counts first. What a file computes, and "", is no version.
+    """
     tool = document.get("tool", {})
     for version in (*toml_list(document, "project", "version"), *toml_list(tool, "poetry", "version")):
-        return str(version)
+        yield str(version)
     for name in toml_list(tool, "setuptools", "dynamic", "version", "file"):
-        return _read(folder / str(name)).strip()
+        yield _read(folder / str(name)).strip()
     for attribute in toml_list(tool, "setuptools", "dynamic", "version", "attr"):
         module, _, variable = str(attribute).rpartition(".")
         path = module.replace(".", "/")
         for source in (*source_folders(folder), "."):
             for end in (".py", "/__init__.py"):
-                if text := _read(folder / source / f"{path}{end}"):
-                    return _assigned(variable, text)
+                yield _assigned(variable, _read(folder / source / f"{path}{end}"))
     for name in toml_list(tool, "hatch", "version", "path"):
-        return _assigned("__version__|VERSION", _read(folder / str(name)))
-    return os.environ.get(_SCM_VERSION, "")
+        yield _assigned("__version__|VERSION", _read(folder / str(name)))
+    for variable in (f"{SCM_VERSION}_FOR_{name_on_disk.upper()}", SCM_VERSION):
+        yield os.environ.get(variable, "")
+    yield _built_version(name_on_disk, folder)
 
 
 def _built_version(name: str, folder: Path) -> str:
@@ -162,8 +171,9 @@ def _read(file: Path) -> str:
 
 
 def _assigned(variable: str, text: str) -> str:
-    """Return the text that a module assigns to a variable."""
-    found = re.search(rf"^(?:{variable})\s*(?::[^=\n]*)?=\s*[\"']([^\"']+)[\"']", text, re.MULTILINE)
+    """Return the text that a module assigns to a variable; "" where it computes it."""
+    literal = r"""["']([^"']+)["'][ \t]*(?:[#;].*)?$"""
+    found = re.search(rf"^(?:{variable})\s*(?::[^=\n]*)?=\s*{literal}", text, re.MULTILINE)
     return found[1] if found else ""
 
 

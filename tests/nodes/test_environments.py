@@ -20,11 +20,12 @@ from awsddp.errors import ConfigError, NodeError
 from awsddp.nodes import environments
 from awsddp.nodes.environments import ensure
 from awsddp.parallel import soon
-from awsddp.plan.environment import EnvironmentPlan
+from awsddp.plan.environment import EnvironmentPlan, make_environment_plan
 from awsddp.plan.indexes import Indexes
 from awsddp.plan.project import Project
 from awsddp.report import Event
 from awsddp.resources import template
+from awsddp.spec import EnvSection
 from tests.nodes.servers import BUILT_BY, PASSWORD, make_repository, serve_folder, serve_git, serve_index
 from tests.nodes.ssh_hosts import Lab
 from tests.nodes.wheels import add, image, installed_wheel, wheel
@@ -116,6 +117,35 @@ def test_the_projects_own_metadata_programs_and_plugins_are_there(
     program = Path(str(found.python)).with_name("mine-train")
     done = subprocess.run([program], capture_output=True, text=True, cwd="/")
     assert (done.stdout, done.stderr) == (f"1.2 {found.python}\n", "")
+
+
+def test_a_version_that_only_a_build_knows_is_unknown_on_the_nodes_which_the_build_says(
+    lab: Callable[[int], Lab], index: Path, python: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SETUPTOOLS_SCM_PRETEND_VERSION", raising=False)
+    (tmp_path / "pyproject.toml").write_text(
+        "[project]\nname = 'my.proj'\ndynamic = ['version']\nscripts = {mine-train = 'mine:main'}\n"
+    )
+    here, said = lab(1), list[Event]()
+    env = EnvSection(file=str(tmp_path / "pyproject.toml"))
+
+    def build() -> Environment:
+        plan = make_environment_plan(env, internet=False, driver=None, workdir=tmp_path)
+        said.clear()
+        return made(here, plan, python, events=said)[0]
+
+    words = "from importlib.metadata import version; print(version('my.proj'))"
+    found = build()
+    assert imported(found.python, words) == "0+unknown"
+    assert Path(str(found.python)).with_name("mine-train").is_file()
+    [warning] = [event.text for event in said if "0+unknown" in event.text]
+    before, _, advice = warning.partition(": ")
+    assert before == "my_proj has version 0+unknown on the nodes"
+    typed = re.search(r"export (\w+)=(\S+)", advice)
+    assert typed
+    monkeypatch.setenv(typed[1], typed[2])
+    assert imported(build().python, words) == "1.0"
+    assert not [event for event in said if "0+unknown" in event.text]
 
 
 @pytest.mark.prove

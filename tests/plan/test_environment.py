@@ -194,6 +194,9 @@ mine-show = "mine.cli:show"
 one = "mine.plugins:One"
 """
 
+SCM_VERSION = "SETUPTOOLS_SCM_PRETEND_VERSION"
+COMPUTED = 'MAJOR = 1\nNUMBER = "1.4"  # the release\nPUT = f"{MAJOR}.5"\nSUM = "1" + ".5"\n'
+
 
 @pytest.mark.parametrize(
     ("version", "found"),
@@ -203,18 +206,26 @@ one = "mine.plugins:One"
         ('dynamic = ["version"]\n[tool.setuptools.dynamic]\nversion = {attr = "mine.about.NUMBER"}', "1.4"),
         ('dynamic = ["version"]\n[tool.setuptools.dynamic]\nversion = {file = "VERSION"}', "1.5"),
         ('dynamic = ["version"]\n[tool.hatch.version]\npath = "src/mine/__init__.py"', "1.3"),
-        ('dynamic = ["version"]\n[tool.setuptools_scm]', ""),
-        ('dynamic = ["version"]\n[tool.hatch.version]\npath = "/etc/hostname"', ""),
+        ('dynamic = ["version"]\n[tool.setuptools_scm]', "0+unknown"),
+        ('dynamic = ["version"]\n[tool.hatch.version]\npath = "/etc/hostname"', "0+unknown"),
+        (
+            'dynamic = ["version"]\n[tool.setuptools.dynamic]\nversion = {attr = "mine.about.PUT"}',
+            "0+unknown",
+        ),
+        (
+            'dynamic = ["version"]\n[tool.setuptools.dynamic]\nversion = {attr = "mine.about.SUM"}',
+            "0+unknown",
+        ),
     ],
 )
 @pytest.mark.parametrize("file", ["pyproject.toml", "requirements.txt", "environment.yml"])
 def test_the_metadata_of_the_project_is_installed_with_its_version_and_entry_points(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, found: str, file: str
 ) -> None:
-    monkeypatch.delenv("SETUPTOOLS_SCM_PRETEND_VERSION", raising=False)
+    monkeypatch.delenv(SCM_VERSION, raising=False)
     (tmp_path / "code/src/mine").mkdir(parents=True)
     (tmp_path / "code/src/mine/__init__.py").write_text("import x\n__version__: str = '1.3'\n")
-    (tmp_path / "code/src/mine/about.py").write_text('NUMBER = "1.4"\n')
+    (tmp_path / "code/src/mine/about.py").write_text(COMPUTED)
     (tmp_path / "code/VERSION").write_text("1.5\n")
     key, _, table = version.partition("\n")
     (tmp_path / "code/pyproject.toml").write_text(PROJECT.format(version=key) + table)
@@ -222,33 +233,50 @@ def test_the_metadata_of_the_project_is_installed_with_its_version_and_entry_poi
     (tmp_path / "code/environment.yml").write_text("dependencies: [python, pip: ['-e .']]\n")
     env = EnvSection(file=str(tmp_path / "code" / file))
     plan = make_environment_plan(env, internet=True, driver=None, workdir=tmp_path)
-    assert [one.info for one in plan.projects] == ([f"my_project-{found}.dist-info"] if found else [])
-    for project in plan.projects:
-        assert project.sources == ("code/src",)
-        assert f"Name: My.Project\nVersion: {found}\nRequires-Dist: six\n" in project.metadata
-        assert "[console_scripts]\nmine-train = mine.cli:main\n" in project.entry_points
-        assert "[gui_scripts]\nmine-show = mine.cli:show\n" in project.entry_points
-        assert "[mine.plugins]\none = mine.plugins:One\n" in project.entry_points
+    [project] = plan.projects
+    assert project.info == f"my_project-{found}.dist-info" and project.sources == ("code/src",)
+    assert f"Name: My.Project\nVersion: {found}\nRequires-Dist: six\n" in project.metadata
+    assert "[console_scripts]\nmine-train = mine.cli:main\n" in project.entry_points
+    assert "[gui_scripts]\nmine-show = mine.cli:show\n" in project.entry_points
+    assert "[mine.plugins]\none = mine.plugins:One\n" in project.entry_points
     elsewhere = make_environment_plan(env, internet=True, driver=None, workdir=tmp_path / "other")
     assert elsewhere.projects == (), "no node has its code"
 
 
-def test_a_version_that_git_decides_is_the_one_of_setuptools_scms_own_variable(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+TABLES = {
+    "git": "[tool.setuptools_scm]",
+    "computed": "[tool.setuptools.dynamic]\nversion = {attr = 'mine.VERSION'}",
+    "no version in its file": "[tool.setuptools.dynamic]\nversion = {file = 'LICENSE'}",
+}
+
+
+@pytest.mark.parametrize("decides", TABLES)
+@pytest.mark.parametrize(
+    ("variables", "version"),
+    [
+        ({}, "2.0.dev3+g1"),
+        ({"": "2.0.dev1"}, "2.0.dev1"),
+        ({"_FOR_MY_LIB": "3.1"}, "3.1"),
+        ({"_FOR_MY_LIB": "3.1", "": "2.0.dev1"}, "3.1"),
+        ({"_FOR_OTHER": "3.1", "_FOR_MY_LIB": "", "": "2.0.dev1"}, "2.0.dev1"),
+    ],
+)
+def test_a_version_that_a_build_decides_is_that_of_setuptools_scms_variables_or_of_the_installation_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, decides: str, variables: dict[str, str], version: str
 ) -> None:
-    monkeypatch.setenv("SETUPTOOLS_SCM_PRETEND_VERSION", "2.0.dev1")
-    (tmp_path / "pyproject.toml").write_text("[project]\nname = 'mine'\ndynamic = ['version']\n")
-    [project] = read_requirements(tmp_path / "pyproject.toml").projects
-    assert project.info == "mine-2.0.dev1.dist-info" and project.sources == (str(tmp_path.resolve()),)
-
-
-def test_a_version_that_git_decides_is_the_one_of_the_installation_here(tmp_path: Path) -> None:
-    (tmp_path / "pyproject.toml").write_text("[project]\nname = 'My.lib'\ndynamic = ['version']\n")
-    for name, version in (("other", "9"), ("my_lib", "2.0.dev3+g1")):
+    monkeypatch.delenv(SCM_VERSION, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(SCM_VERSION + name, value)
+    table = f"[project]\nname = 'My.-lib'\ndynamic = ['version']\n{TABLES[decides]}\n"
+    (tmp_path / "pyproject.toml").write_text(table)
+    (tmp_path / "mine.py").write_text("MAJOR = 1\nVERSION = f'{MAJOR}.5'\n")
+    (tmp_path / "LICENSE").write_text("The license\n")
+    for name, installed in (("other", "9"), ("my_lib", "2.0.dev3+g1")):
         (tmp_path / f"{name}.egg-info").mkdir()
-        (tmp_path / f"{name}.egg-info/PKG-INFO").write_text(f"Metadata-Version: 2.1\nVersion: {version}\n")
+        (tmp_path / f"{name}.egg-info/PKG-INFO").write_text(f"Metadata-Version: 2.1\nVersion: {installed}\n")
     [project] = read_requirements(tmp_path / "pyproject.toml").projects
-    assert project.info == "my_lib-2.0.dev3+g1.dist-info"
+    assert project.info == f"my_lib-{version}.dist-info"
+    assert project.sources == (str(tmp_path.resolve()),)
 
 
 def test_two_projects_are_installed_and_a_change_of_one_is_another_environment(tmp_path: Path) -> None:
