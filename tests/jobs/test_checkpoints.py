@@ -140,6 +140,14 @@ LAYOUTS: dict[str, tuple[list[str], str | None]] = {
         [*tree("out/checkpoint-10", *TRAINER), *tree("out/checkpoint-20", *TRAINER[:-1])],
         "out/checkpoint-10",
     ),
+    "Trainer, killed while it saved at TERM what it had saved at the same step": (
+        [
+            *tree("out/checkpoint-10", *TRAINER),
+            *tree("out/checkpoint-20", *TRAINER),
+            *tree("out/checkpoint-20", "checkpoint-is-incomplete.txt", node=1),
+        ],
+        "out/checkpoint-10",
+    ),
     "Trainer, only the model is saved": ([*tree("out/checkpoint-20", *FINAL), *tree("out", *FINAL)], None),
     "Trainer with FSDP, sharded": (
         [
@@ -200,7 +208,7 @@ LAYOUTS: dict[str, tuple[list[str], str | None]] = {
         [
             *(f"node0/run/global_step10/{name}" for name in ZERO),
             *(f"node1/run/global_step10/{name}" for name in ZERO[1:]),
-            "node0/run/latest",
+            *tree("run", "zero_to_fp32.py", "zero_to_torch.py", "latest"),
             *(f"node0/run/global_step20/{name}" for name in ZERO[:1]),
             "node0/run/metrics.jsonl",
         ],
@@ -293,7 +301,7 @@ def test_of_a_folder_with_more_in_it_the_checkpoint_alone_is_sent(tmp_path: Path
     with checkpoint.staged() as folder:
         sent = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
     assert sent == {
-        "run/latest",
+        *(f"run/{name}" for name in ("latest", "zero_to_fp32.py", "zero_to_torch.py")),
         *(f"run/global_step10/{name}" for name in ZERO),
         f"run/global_step20/{ZERO[0]}",
     }

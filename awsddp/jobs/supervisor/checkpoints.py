@@ -1,19 +1,22 @@
 """Which results are a checkpoint to resume from: one rule for what is here and for what is in S3.
 
-What each library writes, the last file last:
+What each library writes, the last file of rank 0 last (transformers 5.23, accelerate 1.15, deepspeed 0.19.8):
 
 - Hugging Face's Trainer: checkpoint-N/ with optimizer.pt or optimizer.bin (FSDP: optimizer_0/, DeepSpeed:
-  latest, global_stepN/), scheduler.pt, trainer_state.json (Trainer._save_checkpoint). The folder of the final
+  global_stepN/, latest), scheduler.pt, trainer_state.json (Trainer._save_checkpoint). The folder of the final
   model has that file, too, and no optimizer (Trainer.save_state): from there the Trainer resumes with a new
-  optimizer and schedule, without an error (_load_optimizer_and_scheduler).
+  optimizer and schedule, with an error under DeepSpeed alone (_load_optimizer_and_scheduler). What it saves
+  at TERM (enable_jit_checkpoint) has checkpoint-is-incomplete.txt until the end, also where it replaces files
+  of the same step (CheckpointManager.execute_jit_checkpoint).
 - Accelerate's save_state: optimizer.bin or the folders above, scheduler.bin, random_states_N.pkl
   (accelerate/checkpointing.py, save_accelerator_state).
 - torch.distributed.checkpoint, torchtitan: *.distcp, .metadata (FileSystemWriter.finish). The last step of
   torchtitan holds the model alone (checkpoint.last_save_model_only).
 - Lightning: *.ckpt; a sharded one is a folder *.ckpt/ of torch.distributed.checkpoint, then meta.pt
   (FSDPStrategy.save_checkpoint), or of DeepSpeed.
-- DeepSpeed: TAG/*_model_states.pt, TAG/*_optim_states.pt, and latest, which names TAG
-  (DeepSpeedEngine.save_checkpoint). load_checkpoint() takes the folder that holds `latest`.
+- DeepSpeed: TAG/*_model_states.pt, with ZeRO TAG/*_optim_states.pt, and latest, which names TAG
+  (DeepSpeedEngine.save_checkpoint); rank 0 writes it without waiting for the files of the other ranks.
+  load_checkpoint() takes the folder that holds `latest`.
 """
 
 from __future__ import annotations
@@ -33,6 +36,8 @@ SUFFIXES = (".pt", ".pth", ".ckpt", ".tar", ".safetensors")
 """Of files that may be checkpoints. Of *.tar those that torch.save wrote count (checkpoint.pth.tar)."""
 MARKS = (".metadata", "trainer_state.json", "random_states_0.pkl", "latest")
 """Files that make their folder a checkpoint, where it has the rest."""
+_INCOMPLETE = "checkpoint-is-incomplete.txt"
+"""What Hugging Face's Trainer has in a checkpoint that it is writing at TERM."""
 LATEST = "run/latest"
 """What counts before all others: a file, a folder, or a link to one."""
 _PART = re.compile(
@@ -41,7 +46,7 @@ _PART = re.compile(
 )
 """Files that resume nothing by themselves: parts of the folders above, and Hugging Face's weights."""
 _PART_FOLDER = re.compile(r"(pytorch_model_fsdp|optimizer)_\d+")
-_BESIDE_TAGS = ("latest", "zero_to_fp32.py")
+_BESIDE_TAGS = ("latest", "zero_to_fp32.py", "zero_to_torch.py")
 _OF_AN_OPTIMIZER = (b"optim", b"param_groups")
 _MOST = 16_000_000
 """How many bytes of a pickle are searched."""
@@ -139,6 +144,8 @@ def _trees(folder: str, inside: Mapping[str, set[str]]) -> tuple[str, ...]:
     sharded = ".metadata" in inside.get(f"{folder}/optimizer_0", ())
     has_optimizer = bool(tags) or sharded or not names.isdisjoint(("optimizer.pt", "optimizer.bin"))
     if "trainer_state.json" in names:
+        if _INCOMPLETE in names:
+            return ()
         return whole if has_optimizer and (tags or "scheduler.pt" in names) else ()
     if "random_states_0.pkl" in names:
         return whole if has_optimizer else ()
