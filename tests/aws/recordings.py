@@ -1,7 +1,8 @@
-"""Answers of AWS as others recorded them (tests/aws/recorded/), given to awsddp's own gateway.
+"""Answers in the form of AWS's (tests/aws/recorded/), given to awsddp's own gateway.
 
-Each file names where its facts come from, and has an answer as boto3 returns it (times as ISO texts), or an
-error. The values are our own; the fields and their types are AWS's.
+Each file says what it was compared with (public logs, recordings and examples, botocore's model), and has an
+answer as boto3 returns it (times as ISO texts), or an error. The fields and their types are AWS's, most
+values our own.
 """
 
 import json
