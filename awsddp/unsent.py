@@ -46,11 +46,11 @@ def with_named_data(cluster: "Cluster") -> "Cluster":
     be sent.
     """
     job, script = cluster.job_spec, cluster.job_spec.job.script
+    listing = project_files(job, home=cluster.home)
     if not script:
         return cluster
     record = cluster.folder.read(newer=True)
     nodes = record.nodes if record else cluster.spec.cluster.nodes
-    listing = project_files(job, home=cluster.home)
     mentions = mentions_of(script, job)
     files = _files_here(mentions, listing.root, written_folders(job))
     data = kept_data(listing, job, files)

@@ -17,7 +17,8 @@ TEXTS = [
     *(ROOT / ".github").rglob("*.*"),
 ]
 _FROM_AN_INDEX = re.compile(
-    r"\b(?:pip3?|pipx|uv|uvx|poetry|conda)\b[^#\n`]*[\s'\"=]awsddp(?:\[[\w,]+\])?(?=['\"`\s=<>~]|$)(?! @)"
+    r"\b(?:pip3?|pipx|uv|uvx|poetry|conda)\b(?! (?:tool )?uninstall)[^#\n`]*[\s'\"=]awsddp(?:\[[\w,]+\])?"
+    r"(?=['\"`\s=<>~]|$)(?! @)"
 )
 
 

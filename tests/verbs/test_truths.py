@@ -290,7 +290,8 @@ def test_a_cluster_that_stopped_by_itself_has_one_price_and_one_cost(desk: Desk)
 def test_a_cluster_that_outlives_the_expiry_that_is_known_here_has_one_cost(desk: Desk) -> None:
     desk.note("extended", BEGAN, expires=(BEGAN + timedelta(hours=1)).isoformat())
     desk.listed = tuple(replace(node, private_ip=None) for node in desk.listed)
-    assert costs(desk) == (2.2, pytest.approx(4.4, abs=0.2))
+    hours = (datetime.now(UTC) - BEGAN) / timedelta(hours=1)
+    assert costs(desk) == (2.2, pytest.approx(2.2 * hours, abs=0.05))
 
 
 def test_the_error_of_down_names_the_price_of_what_runs(desk: Desk) -> None:
