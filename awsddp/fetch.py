@@ -302,9 +302,11 @@ def _is_synced(cluster: "Cluster", one: ResultFile) -> bool:
     """Tell whether a file that the job may only have touched, as chown -R does, holds what is in the synced
     folder here.
     """
+    if one.digest is None:
+        return False
     path = Path(cluster.job_spec.sync.workdir, one.home.partition("/")[2])
     with contextlib.suppress(OSError):
-        return one.digest is not None and path.stat().st_size == one.size and digest(path) == one.digest
+        return path.stat().st_size == one.size and digest(path) == one.digest
     return False
 
 
