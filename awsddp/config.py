@@ -306,12 +306,26 @@ def _takes_text(hint: Any) -> bool:
 
 
 def _form(hint: Any) -> str:
+    """Return what a value of this type looks like in TOML."""
+    *first, last = _values(hint)
+    return f"{', '.join(first)} or {last}" if first else last
+
+
+def _values(hint: Any) -> list[str]:
+    origin, parts = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (types.UnionType, typing.Union):
+        return [text for one in parts if one is not types.NoneType for text in _values(one)]
+    if origin is Literal:
+        return [f'"{one}"' for one in parts]
     forms = {
-        Literal: f"one of: {', '.join(map(str, typing.get_args(hint)))}",
-        tuple: 'a list of strings, such as ["a", "b"]',
-        dict: 'names and strings, such as { A = "1" }',
+        bool: ["true", "false"],
+        int: ["a whole number"],
+        float: ["a number"],
+        str: ["a string"],
+        tuple: ['a list of strings, such as ["a", "b"]'],
+        dict: ['names and strings, such as { A = "1" }'],
     }
-    return forms.get(typing.get_origin(hint), f"expected: {getattr(hint, '__name__', str(hint))}")
+    return forms[origin or hint]
 
 
 def _unknown(place: str, word: str, known: Collection[str]) -> ConfigError:

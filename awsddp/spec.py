@@ -13,12 +13,13 @@ from typing import Any, Literal, TypeVar
 
 from awsddp.records import Frozen
 from awsddp.values import (
+    LEAST_TERM,
     check_amount,
-    check_heartbeat,
     data_sources,
     gpus_of,
     idle_seconds,
     jump_host,
+    lasting,
     nodes_range,
     s3_place,
     seconds,
@@ -58,6 +59,9 @@ def setting(default: _Kind, help: str, option: str = "", **more: Any) -> _Kind:
     """Return the field of a key, of which a Setting with these arguments is known."""
     made = Setting(default, help, option, **more)
     return field(default_factory=lambda: default, metadata={"setting": made})
+
+
+_JOB_LASTS = lasting("1s", "the job would end as it begins")
 
 
 class Section(Frozen):
@@ -109,7 +113,10 @@ class ClusterSection(Section):
         "60m", "Shut down after this time without a job or a login; off.", "--idle TIME", check=idle_seconds
     )
     expires: str = setting(
-        "24h", "Terminate the nodes after this: 90m, 24h, 7d.", "--expires TIME", check=seconds
+        "24h",
+        "Terminate the nodes after this: 90m, 24h, 7d.",
+        "--expires TIME",
+        check=lasting(LEAST_TERM, "nodes boot and are prepared for most of that time; `down` ends them now"),
     )
     replace: tuple[str, ...] = setting((), "Ids of the instances that `up` replaces.")
 
@@ -315,14 +322,16 @@ class JobSection(Section):
     exclude: tuple[str, ...] = setting((), "Not fetched, as in .gitignore.", example=["data/", "*.tmp"])
     results_limit: str = setting("20GB", "Of new and changed files; above it, it asks.", check=size_of)
     timeout: str | None = setting(
-        None, "End the job after this: 90m, 24h.", "--timeout TIME", example="12h", check=seconds
+        None, "End the job after this: 90m, 24h.", "--timeout TIME", example="12h", check=_JOB_LASTS
     )
     hang_after: str | None = setting(
-        None, "End the job when no rank writes a line for this long.", example="10m", check=seconds
+        None, "End the job when no rank writes a line for this long.", example="10m", check=_JOB_LASTS
     )
     grace: str = setting("30s", "Between SIGTERM and SIGKILL, to save a checkpoint.", check=seconds)
     heartbeat_timeout: str = setting(
-        "5m", "End the job when a node is silent this long.", check=check_heartbeat
+        "5m",
+        "End the job when a node is silent this long.",
+        check=lasting("5s", "nodes send a heartbeat every 2 s"),
     )
 
     @property

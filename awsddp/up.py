@@ -414,7 +414,7 @@ def offers(cluster: "Cluster") -> OffersDocument:
     """
     with target_for(cluster, cluster.folder.read()) as target:
         facts = facts_of(aws_of(cluster, target), cluster.spec, target)
-    found = offered(facts, cluster.spec.cluster.nodes)
+        found = offered(facts, cluster.spec)
     return OffersDocument(
         region=facts.region,
         target=facts.target,

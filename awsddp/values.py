@@ -15,6 +15,8 @@ NAME = re.compile(r"[a-z][a-z0-9-]{0,30}")
 VARIABLE = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 """What an environment variable may be called."""
 MAX_DURATION_S = 365 * 86400.0
+LEAST_TERM = "5m"
+"""The shortest time that nodes are launched for: booting and preparing them takes most of it."""
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|h|d|)")
 _SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _NODES = re.compile(r"(\d{1,4})(?::(\d{1,4}))?", re.ASCII)
@@ -132,10 +134,14 @@ def check_amount(usd: float) -> None:
         raise ConfigError(f"{usd} is not an amount", "", "US dollars, such as 20")
 
 
-def check_heartbeat(text: str) -> None:
-    """Raise ConfigError for a heartbeat timeout that is too short."""
-    if seconds(text) < 5:
-        raise ConfigError(f"{text} is too short", "nodes send a heartbeat every 2 s", "use 5 s or more")
+def lasting(least: str, why: str) -> Callable[[str], None]:
+    """Return the check of a duration of at least `least`, which raises ConfigError with `why`."""
+
+    def check(text: str) -> None:
+        if seconds(text) < seconds(least):
+            raise ConfigError(f"{text!r} is too short", why, f"use {least} or more")
+
+    return check
 
 
 class Source(NamedTuple):

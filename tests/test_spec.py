@@ -1,3 +1,4 @@
+import contextlib
 from dataclasses import replace
 from pathlib import Path
 
@@ -5,6 +6,7 @@ import pytest
 
 from awsddp.config import load, options_of, overlaid, settings, words_of, write_starter
 from awsddp.errors import ConfigError
+from awsddp.spec import KEYS
 from awsddp.values import seconds
 
 
@@ -70,11 +72,11 @@ def test_lists_and_tables_are_read_as_toml_and_a_bare_word_is_a_list_of_one() ->
         ("[cluster]\nnodse = 2\n", "[cluster] nodse", "'nodes'"),
         ("[clutser]\nnodes = 2\n", "[clutser] nodes", "'cluster'"),
         ("nodes = 2\n", "nodes", "cluster"),
-        ('[cluster]\nnodes = "two"\n', "[cluster] nodes", "int"),
+        ('[cluster]\nnodes = "two"\n', "[cluster] nodes", "a whole number"),
         ("[cluster]\nnodes = 0\n", "[cluster] nodes", "1 to 1000"),
-        ("[cluster]\nnodes = true\n", "[cluster] nodes", "int"),
+        ("[cluster]\nnodes = true\n", "[cluster] nodes", "a whole number"),
         ('[cluster]\nexpires = "soon"\n', "[cluster] expires", "24h"),
-        ('[job]\nheartbeat_timeout = "4.9s"\n', "[job] heartbeat_timeout", "5 s or more"),
+        ('[job]\nheartbeat_timeout = "4.9s"\n', "[job] heartbeat_timeout", "5s or more"),
         ("[cluster\n", "awsddp.toml", "fix the file"),
         ("[cluster]\nnodes = 2\nnodes = 3\n", "awsddp.toml", "fix the file"),
     ],
@@ -124,6 +126,48 @@ def test_a_duration_of_more_than_a_year_is_refused_with_the_range(text: str) -> 
         with pytest.raises(ConfigError, match=f"{key}: .* out of range") as refusal:
             load(environ={}, overrides={key: text})
         assert refusal.value.next == "a duration of 365d or less"
+
+
+@pytest.mark.parametrize(
+    ("key", "short", "least"),
+    [
+        *(("cluster.expires", short, "5m") for short in ("0", "1s", "4.9m")),
+        *((key, "0", "1s") for key in ("job.timeout", "job.hang_after")),
+        ("job.heartbeat_timeout", "4s", "5s"),
+    ],
+)
+def test_a_limit_that_ends_at_once_what_was_just_paid_for_is_refused_before(
+    key: str, short: str, least: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"{key}: '{short}' is too short") as refused:
+        load(environ={}, overrides={key: short})
+    assert refused.value.next == f"use {least} or more"
+    load(environ={}, overrides={key: least})
+
+
+@pytest.mark.parametrize(
+    ("key", "wrong", "form"),
+    [
+        ("cluster.spot", "frist", 'true, false or "first"'),
+        ("capacity.placement_group", "yes", "true or false"),
+        ("cluster.nodes", "two", "a whole number"),
+        ("cluster.disk_gb", "big", "a whole number"),
+        ("cluster.budget_usd", "little", "a number"),
+        ("network.address", "hidden", '"public" or "private"'),
+    ],
+)
+def test_a_value_of_the_wrong_type_is_refused_with_what_the_key_takes(
+    key: str, wrong: str, form: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"{key}: invalid value '{wrong}'") as refused:
+        load(environ={}, overrides={key: wrong})
+    assert refused.value.next == form
+
+
+def test_each_key_says_what_it_takes() -> None:
+    for key in KEYS:
+        with contextlib.suppress(ConfigError):
+            load(environ={}, overrides={key: "\0"})
 
 
 @pytest.mark.parametrize("text", ["", "h", "-1s", "1y", "1h30m", "nan", "1e3"])

@@ -211,6 +211,8 @@ _PYTORCH_DLAMIS: dict[str, tuple[str, str, int, frozenset[str]]] = {
 # 20260808 and not in that of 20260418; those on Ubuntu do not.
 _PARTS = frozenset({"g6f", "gr6f"})
 _PARTS_SINCE = "20260808"
+PARTS_IMAGE = "Deep Learning OSS Nvidia Driver AMI GPU PyTorch 2.10 (Amazon Linux 2023) *"
+"""The pattern of images whose release notes list parts of a GPU."""
 # Patterns of other images: the driver branch that AWS's notes gave last, and the families they list.
 _OTHERS: tuple[tuple[str, ImageFacts], ...] = (
     # https://github.com/skypilot-org/skypilot sky/catalog/data_fetchers/fetch_aws.py: driver 470.57.02

@@ -6,17 +6,18 @@ ones that are sent; ids, secrets and times that do not exist yet stand in them a
 """
 
 import math
+import shlex
 from collections.abc import Iterable
 from dataclasses import replace
 
 from awsddp import limits
-from awsddp.billing import Budget, Rate
+from awsddp.billing import LEAST_TERM_S, Budget, Rate
 from awsddp.compat import types
-from awsddp.compat.releases import misfit, unknown_torch, unlisted
+from awsddp.compat.releases import PARTS_IMAGE, misfit, unknown_torch, unlisted
 from awsddp.compat.types import GpuType, Market
 from awsddp.errors import AwsddpError, ConfigError
 from awsddp.plan import network
-from awsddp.plan.records import LIST_PRICE, Data, Facts, Image, LaunchPlan, Price, Subnet
+from awsddp.plan.records import LIST_PRICE, Data, Facts, LaunchPlan, Price, Subnet
 from awsddp.plan.requests import requests
 from awsddp.plan.saving import check_saving
 from awsddp.plan.selection import choices, choose, quota_line, tries, zones
@@ -85,7 +86,7 @@ def _plan(
     image, market = facts.image, one[1]
     kind, why = choose(spec, facts, *one)
     quota, unread = quota_line(kind, spec.cluster.nodes, facts, market)
-    _check_image(image, kind)
+    _check_image(spec, facts, kind)
     _check_reservation(facts, len(fill))
     disk_gb = _disk(spec, facts, kind)
     tried = zones(spec, facts, kind, market, len(fill))
@@ -131,6 +132,7 @@ def _plan(
         experimental=spec.capacity.experimental,
         data=facts.data,
     )
+    _check_term(plan)
     _check_price(spec, plan)
     plan = _within_budget(spec, facts, plan, spent_usd)
     own_group = network.check_group(facts)
@@ -160,6 +162,16 @@ def _price(spec: ClusterSpec, facts: Facts, kind: GpuType, market: Market, zones
         date=date,
         source=source,
     )
+
+
+def _check_term(plan: LaunchPlan) -> None:
+    """Refuse to launch nodes into a cluster that ends before they can be used. Raises ConfigError."""
+    if plan.numbers and plan.expires_s < LEAST_TERM_S:
+        raise ConfigError(
+            f"cluster.expires: the cluster ends in {duration(plan.expires_s)}, too soon for more nodes",
+            f"they boot and are prepared for most of {duration(LEAST_TERM_S)}",
+            "awsddp up --expires 24h   # a longer term",
+        )
 
 
 def _check_price(spec: ClusterSpec, plan: LaunchPlan) -> None:
@@ -225,16 +237,24 @@ def _uses(spec: ClusterSpec, facts: Facts, tried: tuple[Subnet, ...]) -> dict[st
     return {what: name for what, name in found.items() if name}
 
 
-def _check_image(image: Image, kind: GpuType) -> None:
+def _check_image(spec: ClusterSpec, facts: Facts, kind: GpuType) -> None:
+    image = facts.image
     reason = misfit(kind, image.name)
+    next = (
+        "name an image of the type's architecture with a fitting driver with --image, or another "
+        "--instance-type"
+    )
+    if reason and kind.share < 1:
+        next = f"--gpus {kind.gpu}   # whole GPUs" if spec.cluster.gpus else "another --instance-type"
+        if facts.target == "aws":
+            next += f"\n--image {shlex.quote(PARTS_IMAGE)}   # or an image with that driver"
     if image.architecture != kind.cpu:
         reason = f"it is for {image.architecture}, the type is {kind.cpu}"
     if reason:
         raise ConfigError(
             f"cluster.image: {image.name} ({image.id}) does not fit {kind.name}",
             reason,
-            "name an image of the type's architecture with a fitting driver with --image, or another "
-            "--instance-type",
+            next,
         )
 
 

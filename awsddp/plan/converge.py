@@ -144,7 +144,7 @@ def _why_ended(spec: ClusterSpec, standing: Standing, node: Node, image_id: str,
     if not 0 <= node.node < want:
         return f"{want} node{'s' * (want != 1)} requested"
     if node.instance_id in spec.cluster.replace:
-        return "its replacement is requested"
+        return "its replacement is requested, and it is lost also where AWS has no other machine"
     if node.instance_id in standing.impaired:
         return "AWS's status checks report it impaired"
     if not is_of_type(spec, node.instance_type):

@@ -72,6 +72,14 @@ class Gpus:
     memory_gb: int | None
     count: int | None
 
+    @property
+    def model(self) -> str:
+        """The name with the memory, where that is given: "L4-3GB"."""
+        return f"{self.name}-{self.memory_gb}GB" if self.memory_gb else self.name
+
+    def __str__(self) -> str:
+        return f"{self.count} x {self.model}" if self.count else self.model
+
     def of(self, kind: GpuType) -> bool:
         """Whether a type has them. Memory is compared as it is sold: an A10G's 22.4 GiB are 24 GB.
 
@@ -154,16 +162,17 @@ def _cheapest(spec: ClusterSpec, gpus: Gpus | None, facts: Facts, market: Market
     needed = spec.gpus_needed or (DEFAULT_GPUS if gpus is None else 1)
     what = f"{needed} GPU{'s' * (needed != 1)} per node"
     if gpus is not None:
-        what = f"{gpus.count or (needed if needed > 1 else 'any number of')} x {gpus.name}"
-    fitting = [
+        what = str(gpus if gpus.count or needed == 1 else replace(gpus, count=needed))
+    having = [
         kind
         for kind in (_usable(facts) if gpus is None else filter(gpus.of, _offered(facts)))
         if (gpus is not None or float(kind.capability) >= _LEAST_CAPABILITY)
         and not kind.bare_metal
         and _rank(kind, facts, market) is not None
-        and not misfit(kind, facts.image.name)
         and (gpus is not None or not unlisted(kind, facts.image.name))
     ]
+    # Where the image drives none of them, it is the image that the plan refuses, with its reason.
+    fitting = [kind for kind in having if not misfit(kind, facts.image.name)] or having
     offered = [kind for kind in fitting if kind.gpus >= needed]
     if not offered:
         raise _not_offered(what, needed, gpus, fitting, spec, facts)
@@ -184,11 +193,10 @@ def _not_offered(
         counts = sorted({kind.gpus for kind in like})
         if counts:
             *few, last = map(str, counts)
-            why = f"a node has {', '.join(few)}{' or ' * bool(few)}{last} x {gpus.name}"
+            why = f"a node has {', '.join(few)}{' or ' * bool(few)}{last} x {gpus.model}"
             near = min(counts, key=lambda count: (count < wanted, abs(count - wanted)))
             nodes = max(-(-wanted * spec.cluster.nodes // near), 1)
-            memory = f"-{gpus.memory_gb}GB" if gpus.memory_gb else ""
-            advice = [f"try: --gpus {shlex.quote(f'{gpus.name}{memory}:{near}')} --nodes {nodes}"]
+            advice = [f"try: --gpus {shlex.quote(f'{gpus.model}:{near}')} --nodes {nodes}"]
     if most := max((kind.gpus for kind in fitting), default=0):
         advice.append(f"try: --nodes {-(-needed * spec.cluster.nodes // most)}")
     rest = "name a type with --instance-type, or another --region; awsddp plan --offers lists them"
@@ -364,9 +372,19 @@ def choices(facts: Facts, kind: GpuType, nodes: int, market: Market) -> tuple[Ch
     return tuple(_choice(other, facts, nodes, market) for other in _like(kind, facts))
 
 
-def offers(facts: Facts, nodes: int) -> tuple[Choice, ...]:
-    """Return every type with GPUs that is offered here, the cheapest first; those without a price last."""
-    found = [_choice(kind, facts, nodes, "on-demand") for kind in _offered(facts)]
+def offers(facts: Facts, spec: ClusterSpec) -> tuple[Choice, ...]:
+    """Return the types that are offered here, the cheapest first; those without a price last.
+
+    GPUs on the command line choose among them; those of awsddp.toml, for which this may be the search for
+    others, do not. Raises ConfigError for invalid GPUs, CloudError where no type has them.
+    """
+    gpus = wanted_gpus(spec) if "cluster.gpus" in spec.from_cli else None
+    kinds = [kind for kind in _offered(facts) if gpus is None or gpus.of(kind)]
+    if gpus is not None and not kinds:
+        raise CloudError(
+            f"AWS offers no type with {gpus} in {facts.region}", _gone(gpus), "omit --gpus: all types"
+        )
+    found = [_choice(kind, facts, spec.cluster.nodes, "on-demand") for kind in kinds]
     return tuple(sorted(found, key=lambda one: (one.price_usd_per_hour or math.inf, one.instance_type)))
 
 

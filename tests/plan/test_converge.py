@@ -109,7 +109,12 @@ CASES: dict[str, tuple[ClusterSpec, Standing, tuple[Step, ...]]] = {
         asked(cluster__replace=("i-1", "i-gone")),
         standing(*PAIR),
         (
-            Step(do="end", numbers=(1,), instances=("i-1",), why="its replacement is requested"),
+            Step(
+                do="end",
+                numbers=(1,),
+                instances=("i-1",),
+                why="its replacement is requested, and it is lost also where AWS has no other machine",
+            ),
             Step(do="launch", numbers=(1,)),
         ),
     ),

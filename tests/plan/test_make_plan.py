@@ -1,6 +1,7 @@
 """From a spec and facts to a plan, or to a refusal that names what would be right."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,12 +9,15 @@ from msgspec import structs
 
 from awsddp import limits
 from awsddp.aws.power import TAG
+from awsddp.compat.releases import PARTS_IMAGE
 from awsddp.compat.types import QUOTA_G, QUOTA_P, GpuType
+from awsddp.config import load
 from awsddp.errors import AwsddpError, CloudError, ConfigError
 from awsddp.plan import make_plan, refuse_untried
 from awsddp.plan.policy import least_policy
 from awsddp.plan.records import Data, Facts, Group, Image, LaunchPlan, Reservation, Saving, Subnet, document
 from awsddp.plan.selection import offers
+from awsddp.records import TargetName
 from awsddp.spec import AccessSection, CapacitySection, ClusterSection, ClusterSpec, NetworkSection
 
 ZONES = ("us-east-1a", "us-east-1b", "us-east-1c")
@@ -460,6 +464,52 @@ def test_gpus_in_a_number_that_no_node_has_are_refused_with_the_numbers_that_the
     assert f"try: {advice}" in caught.value.next
 
 
+@pytest.mark.parametrize("gpus", ["L4-3GB", "L4-3GB:1"])
+@pytest.mark.parametrize(
+    ("target", "advice"),
+    [
+        ("local", "--gpus L4   # whole GPUs"),
+        ("aws", f"--gpus L4   # whole GPUs\n--image '{PARTS_IMAGE}'   #"),
+    ],
+)
+def test_parts_of_a_gpu_that_the_image_does_not_drive_are_refused_with_the_image_and_what_to_type(
+    gpus: str, target: TargetName, advice: str
+) -> None:
+    with pytest.raises(ConfigError, match=r"cluster\.image: .* does not fit g6f\.large") as refused:
+        plan(replace(L4, target=target), gpus=gpus, nodes=1)
+    assert "NVIDIA's vGPU driver" in refused.value.why
+    assert refused.value.next.startswith(advice)
+    assert "--gpus" not in refusal_of(L4, instance_type="g6f.large", nodes=1).next
+
+
+def refusal_of(facts: Facts, **cluster: Any) -> ConfigError:
+    with pytest.raises(ConfigError) as refused:
+        plan(facts, **cluster)
+    return refused.value
+
+
+def test_the_image_that_is_advised_for_parts_of_a_gpu_drives_them() -> None:
+    newest = replace(DLAMI, name=PARTS_IMAGE.replace("*", "20260808"))
+    assert plan(replace(L4, image=newest), gpus="L4-3GB", nodes=1).instance_type == "g6f.large"
+
+
+@pytest.mark.parametrize(
+    ("gpus", "said"), [("L4-7GB", "L4-7GB"), ("L4-7GB:2", "2 x L4-7GB"), ("H200", "H200")]
+)
+def test_gpus_that_no_type_has_are_named_as_they_were_typed(gpus: str, said: str) -> None:
+    with pytest.raises(CloudError, match=f"AWS offers no type with {said} in us-east-1"):
+        plan(L4, gpus=gpus, nodes=1)
+
+
+def test_nodes_are_not_launched_into_a_cluster_that_ends_before_they_are_ready() -> None:
+    assert plan(FACTS, expires="300s").expires_s == 300
+    with pytest.raises(ConfigError, match=r"cluster\.expires: the cluster ends in 4 min 59 s") as refused:
+        plan(FACTS, expires="299s")
+    assert refused.value.next.startswith("awsddp up --expires 24h ")
+    spec = ClusterSpec(cluster=ClusterSection(expires="0s"))
+    assert make_plan(spec, FACTS, numbers=()).expires_s == 0, "nothing is launched"
+
+
 def test_a_part_of_a_gpu_and_another_architecture_are_only_taken_by_name() -> None:
     assert plan(L4, gpus="L4", nodes=1).instance_type == "g6.xlarge"
     assert {choice.instance_type for choice in plan(L4, gpus="L4:8", nodes=1).choices} == {
@@ -475,7 +525,7 @@ def test_a_part_of_a_gpu_and_another_architecture_are_only_taken_by_name() -> No
 
 def test_offers_begin_with_the_cheapest_and_end_with_those_without_a_price() -> None:
     facts = replace(FACTS, offers={**FACTS.offers, "p5e.48xlarge": ZONES, "g6.xlarge": ZONES})
-    listed = offers(facts, nodes=1)
+    listed = offers(facts, ClusterSpec())
     prices = [one.price_usd_per_hour for one in listed]
     assert (listed[0].instance_type, listed[-1].instance_type, prices[-1]) == (
         "g6.xlarge",
@@ -485,8 +535,26 @@ def test_offers_begin_with_the_cheapest_and_end_with_those_without_a_price() -> 
     assert prices[:-1] == sorted(prices[:-1], key=lambda price: price or 0)
 
 
+def test_gpus_on_the_command_line_choose_among_the_offers_and_those_of_a_file_do_not(tmp_path: Path) -> None:
+    file = tmp_path / "awsddp.toml"
+    file.write_text('[cluster]\ngpus = "A100:8"\n')
+    for gpus, types in (
+        ("L4", {"g6.xlarge", "g6.12xlarge", "g6.48xlarge"}),
+        ("L4:4", {"g6.12xlarge"}),
+        ("L4-3GB", {"g6f.large"}),
+    ):
+        typed, _ = load(file=file, environ={}, overrides={"cluster.gpus": gpus})
+        assert {one.instance_type for one in offers(L4, typed)} == types
+    saved, _ = load(file=file, environ={})
+    assert {one.instance_type for one in offers(L4, saved)} == set(L4.offers)
+    strange, _ = load(environ={}, overrides={"cluster.gpus": "A100-3GB:2"})
+    with pytest.raises(CloudError, match="no type with 2 x A100-3GB in us-east-1"):
+        offers(L4, strange)
+
+
 def test_what_can_be_had_is_listed_with_price_zones_and_quota() -> None:
-    listed = {choice.instance_type: choice for choice in offers(FACTS, nodes=4)}
+    four = ClusterSpec(cluster=ClusterSection(nodes=4))
+    listed = {choice.instance_type: choice for choice in offers(FACTS, four)}
     assert set(listed) == set(FACTS.offers)
     assert listed["p5.48xlarge"].price_usd_per_hour == 55.04
     assert listed["p5.48xlarge"].zones == ZONES
