@@ -193,6 +193,7 @@ def _asked(cluster: "Cluster", verb: str, job: JobRecord | None, *, is_gone: boo
         standing = {key: value for key, value, _ in now}
         asked = {"cluster.nodes": record.nodes} | record.asked
         found = {key: value for key, value in asked.items() if standing.get(key) != value} | found
+        found.pop("cluster.replace", None)  # that machine is gone, too
     if job is not None and verb in ("train", "run"):
         found = {key: value for key, value in found.items() if not key.startswith(_JOB)}
         found |= job_options(job)

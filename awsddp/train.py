@@ -83,7 +83,12 @@ def train(cluster: "Cluster", *, on_lines: Callable[[bytes], None], detach: bool
         _say_unfetched(cluster)
         rehearsed(cluster)
         with cluster.connect():
-            job = start(cluster, ranks, listing, checkpoint)
+            try:
+                job = start(cluster, ranks, listing, checkpoint)
+            except InUse as busy:
+                if detach:
+                    busy.next = busy.next.replace("awsddp train", "awsddp train --detach")
+                raise
             if detach:
                 return job_result(cluster, job)
             return attend(cluster, job, on_lines=on_lines)
@@ -328,12 +333,16 @@ def awaited(cluster: "Cluster", answers: Mapping[int, Slots]) -> tuple[str, ...]
     asked = cluster.job_spec.job.after
     in_the_way = {job: nodes for told in answers.values() for job, nodes in told.jobs.items() if nodes}
     if asked is None:
+        named = cluster.job_spec.job.name
+        is_taken = any(named in told.jobs for told in answers.values())
+        name = f" --name {named}" if named and not is_taken else ""
         for job, nodes in in_the_way.items():
             raise InUse(
                 f"job {job} runs on {', '.join(map(node_name, nodes))}",
                 f"a node runs one job at a time{', and those that wait come first' * (len(in_the_way) > 1)}",
                 f"awsddp logs -f {job}   # wait for its end and its results\n"
-                f"awsddp cancel {job}   # or end it\nawsddp train --after {job}   # or let this one wait",
+                f"awsddp cancel {job}   # or end it\n"
+                f"awsddp train --after {job}{name}   # or let this one wait",
             )
         return ()
     known = list(dict.fromkeys(job for told in answers.values() for job in told.jobs))

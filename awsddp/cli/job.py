@@ -55,8 +55,8 @@ def refuse_command(ctx: click.Context, options: Globals) -> None:
 
     typed, words = ctx.params["script"], ctx.meta["awsddp.script_args"]
     is_launcher = False
-    if typed is not None and not Path(typed).suffix and not Path(typed).exists() and not ctx.params["module"]:
-        is_launcher = starts_ranks([typed])
+    if typed is not None and not Path(typed).exists() and not ctx.params["module"]:
+        is_launcher = (not Path(typed).suffix or "=" in typed) and starts_ranks([typed, *words])
     elif typed is None and words and not words[0].startswith("-"):
         is_file = words[0].endswith((".py", ".sh")) or Path(words[0]).is_file()
         is_launcher = starts_ranks(words) or (is_file and session.specs(options)[1].job.script is None)

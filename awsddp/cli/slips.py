@@ -33,7 +33,8 @@ _LIMITS = ("--budget", "--idle", "--expires", "--timeout")
 """Options of which even a misspelled one never goes to a script."""
 _OF_A_PLAN = ("job.world_size", "job.nproc_per_node")
 """Keys of a job that a plan heeds: the GPUs of a node are counted by them."""
-_ASKS_OR_ONLY_READS = ("up", "plan", "status", "jobs", "logs", "why", "exec", "ssh", "doctor")
+_ONLY_READS = ("status", "jobs", "logs", "why")
+_ASKS_OR_ONLY_READS = ("up", "plan", *_ONLY_READS, "exec", "ssh", "doctor")
 _FILES = (".py", ".sh")
 _CLUSTER = re.compile(r"[a-z][a-z0-9-]{0,30}")
 _AMOUNT = re.compile(r"\d+[smhd]?")
@@ -92,8 +93,12 @@ def meant(error: click.UsageError, typed: Sequence[str]) -> UsageError:
 
 
 def starts_ranks(words: Sequence[str]) -> bool:
-    """Return whether words are the command line of a launcher: torchrun, python, mpirun."""
-    return bool(words) and Path(words[0]).name in _table()["launchers"]["names"].split()
+    """Return whether words are the command line of a launcher: torchrun, python, mpirun; a shell's variables
+    may stand before it, or before a script.
+    """
+    at = next((at for at, word in enumerate(words) if not _ASSIGNMENT.fullmatch(word)), len(words))
+    names = _table()["launchers"]["names"].split()
+    return at < len(words) and (Path(words[at]).name in names or (at > 0 and words[at].endswith(_FILES)))
 
 
 def _places(args: list[str]) -> tuple[list[str], list[str]]:
@@ -241,6 +246,10 @@ class _Slip:
             twin = ["--expires", value] if option == "--timeout" and value else []
             train = ["train", *typed.only({*self.takes["train"]} - {*_YES, *self.takes[self.verb]})]
             return [f"{shlex.join([self.verb, *own, *twin])}   # then:", shlex.join(train)]
+        if "up" in owners:  # who looks, or ends nodes, is led to no launch
+            if self.verb not in _ONLY_READS:
+                return [f"{self.verb} --help"]
+            return [shlex.join([self.verb, *typed.only({"", *self.takes[self.verb]})])]
         owner = next((one for one in _ASKS_OR_ONLY_READS if one in owners), owners[0])
         if owner not in _ASKS_OR_ONLY_READS:
             return [f"{owner} --help"]
@@ -354,7 +363,7 @@ class _Slip:
         for at, word in enumerate(head):
             name, value = _name(word), word.partition("=")[2] or "".join(head[at + 1 : at + 2])
             text = table.get(name, "")
-            if _ASSIGNMENT.fullmatch(word) and not word.startswith("CUDA_"):
+            if _ASSIGNMENT.fullmatch(word):
                 found[word] = ["--env-var", word]
             elif text == "--timeout" and (time := _minutes(value)):
                 found[text] = [text, time]

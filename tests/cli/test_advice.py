@@ -250,6 +250,12 @@ def test_an_up_that_goes_on_has_the_options_that_were_typed(
     assert down == "awsddp down -o job.results=out"
 
 
+def test_advice_for_other_machines_names_no_instance_that_is_gone(folder: Folder) -> None:
+    folder.write(RECORD)
+    [line] = advised(asked(folder, **{"cluster.replace": ["i-1"]}), "awsddp down && awsddp up").split("\n")
+    assert line.endswith(" up") and "i-1" not in line
+
+
 JOB = JobRecord(
     job="first",
     state="failed",

@@ -126,6 +126,9 @@ train mpirun -np 4 -x LR=3 python train.py => awsddp train --world-size 4 --env-
 train -- srun -n 8 --time 1:30:00 python train.py => awsddp train --world-size 8 --timeout 90m train.py
 train -- uv run train.py => awsddp train train.py
 train torchrun -- train.py => awsddp train train.py
+train CUDA_VISIBLE_DEVICES=0 torchrun train.py => awsddp train --env-var CUDA_VISIBLE_DEVICES=0 train.py
+train LR=0.1 train.py --x 3 => awsddp train --env-var LR=0.1 train.py -- --x 3
+train -- A=1 B=2 python train.py => awsddp train --env-var A=1 --env-var B=2 train.py
 train python => awsddp train SCRIPT
 train -- train.py --lr 3 => awsddp train train.py -- --lr 3
 train -- train.py train.py => awsddp train train.py -- train.py
@@ -175,8 +178,12 @@ plan train.py --nodes 2 => a script is of awsddp train, run & awsddp plan --node
 up train.py --nodes 2 => awsddp up --nodes 2 && awsddp train train.py
 fetch --all => awsddp fetch all
 status -w => awsddp logs -f
-down --nodes 1 => awsddp up --nodes 1
-status --budget 4 => awsddp up --budget 4
+down --nodes 1 => next: awsddp down --help
+stop --nodes 1 => next: awsddp stop --help
+exec --nodes 2 hostname => next: awsddp exec --help
+--local status --nodes 3 --budget 5 -v => plan, up, run & next: awsddp --local status -v
+logs train-3 --nodes 2 => next: awsddp logs train-3
+status --budget 4 => next: awsddp status
 
 words
 scale 4 => awsddp up --nodes 4

@@ -1,5 +1,6 @@
 """Starting a job: one a node, one client at a time, and a refused launch undoes only what it did itself."""
 
+import contextlib
 import os
 import shutil
 import time
@@ -13,6 +14,7 @@ import pytest
 from awsddp import train as starting
 from awsddp.advice import advise
 from awsddp.answers import Slots
+from awsddp.cluster import Cluster
 from awsddp.errors import InUse, NodeError, NotFoundError, UsageError
 from awsddp.fetch import fetch
 from awsddp.follow import logs
@@ -44,11 +46,27 @@ def test_second_job_is_refused_by_name_before_anything_is_sent_or_tagged(world: 
         assert f"awsddp logs -f {first.job}" in refused.value.next
         assert "those that wait" not in refused.value.why, "none waits"
         advise(world.ctx(script="w.py", args=["--lr", "1"]), refused.value)
-        assert f" --after {first.job} w.py -- --lr 1   # or" in refused.value.next
+        named = " --name other" if settings == {"name": "other"} else ""  # the third is taken
+        assert f" --after {first.job}{named} w.py -- --lr 1   # or" in refused.value.next
     assert (world.said, world.tags) == before
     assert states(world) == {first.job: "running"}
     end_ranks(world.handle(), first.job, grace_s=0)
     assert start(world, "").job == "w-2"
+
+
+def test_the_job_that_may_wait_keeps_its_name_and_is_left_to_run_as_it_was_typed(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = start(world, SLEEPS)
+    monkeypatch.setattr(Cluster, "ready", lambda cluster: contextlib.nullcontext(world.handle(cluster)))
+    for detach, job, typed in (
+        (True, {"name": "mine"}, f"train --detach --after {first.job} --name mine"),
+        (False, {"name": "mine"}, f"train --after {first.job} --name mine"),
+        (True, {}, f"train --detach --after {first.job}"),
+    ):
+        with pytest.raises(InUse) as refused:
+            starting.train(world.ctx(script="w.py", **job), on_lines=lambda _: None, detach=detach)
+        assert f"\nawsddp {typed}   # or let" in refused.value.next
 
 
 def test_a_job_knows_the_environment_that_the_cluster_has_by_a_later_up(world: World) -> None:
