@@ -16,7 +16,7 @@ from awsddp import answers
 from awsddp.advice import advised
 from awsddp.answers import Stacks, read_answer
 from awsddp.compat.types import network_gbyte_s, quota_of
-from awsddp.errors import AwsddpError, ConfigError, NodeError, NotFoundError
+from awsddp.errors import AwsddpError, ConfigError, NodeError, NoRegion, NotFoundError
 from awsddp.jobs import health, protocol
 from awsddp.jobs.protocol import ANSWER_S, answers_of, ask
 from awsddp.jobs.ranks import Host, layout
@@ -61,13 +61,21 @@ def before_launch(cluster: "Cluster") -> DoctorDocument:
     Changes nothing, but as `rehearsed`. A check that fails hides no other. Raises ConfigError where the
     cluster's name is taken elsewhere, and as `rehearsed`.
     """
-    from awsddp.aws.preflight import OF_REGION, before_launch, failed, not_checked, uploads_check
+    from awsddp.aws.preflight import (
+        CONFIGURATION,
+        OF_REGION,
+        before_launch,
+        failed,
+        not_checked,
+        uploads_check,
+    )
 
     with target_for(cluster, record := cluster.folder.read()) as target:
         try:
             aws = aws_of(cluster, target)
         except ConfigError as error:
-            return _checks(cluster, (failed("region", error), *not_checked("region", *OF_REGION)))
+            name = "region" if isinstance(error, NoRegion) else CONFIGURATION
+            return _checks(cluster, (failed(name, error), *not_checked(name, *OF_REGION)))
         here = rehearsed(cluster.but(target=target, gateway=aws))
 
         def facts() -> Facts:

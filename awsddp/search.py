@@ -40,7 +40,7 @@ def aws_of(
     """
     from awsddp.aws.session import Aws, Trail
 
-    return Aws(target, on_call=Trail(trail or cluster.folder.path), login=login)
+    return Aws(target, on_call=Trail(trail or cluster.folder.path), login=login, say=cluster.say)
 
 
 def owner_of(aws: "Aws", record: Record | None) -> str:

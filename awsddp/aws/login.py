@@ -8,20 +8,29 @@ import os
 import re
 import shlex
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import botocore.session
 import msgspec
 from botocore.configprovider import ConstantProvider
-from botocore.exceptions import BotoCoreError, ClientError
+from botocore.exceptions import BotoCoreError, ClientError, CredentialRetrievalError
 from botocore.loaders import JSONFileLoader
-from botocore.utils import JSONFileCache, generate_login_cache_key, get_login_token_cache_directory
+from botocore.utils import (
+    JSONFileCache,
+    generate_login_cache_key,
+    get_login_token_cache_directory,
+    is_valid_endpoint_url,
+    is_valid_ipv6_endpoint_url,
+)
 
-from awsddp.aws.refusals import BROKEN, translate
-from awsddp.errors import NotFoundError, UsageError
+from awsddp.aws.program import Failures, Program
+from awsddp.aws.refusals import translate
+from awsddp.errors import AwsddpError, ConfigError, NotFoundError, UsageError
 from awsddp.records import Target
 
 # The AWS CLI keeps what STS gave it here, so that MFA is asked for once per hour and not once a command:
@@ -33,6 +42,42 @@ SESSION = "awsddp-"
 _CONSOLE_SESSION = timedelta(hours=12)
 _PROFILES = ("AWS_DEFAULT_PROFILE", "AWS_PROFILE")  # in the order in which botocore reads them
 _SSO = ("sso_session", "sso_start_url")
+# What is called, as settings name it.
+_LOGIN_SERVICES = ("sso", "sso_oidc", "signin")
+_SERVICES = ("ec2", "sts", "s3", "ssm", "iam", "kms", "pricing", "service_quotas", *_LOGIN_SERVICES)
+
+
+class _Session(botocore.session.Session):
+    """Botocore's session, whose credentials are good to sign with, or raise an error that says why not."""
+
+    _are_checked = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.failures: Failures = {}
+
+    def get_credentials(self) -> Any:
+        """Return the credentials, None without any.
+
+        Raises botocore's errors, OSError and AwsddpError; CredentialRetrievalError for whatever else botocore
+        meets while it loads them, as their settings are the user's.
+        """
+        try:
+            credentials = super().get_credentials()
+            if credentials is None or self._are_checked:
+                return credentials
+            self._are_checked = True  # before they are, as a role's ask for the session's
+            keys = credentials.get_frozen_credentials()
+            if not (keys.access_key and keys.secret_key):
+                raise ValueError("a key is empty")
+        except (BotoCoreError, ClientError, OSError, AwsddpError):
+            self._are_checked = False
+            raise
+        except Exception as error:
+            self._are_checked = False
+            profile = self.profile or "default"
+            raise CredentialRetrievalError(provider=f"profile {profile}", error_msg=error) from error
+        return credentials
 
 
 class QuickReader(JSONFileLoader):
@@ -54,14 +99,14 @@ class _Cache(JSONFileCache):
             super().__setitem__(key, value)
 
 
-def session_of(target: Target) -> botocore.session.Session:
+def session_of(target: Target, *, say: Callable[[str], None] = lambda text: None) -> botocore.session.Session:
     """Return the session that boto3's is made of; the rest of boto3 costs each command a tenth of its time.
 
     Roles without a session name get `session_name()`: STS makes it a part of UserId, which owns what is
-    launched. A variable that is set to nothing counts as unset. Raises botocore's ProfileNotFound or
-    ConfigParseError.
+    launched. A variable that is set to nothing counts as unset. `say` hears of a wait for a program. Raises
+    botocore's ProfileNotFound or ConfigParseError, ConfigError for an endpoint that is no URL.
     """
-    session = botocore.session.Session()
+    session = _Session()
     config = session.get_component("config_store")
     if any(name in os.environ for name in _PROFILES):
         profile = next(filter(None, map(os.environ.get, _PROFILES)), None)
@@ -82,9 +127,55 @@ def session_of(target: Target) -> botocore.session.Session:
         for name in ("assume-role", "assume-role-with-web-identity"):
             chain.get_provider(name).cache = cache
         # botocore has no public name for who asks; getpass prints warnings where there is no terminal.
-        chain.get_provider("assume-role")._prompter = _ask_code
+        roles = chain.get_provider("assume-role")
+        roles._prompter = _ask_code
+        # Before botocore's own, which then finds no setting; nor for who makes those of a source_profile.
+        chain.insert_before(
+            "custom-process", Program(session.profile or "default", session, session.failures, say)
+        )
+        roles._profile_provider_builder._create_process_provider = partial(
+            Program, session=session, failures=session.failures, say=say
+        )
     session.get_component("data_loader").file_loader = QuickReader()
+    if not target.endpoint:
+        _check_endpoints(session)
     return session
+
+
+def _check_endpoints(session: botocore.session.Session) -> None:
+    """Raise ConfigError for an endpoint that botocore would use and that is no URL.
+
+    https://docs.aws.amazon.com/sdkref/latest/guide/feature-ss-endpoints.html
+    """
+    if session.get_config_variable("ignore_configured_endpoint_urls"):
+        return
+    names = ("AWS_ENDPOINT_URL", *(f"AWS_ENDPOINT_URL_{service.upper()}" for service in _SERVICES))
+    endpoints = {name: os.environ.get(name) for name in names}
+    if not endpoints["AWS_ENDPOINT_URL"]:  # it goes before what the profile says
+        profile = session.get_scoped_config()
+        endpoints[f"endpoint_url of profile {session.profile or 'default'}"] = profile.get("endpoint_url")
+        name = str(profile.get("services", ""))
+        of_services = session.full_config.get("services", {}).get(name, {})
+        for service in _SERVICES:
+            if isinstance(of_service := of_services.get(service), dict):
+                endpoints[f"endpoint_url of {service} in services {name}"] = of_service.get("endpoint_url")
+    for setting, url in endpoints.items():
+        if url and not _is_url(url):
+            raise ConfigError(
+                f"{setting} is no URL: {url!r}",
+                "",
+                "write it as https://HOST or https://HOST:PORT, or remove it",
+            )
+
+
+def _is_url(text: str) -> bool:
+    try:
+        parts = urlsplit(text)
+        _ = parts.port
+    except ValueError:
+        return False
+    is_host = is_valid_endpoint_url(text) or is_valid_ipv6_endpoint_url(text)
+    return parts.scheme in ("http", "https") and is_host
 
 
 def _ask_code(question: str) -> str:
@@ -186,7 +277,7 @@ def credentials_end(session: botocore.session.Session) -> datetime | None:
 def _console_end(name: str) -> datetime | None:
     """Return when a session of `aws login` ends at the latest: its first token says when it began."""
     tokens = JSONFileCache(get_login_token_cache_directory())
-    with contextlib.suppress(*BROKEN, LookupError, TypeError, ValueError):
+    with contextlib.suppress(OSError, LookupError, TypeError, ValueError):
         claims = str(tokens[generate_login_cache_key(name)]["idToken"]).split(".")[1]
         begun = msgspec.json.decode(base64.urlsafe_b64decode(claims + "=" * (-len(claims) % 4)))["iat"]
         return datetime.fromtimestamp(begun, UTC) + _CONSOLE_SESSION

@@ -13,7 +13,7 @@ from typing import Any
 
 from awsddp.aws.refusals import MOST_SKEW_S, Refused, skew_s
 from awsddp.aws.session import Aws, Identity
-from awsddp.errors import AwsddpError, CapacityError
+from awsddp.errors import AwsddpError, CapacityError, ConfigError
 from awsddp.parallel import each
 from awsddp.plan import make_plan
 from awsddp.plan.records import Facts, LaunchPlan, Request
@@ -24,6 +24,8 @@ from awsddp.values import s3_place
 
 OF_REGION = ("credentials", "clock", "plan", "permission")
 """The checks that need a region."""
+CONFIGURATION = "configuration"
+"""The check that failed where the AWS configuration is invalid."""
 # What `up`, jobs, `stop` and `down` call later on, and what has to exist before AWS can say whether it may:
 # by the request that makes it.
 _OF_GROUP = ("AuthorizeSecurityGroupIngress", "AuthorizeSecurityGroupEgress", "RevokeSecurityGroupIngress")
@@ -53,6 +55,8 @@ def before_launch(
     """
     try:
         checks = _caller(aws)
+    except ConfigError as error:
+        return (failed(CONFIGURATION, error), *not_checked(CONFIGURATION, *OF_REGION))
     except AwsddpError as error:
         return (failed("credentials", error), *not_checked("credentials", *OF_REGION[1:]))
     try:

@@ -3,7 +3,6 @@
 Codes: https://docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html
 """
 
-import json
 import re
 import shlex
 import sys
@@ -104,12 +103,15 @@ _ROWS = {
         "no AWS credentials found",
         f"configure them: aws login, aws configure sso or aws configure\n{WITHOUT_AWS}",
     ),
-    ("ProfileNotFound", "ConfigParseError", "InvalidConfigError"): _Row(
+    ("ProfileNotFound", "InvalidConfigError"): _Row(
         "config", "invalid AWS configuration", "see: aws configure list-profiles"
     ),
+    ("ConfigParseError",): _Row(  # which the AWS CLI cannot read either
+        "config", "invalid AWS configuration", "correct that file: [profile NAME], and below it KEY = VALUE"
+    ),
     ("OSError",): _Row("config", "invalid AWS configuration", "see: aws configure list"),
-    ("JSONDecodeError", "UnicodeDecodeError"): _Row(
-        "config", "invalid AWS credentials: what gives them is no JSON", "{login}"
+    ("ProgramFailed",): _Row(
+        "credentials", "credential_process does not give credentials", "{login}", login=True
     ),
     ("MissingDependencyException",): _Row(
         "config",
@@ -162,8 +164,6 @@ _OF_LOGIN = {
 _BY_CODE = {code: row for codes, row in _ROWS.items() for code in codes}
 
 
-BROKEN = (OSError, json.JSONDecodeError, UnicodeDecodeError)
-"""What botocore passes on where a program or a file that gives credentials is missing or broken."""
 CLOSED = ("AuthFailure", "InvalidClientTokenId", "UnrecognizedClientException")
 """What AWS answers in a region that the account has not enabled, as it does to bad credentials.
 

@@ -1,6 +1,7 @@
 """The one gateway to AWS: every call goes through `Aws.call`, with explicit time limits and retries."""
 
 import contextlib
+import os
 import re
 import threading
 import time
@@ -22,7 +23,6 @@ from botocore.parsers import ResponseParserError
 from awsddp import __version__
 from awsddp.aws.login import credentials_end, login_command, session_of
 from awsddp.aws.refusals import (
-    BROKEN,
     CLOSED,
     WITHOUT_AWS,
     Refused,
@@ -131,8 +131,8 @@ class Aws:
     """The calls of one target. Thread-safe; clients are built when they are first used.
 
     `on_call` hears of every call that was made, on the thread that made it. With `login` the credentials of
-    another gateway are used, so that MFA is asked for once. Raises ConfigError where there is no region or
-    its name is none.
+    another gateway are used, so that MFA is asked for once. `say` hears of a wait for a program that logs in.
+    Raises ConfigError where there is no region, its name is none, or the AWS configuration is invalid.
     """
 
     def __init__(
@@ -141,8 +141,10 @@ class Aws:
         *,
         on_call: Callable[[Call], None] = lambda call: None,
         login: "Aws | None" = None,
+        say: Callable[[str], None] = lambda text: None,
     ) -> None:
         self._target = target
+        self._say = say
         self._on_call = on_call
         self._clients: dict[tuple[str, int], Any] = {}
         self._login = login
@@ -187,7 +189,7 @@ class Aws:
             if code in CLOSED and self._is_closed():
                 raise closed(self.region, str(error)) from error
             raise self._translated(error, error.operation_name) from error
-        except (BotoCoreError, ResponseParserError, *BROKEN) as error:
+        except (BotoCoreError, ResponseParserError, OSError) as error:
             code = type(error).__name__
             told = self._translated(error, operation)
             if ".amazonaws.com" in told.why and self.region not in known_regions():
@@ -277,7 +279,9 @@ class Aws:
 
     @cached_property
     def _session(self) -> botocore.session.Session:
-        return self._login._session if self._login is not None else session_of(self._target)
+        if self._login is not None:
+            return self._login._session
+        return session_of(self._target, say=self._say)
 
     def _region(self) -> str:
         try:
@@ -297,9 +301,14 @@ class Aws:
     def _no_region(self, region: str, why: str = "") -> ConfigError:
         import difflib
 
-        near = difflib.get_close_matches(region, known_regions(), n=2)
+        variables = ("AWS_REGION", "AWS_DEFAULT_REGION")  # in the order in which they count
+        named = next(filter(os.environ.get, variables), "region of the AWS profile")
+        setting = "cluster.region" if self._target.region else named
+        near = difflib.get_close_matches(region.lower(), known_regions(), n=2)
+        if region.lower() in near:
+            near = [region.lower()]
         hint = f"did you mean {' or '.join(near)}?" if near else "name one such as us-east-1 or eu-central-1"
-        return ConfigError(f"cluster.region: unknown AWS region {region!r}", why, f"--region: {hint}")
+        return ConfigError(f"{setting}: unknown AWS region {region!r}", why, f"--region: {hint}")
 
     def _client(self, service: str, attempts: int) -> Any:
         attempts = {"sts": FIRST_ATTEMPTS, "pricing": 1}.get(service, attempts)  # of prices there is a table

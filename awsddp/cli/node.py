@@ -137,7 +137,8 @@ def doctor(options: Globals, *, iam_policy: str | None, request_quota: bool) -> 
             if report is None:
                 report, page, code = checks.before_launch(cluster), checks_page, 4
             show.result(report, page)
-            return code if any(check.ok is False for check in report.checks) else 0
+            failed = {check.name for check in report.checks if check.ok is False}
+            return 3 if failed & {"region", "configuration"} else code if failed else 0
     return 0
 
 

@@ -123,7 +123,7 @@ def _offered_type(name: str, facts: Facts) -> GpuType:
     elif isinstance(kind, GpuType):
         why, advice = "no zone of this region has it", _instead(_like(kind, facts)) + ", or another --region"
     else:
-        near = difflib.get_close_matches(name, [*GPU_TYPES, *RETIRED], n=1)
+        near = difflib.get_close_matches(name.lower(), [*GPU_TYPES, *RETIRED], n=1)
         raise ConfigError(
             f"cluster.instance_type: no instance type {name!r} in {facts.region}",
             refusal,

@@ -150,9 +150,9 @@ def test_the_gateways_of_all_regions_share_one_login(
     configured("")
     made = []
 
-    def counted(target: Target) -> Any:
+    def counted(target: Target, **more: Any) -> Any:
         made.append(target)
-        return session_of(target)
+        return session_of(target, **more)
 
     monkeypatch.setattr(session, "session_of", counted)
     keys = {"access_key_id": "AKIA", "secret_access_key": "secret"}

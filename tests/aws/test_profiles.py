@@ -23,8 +23,9 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from awsddp.aws import program
 from awsddp.aws.session import Aws
-from awsddp.errors import AwsddpError
+from awsddp.errors import AwsddpError, ConfigError
 from awsddp.records import Target
 
 LATER = datetime.now(UTC) + timedelta(minutes=14)
@@ -42,6 +43,11 @@ sso_role_name = gpu
 LOGIN = f"[profile console]\nlogin_session = {CONSOLE}\n"
 _SOURCE = "role_arn = arn:aws:iam::123456789012:role/gpu\nsource_profile ="
 GIVES = json.dumps({"Version": 1, "AccessKeyId": "AKIAPROCESS", "SecretAccessKey": "secret"})
+
+
+def _until(expiration: str) -> str:
+    """Return a `credential_process` whose credentials end."""
+    return f"echo '{json.dumps(json.loads(GIVES) | {'Expiration': expiration})}'"
 
 
 class Answers(BaseHTTPRequestHandler):
@@ -163,12 +169,14 @@ class Case:
     code: int = 0
     message: str = ""
     next: str = ""
+    why: str = ""
     profile: str | None = None
     environ: dict[str, str] = field(default_factory=dict)
     left: Callable[[Path], None] = nothing
     refusals: dict[str, tuple[int, dict[str, str]]] = field(default_factory=dict)
 
 
+PROGRAM = "credential_process does not give credentials"
 LOAD = "could not load AWS credentials"
 INVALID = "invalid AWS configuration"
 TAKEN = {"SSO": (403, {"code": "ForbiddenException", "message": "No access"})}
@@ -265,25 +273,108 @@ CASES = [
         "process-fails",
         "[profile bad]\ncredential_process = false\n",
         code=4,
-        message=LOAD,
-        next="log in again: aws configure get credential_process --profile bad",
-        profile="bad",
-    ),
-    Case(
-        "process-missing",
-        "[profile bad]\ncredential_process = /nowhere/program\n",
-        code=3,
-        message=INVALID,
-        next="see: aws configure list",
-        profile="bad",
-    ),
-    Case(
-        "process-no-json",
-        "[profile bad]\ncredential_process = echo hello\n",
-        code=3,
-        message="invalid AWS credentials: what gives them is no JSON",
+        message=PROGRAM,
         next="aws configure get credential_process --profile bad",
         profile="bad",
+    ),
+    *(
+        Case(
+            f"process-{name}",
+            f"[profile bad]\ncredential_process = {command}\n",
+            code=4,
+            message=PROGRAM,
+            next="aws configure get credential_process --profile bad",
+            profile="bad",
+            why=why,
+        )
+        for name, command, why in (
+            ("missing", "/nowhere/program", "profile bad: /nowhere/program: [Errno 2] No such file"),
+            (
+                "says-why",
+                "sh -c 'echo a >&2; echo denied >&2; exit 3'",
+                "profile bad: sh: exit code 3: denied",
+            ),
+            ("no-json", "echo hello", "profile bad: echo: JSON is malformed"),
+            ("no-text", "printf '\\\\377'", "profile bad: printf: "),
+            ("unbalanced", "sh -c 'unbalanced", "profile bad: sh: No closing quotation"),
+            ("empty", "", "profile bad: it is empty"),
+            ("list", "echo '[1,2]'", "profile bad: echo: Expected `object`, got `array`"),
+            (
+                "other-types",
+                """echo '{"Version":1,"AccessKeyId":5,"SecretAccessKey":null}'""",
+                "profile bad: echo: Expected `str`, got `int`",
+            ),
+            ("other-version", "echo '" + GIVES.replace("1", "2") + "'", "profile bad: echo: Invalid enum"),
+            ("soon", _until("soon"), "profile bad: echo: Invalid timestamp"),
+            ("no-zone", _until("2999-01-01T00:00:00"), "profile bad: echo: Expiration has no time zone"),
+            (
+                "past",
+                _until("1999-01-01T00:00:00Z"),
+                "profile bad: echo: the credentials that it prints expired",
+            ),
+        )
+    ),
+    Case(
+        "process-of-a-source",
+        f"[profile bad]\ncredential_process = echo '[1,2]'\n[profile gpu]\n{_SOURCE} bad\n",
+        code=4,
+        message=PROGRAM,
+        next="aws configure get credential_process --profile bad",
+        profile="gpu",
+    ),
+    Case(
+        "process-until",
+        f"[profile p]\ncredential_process = {_until(f'{LATER:%FT%TZ}')}\n",
+        "AKIAPROCESS",
+        profile="p",
+    ),
+    Case(
+        "keys-empty",
+        "[profile bad]\naws_access_key_id =\naws_secret_access_key =\n",
+        code=4,
+        message=LOAD,
+        next="log in again: aws configure --profile bad",
+        profile="bad",
+    ),
+    Case(
+        "endpoint-of-the-profile",
+        f"[profile bad]\nendpoint_url = notaurl\n{KEYS}",
+        code=3,
+        message="endpoint_url of profile bad is no URL: 'notaurl'",
+        next="write it as https://HOST or https://HOST:PORT, or remove it",
+        profile="bad",
+        environ={"AWS_ENDPOINT_URL": ""},
+    ),
+    Case(
+        "endpoint-of-a-service",
+        f"[profile bad]\nservices = own\n{KEYS}[services own]\nsts =\n  endpoint_url = //host\n",
+        code=3,
+        message="endpoint_url of sts in services own is no URL: '//host'",
+        next="write it as https://HOST or https://HOST:PORT, or remove it",
+        profile="bad",
+        environ={"AWS_ENDPOINT_URL": ""},
+    ),
+    *(
+        Case(
+            f"endpoint-of-a-variable-{name}",
+            SSO,
+            code=3,
+            message=f"{name} is no URL: {url!r}",
+            next="write it as https://HOST or https://HOST:PORT, or remove it",
+            profile="sso",
+            environ={name: url},
+            left=sso_token,
+        )
+        for name, url in (("AWS_ENDPOINT_URL", "localhost:1"), ("AWS_ENDPOINT_URL_STS", "http://h:port"))
+    ),
+    Case(
+        "file-unreadable",
+        "[profile bad\n",
+        code=3,
+        message=INVALID,
+        next="correct that file: ",
+        profile="bad",
+        why="Unable to parse config file: /",
     ),
     Case(
         "source-missing",
@@ -332,14 +423,15 @@ def test_a_profile_logs_in_or_leads_to_the_next_step(
         monkeypatch.setenv(name, value)
     case.left(isolated)
     Answers.refusals = case.refusals
-    aws = Aws(Target(region="eu-west-1", profile=case.profile))
+    target = Target(region="eu-west-1", profile=case.profile)
     if case.key:
-        assert aws.identity().user_id == case.key
+        assert Aws(target).identity().user_id == case.key
         return
     with pytest.raises(AwsddpError) as refused:
-        aws.identity()
+        Aws(target).identity()
     assert (refused.value.exit_code, refused.value.message) == (case.code, case.message)
     assert refused.value.next.startswith(case.next)
+    assert refused.value.why.startswith(case.why)
     assert "--profile" in case.next or "--profile" not in refused.value.next
 
 
@@ -392,3 +484,55 @@ def test_mfa_without_a_terminal_is_a_usage_error_and_asks_nothing(
     assert shown.stderr.startswith("error: an MFA code is needed, and there is no terminal to ask for it\n")
     assert "next: awsddp --profile gpu --region eu-west-1 status   # in a terminal" in shown.stderr
     assert "getpass" not in shown.stderr.lower()
+
+
+def test_a_credential_process_that_does_not_end_is_announced_and_ended(
+    configured: Callable[[str], object], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    slow = tmp_path / "slow"
+    slow.write_text(f"#!/bin/sh\necho $$ >> {tmp_path}/begun\nexec sleep 1000\n")
+    slow.chmod(0o700)
+    configured(f"[profile slow]\ncredential_process = {slow}\n")
+    monkeypatch.setattr(program, "PROGRAM_S", 1.0)
+    monkeypatch.setattr(program, "QUIET_S", 0.3)
+    said: list[str] = []
+    aws = Aws(Target(region="eu-west-1", profile="slow"), say=said.append)
+    failures = []
+    for call in (aws.identity, lambda: aws.call("DescribeRegions", {})):  # as of calls beside
+        with pytest.raises(AwsddpError) as refused:
+            call()
+        failures.append(refused.value)
+    assert failures[0].why == failures[1].why
+    assert said == [f"waiting for credential_process of profile slow: {slow} (at most 1 s)"]
+    assert refused.value.why == f"profile slow: {slow}: it did not end within 1 s"
+    assert (refused.value.exit_code, refused.value.message) == (4, PROGRAM)
+    assert refused.value.next.startswith("aws configure get credential_process --profile slow")
+    [begun] = (tmp_path / "begun").read_text().split()  # once
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(begun), 0)
+
+
+@pytest.mark.parametrize("name", ["AWS_REGION", "AWS_DEFAULT_REGION", "region of the AWS profile"])
+def test_a_wrong_region_is_blamed_on_what_names_it(
+    name: str, configured: Callable[[str], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("AWS_REGION", raising=False)
+    monkeypatch.delenv("AWS_DEFAULT_REGION", raising=False)
+    configured("[default]\nregion = US-EAST-1\n")
+    if name.isupper():
+        monkeypatch.setenv(name, "US-EAST-1")
+    with pytest.raises(ConfigError) as refused:
+        Aws(Target())
+    assert refused.value.message == f"{name}: unknown AWS region 'US-EAST-1'"
+    assert refused.value.next == "--region: did you mean us-east-1?"
+
+
+@pytest.mark.parametrize("config", ["[profile bad\n", SSO.replace("sso-session corp", "sso-session other")])
+def test_doctor_ends_with_the_code_of_other_verbs_where_the_configuration_is_invalid(
+    config: str, configured: Callable[[str], dict[str, str]], tmp_path: Path
+) -> None:
+    environ = os.environ | configured(config)
+    words = [sys.executable, "-m", "awsddp", "--profile", "sso", "--region", "eu-west-1", "doctor"]
+    shown = subprocess.run(words, env=environ, cwd=tmp_path, stdin=subprocess.DEVNULL, capture_output=True)
+    assert b"FAILED  configuration: invalid AWS configuration" in shown.stdout
+    assert shown.returncode == 3

@@ -201,7 +201,9 @@ ARM = GpuType(name="g5g.xlarge", gpu="T4g", gpus=1, memory_gb=16, vcpus=4, cpu="
 HELD = Reservation(id="cr-1", instance_type="p4d.24xlarge", zone="us-east-1a", free=2, state="active")
 RESERVED = replace(FACTS, reservation=HELD)
 _UNKNOWN = "InvalidInstanceType: The following supplied instance types do not exist"
-REFUSED = replace(FACTS, described=dict.fromkeys(("p2.8xlarge", "p3.8xlarge", "g6.48xlrage"), _UNKNOWN))
+REFUSED = replace(
+    FACTS, described=dict.fromkeys(("p2.8xlarge", "p3.8xlarge", "g6.48xlrage", "G6.48XLARGE"), _UNKNOWN)
+)
 
 
 @pytest.mark.parametrize(
@@ -215,6 +217,7 @@ REFUSED = replace(FACTS, described=dict.fromkeys(("p2.8xlarge", "p3.8xlarge", "g
         ),
         (REFUSED, {"instance_type": "p3.8xlarge"}, CloudError, ("2026-05-01", "V100", "g6.12xlarge")),
         (REFUSED, {"instance_type": "g6.48xlrage"}, ConfigError, ("cluster.instance_type", "'g6.48xlarge'")),
+        (REFUSED, {"instance_type": "G6.48XLARGE"}, ConfigError, ("mean 'g6.48xlarge'",)),
         (FACTS, {"instance_type": "p5en.48xlarge"}, CloudError, ("no zone of this region", "--region")),
         (FACTS, {"instance_type": "p3dn.24xlarge"}, ConfigError, ("V100", "--image")),
         (FACTS, {"disk_gb": 50}, ConfigError, ("cluster.disk_gb", "75")),

@@ -1,0 +1,120 @@
+"""Credentials that a program prints, the setting `credential_process`: for a limited time, and checked."""
+
+import subprocess
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Annotated, Literal
+
+import botocore.session
+import msgspec
+from botocore.compat import compat_shell_split
+from botocore.credentials import ProcessProvider
+from botocore.exceptions import CredentialRetrievalError
+from botocore.utils import parse_timestamp
+
+PROGRAM_S, QUIET_S = 120.0, 3.0
+"""How long a `credential_process` may take, as a person may have to log in in a browser, and how long it may
+take without a word. The SDK for Go allows 60 s: https://docs.aws.amazon.com/sdk-for-go/api/aws/credentials/processcreds/
+"""
+AGAIN_S = 5.0
+"""For how long a failure of a `credential_process` is that of calls beside, which waited for it, too."""
+_Text = Annotated[str, msgspec.Meta(min_length=1)]
+
+
+class ProgramFailed(CredentialRetrievalError):
+    """A `credential_process` gave no credentials."""
+
+    fmt = "{error_msg}"
+
+
+Failures = dict[str, tuple[float, ProgramFailed]]
+"""When each `credential_process` of a session failed, on the monotonic clock, and how."""
+
+
+class _Given(msgspec.Struct, rename="pascal"):
+    """What a `credential_process` prints.
+
+    https://docs.aws.amazon.com/sdkref/latest/guide/feature-process-credentials.html
+    """
+
+    version: Literal[1]
+    access_key_id: _Text
+    secret_access_key: _Text
+    session_token: str | None = None
+    expiration: str | None = None
+    account_id: str | None = None
+
+
+class Program(ProcessProvider):
+    """Runs `credential_process` for a limited time; whatever is wrong with it raises ProgramFailed.
+
+    `say` hears of a wait; `failures` are those of the session.
+    """
+
+    def __init__(
+        self, profile: str, session: botocore.session.Session, failures: Failures, say: Callable[[str], None]
+    ) -> None:
+        super().__init__(profile, lambda: session.full_config)
+        self._profile, self._failures, self._say = profile, failures, say
+
+    def _retrieve_credentials_using(self, command: str) -> dict[str, str | None]:
+        failed_at, failure = self._failures.get(command, (0.0, None))
+        if failure is not None and time.monotonic() - failed_at < AGAIN_S:
+            raise failure
+        try:
+            given = self._given(command)
+        except (OSError, ValueError, OverflowError, subprocess.TimeoutExpired) as error:
+            is_late = isinstance(error, subprocess.TimeoutExpired)
+            failure = self._failed(
+                command, f"it did not end within {PROGRAM_S:g} s" if is_late else str(error)
+            )
+            self._failures[command] = (time.monotonic(), failure)
+            raise failure from error
+        return {
+            "access_key": given.access_key_id,
+            "secret_key": given.secret_access_key,
+            "token": given.session_token,
+            "expiry_time": given.expiration,
+            "account_id": given.account_id or self.profile_config.get("aws_account_id"),
+        }
+
+    def _given(self, command: str) -> _Given:
+        """Return what the program prints, checked. Raises as `_output`, and ValueError for what is wrong."""
+        if not (words := compat_shell_split(command)):
+            raise ValueError("it is empty")
+        given = msgspec.json.decode(self._output(words), type=_Given)
+        if given.expiration is not None:
+            if (ends := parse_timestamp(given.expiration)).tzinfo is None:
+                raise ValueError("Expiration has no time zone")
+            if ends <= datetime.now(UTC):
+                raise ValueError(f"the credentials that it prints expired at {given.expiration}")
+        return given
+
+    def _failed(self, command: str, why: str) -> ProgramFailed:
+        program = "".join(command.split()[:1])  # its arguments may hold secrets
+        return ProgramFailed(
+            provider=self.METHOD,
+            error_msg=": ".join(filter(None, (f"profile {self._profile}", program, why))),
+        )
+
+    def _output(self, words: list[str]) -> bytes:
+        """Return what a program printed. Raises TimeoutExpired, OSError; ValueError where it failed."""
+        process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        try:
+            try:
+                output, errors = process.communicate(timeout=QUIET_S)
+            except subprocess.TimeoutExpired:
+                self._say(
+                    f"waiting for credential_process of profile {self._profile}: {words[0]} "
+                    f"(at most {PROGRAM_S:g} s)"
+                )
+                output, errors = process.communicate(timeout=PROGRAM_S - QUIET_S)
+        except BaseException:
+            process.kill()
+            process.wait()
+            raise
+        if process.returncode:
+            last = errors.decode("utf-8", "replace").strip().rpartition("\n")[2]
+            raise ValueError(f"exit code {process.returncode}" + (f": {last}" if last else ""))
+        return output
