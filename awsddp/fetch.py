@@ -290,12 +290,19 @@ def select(cluster: "Cluster", job: JobRecord, nodes: Sequence[int], target: Pat
     if failures and not manifests:
         split(failures)
     selected = Selected(wanted={node: [] for node in manifests})
-    files = [one for one in name_at_home(manifests) if not _is_synced(cluster, one)]
+    described = name_at_home(manifests)
+    targets = {one.target for one in described if one.target is not None}
+    files = [one for one in described if _is_in(targets, one.home) or not _is_synced(cluster, one)]
     _take(job, _within_limit(cluster, job, files, target, selected), selected)
     again = f"awsddp fetch {job.job}   # again, once the node answers"
     selected.owed += _skipped(cluster, manifests)
     selected.owed += [Owed(node, ALL, 0, error.message, again) for node, error in failures.items()]
     return selected
+
+
+def _is_in(targets: Collection[str], home: str) -> bool:
+    """Tell whether a link of the results leads to a file, or to a folder above it."""
+    return any(home == target or home.startswith(f"{target}/") for target in targets)
 
 
 def _is_synced(cluster: "Cluster", one: ResultFile) -> bool:

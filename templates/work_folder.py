@@ -131,6 +131,11 @@ def compare(wanted):
     both.update((path, record[:4]) for path, record in wanted.items())
     if both != sent:
         write(SENT, both)
+    stale = [path for path in changed if path in versions]
+    for path in stale:  # it is sent next: what is noted of it would make it look changed here
+        del versions[path]
+    if stale:
+        write(VERSIONS, versions)
     return changed, unsure, missing
 
 

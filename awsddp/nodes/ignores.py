@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import shutil
 import subprocess
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ from pathspec import GitIgnoreSpec
 from awsddp.errors import ConfigError
 
 _GIT_S = 2.0
+_LIST_S = 20.0
 
 
 class Rules(NamedTuple):
@@ -39,9 +41,15 @@ class Rules(NamedTuple):
 
 
 def _names(pattern: Any, path: str) -> bool:
-    """Tell whether a pattern names this path; its group ps_d is the end of the folder that it names."""
+    """Tell whether a pattern names this path; its group ps_d is the end of the folder that it names.
+
+    data/** names what is in data/, and not the folder.
+    """
+    is_inside = pattern.regex.pattern.endswith("/")
     return any(
-        match.groupdict().get("ps_d") is None or match.start("ps_d") == len(path) - 1
+        not (is_inside and match.end() == len(path))
+        if match.groupdict().get("ps_d") is None
+        else match.start("ps_d") == len(path) - 1
         for match in pattern.regex.finditer(path)
     )
 
@@ -70,7 +78,7 @@ def rules_of_git(root: Path) -> tuple[Rules, ...]:
     None where the folder lies in no repository. A file that names the folder itself, or one above it, does
     not count: who syncs the folder wants what is in it. Raises ConfigError.
     """
-    found = next(((top, common) for top in (root, *root.parents) if (common := _common_dir(top))), None)
+    found = _repository(root)
     if found is None:
         return ()
     top, common = found
@@ -81,14 +89,25 @@ def rules_of_git(root: Path) -> tuple[Rules, ...]:
 
 
 def tracked_files(root: Path) -> list[str]:
-    """Return the files that git tracks although an ignore file names them; [] where git is missing."""
-    argv = ["git", "-C", os.fspath(root), "ls-files", "-z", "--cached", "--ignored", "--exclude-standard"]
-    with contextlib.suppress(OSError, subprocess.SubprocessError):
-        done = subprocess.run(
-            argv, capture_output=True, timeout=_GIT_S, stdin=subprocess.DEVNULL, check=False
-        )
-        return [os.fsdecode(path) for path in done.stdout.split(b"\0") if path]
-    return []
+    """Return the files that git tracks although an ignore file names them; [] without git or a repository.
+
+    Raises OSError where git does not say.
+    """
+    if _repository(root) is None or (git := shutil.which("git")) is None:
+        return []
+    argv = [git, "-C", os.fspath(root), "ls-files", "-z", "--cached", "--ignored", "--exclude-standard"]
+    try:
+        done = subprocess.run(argv, capture_output=True, timeout=_LIST_S, stdin=subprocess.DEVNULL)
+    except subprocess.TimeoutExpired as error:
+        raise OSError(f"git ls-files did not end within {_LIST_S:g} s") from error
+    if done.returncode != 0:
+        raise OSError(os.fsdecode(done.stderr).strip().partition("\n")[0])
+    return [os.fsdecode(path) for path in done.stdout.split(b"\0") if path]
+
+
+def _repository(root: Path) -> tuple[Path, Path] | None:
+    """Return the top of the work tree that a folder lies in, and its repository."""
+    return next(((top, common) for top in (root, *root.parents) if (common := _common_dir(top))), None)
 
 
 def _above(root: Path, places: Iterable[tuple[Path, Path]]) -> Iterator[Rules]:

@@ -95,7 +95,8 @@ def by_rsync(ssh_config: Path) -> Transfer:
     ) -> None:
         # Neither devices nor owners nor modes, and links as what they lead to: what is left are files and
         # their times. What an earlier fetch was cut in is written on, and compared by blocks.
-        words = ["-tL", "--modify-window=-1", "--inplace", "--no-implied-dirs"]
+        # What is whole there already may be of bytes that were rewritten since with their time kept.
+        words = ["-tL", "--modify-window=-1", "--ignore-times", "--inplace", "--no-implied-dirs"]
         words += rsync.SPARSE if any(one.sparse for one in files) else ()
         try:
             rsync.transfer(
@@ -231,6 +232,9 @@ class _Results:
 
         rsync gives it its time only once it has found it whole.
         """
+        has_kept_stamp = (now.size, now.modified) == (one.size, one.modified)
+        if has_kept_stamp and one.size > SAMPLED_BYTES and _version(now) != _version(one):
+            return False  # it was written in place while it came
         if is_here(path, now, self._begins):
             return True
         size = _size(path)

@@ -188,9 +188,14 @@ class _Walk:
         if self._name != ".gitignore" or all(by in (_OURSELVES, "sync.ignore") for _, by in self.found.kept):
             return
         sent = {entry.path for entry in self.found.entries}
-        for path in tracked_files(self.found.root):
+        try:
+            tracked = tracked_files(self.found.root)
+        except OSError as error:
+            self.found.skipped.append(("files that git tracks and ignores", str(error)))
+            return
+        for path in tracked:
             whole = Path(self.found.root, path)
-            is_ours = _NEVER.intersection(whole.parts) or self._own.spec.check_file(path).include
+            is_ours = _NEVER.intersection(Path(path).parts) or self._own.spec.check_file(path).include
             is_ours = is_ours or any(os.path.realpath(folder) in self._never for folder in whole.parents)
             if path not in sent and not is_ours and whole.is_file() and not whole.is_symlink():
                 self._add(path, "f", whole.lstat())

@@ -281,6 +281,14 @@ def test_the_newest_that_holds_all_of_a_checkpoint_is_taken_here_and_in_s3(
         ({"step-1.safetensors": TENSORS, "step-2.safetensors": b""}, "step-1.safetensors"),
         ({"model.safetensors": TENSORS, "adapter_model.safetensors": TENSORS}, None),
         ({"1/.metadata": pickle.dumps(STATES), "2/.metadata": pickle.dumps({"model": 0})}, "1"),
+        (
+            {
+                "ckpt/gs1/.metadata": pickle.dumps(STATES),
+                "ckpt/gs1/mp_rank_00_model_states.pt": WHOLE,
+                "ckpt/latest": b"gs1",
+            },
+            "ckpt",
+        ),
         ({"run/latest": b"any", "step-9.pt": WHOLE}, "run/latest"),
         ({"run/latest/any": b"any", "step-9.pt": WHOLE}, "run/latest"),
     ],

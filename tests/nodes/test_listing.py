@@ -123,6 +123,7 @@ def test_what_is_ignored_is_what_git_ignores(
         "!b/y.py",
         "**/x.log",
         "a/**/b",
+        "data/**",
         "# no",
         "",
         "\\!odd",
@@ -146,6 +147,21 @@ def test_what_is_ignored_is_what_git_ignores(
         or subprocess.run(["git", "-C", tmp_path, "check-ignore", "--no-index", "-q", below]).returncode
     ):
         assert sorted(e.path for e in found.entries if e.kind == "f") == sorted(expected)
+
+
+def test_files_that_git_tracks_go_and_where_it_cannot_say_that_is_said(
+    tmp_path: Path, isolated: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project = tmp_path / ".venv" / "project"
+    make(project, "data/keep.csv", "data/other.csv", "a.py")
+    (project / ".gitignore").write_text("data/\n")
+    subprocess.run(["git", "init", "-q", project], check=True)
+    subprocess.run(["git", "-C", project, "add", "-f", "data/keep.csv"], check=True)
+    assert names(project) == [".gitignore", "a.py", "data/keep.csv"]
+    (project / ".git/index").write_bytes(b"no index")
+    (skipped,) = files_to_send(project).skipped
+    assert "git tracks" in skipped[0]
+    assert "index" in skipped[1]
 
 
 @pytest.mark.parametrize("kind", ["no git", "a work tree", "a submodule", "a name"])

@@ -157,6 +157,48 @@ def test_the_middle_of_a_large_file_that_was_rewritten_with_its_size_and_time_co
         assert (target / first.home).read_bytes() == Path(first.path).read_bytes()
 
 
+@pytest.mark.parametrize("size", [100_000, 1_000_000])
+def test_what_is_rewritten_with_its_size_and_time_while_it_comes_is_not_taken(
+    lab: MakeLab, target: Path, size: int
+) -> None:
+    one = lab(1)
+    first = made(one.hosts[0], "a", b"a" * size)
+    come = results.by_rsync(one.ssh_config)
+
+    def then_rewritten(*words: object) -> None:
+        come(*words)  # type: ignore[arg-type]
+        Path(first.path).write_bytes(b"a" * 20_000 + b"b" + b"a" * (size - 20_001))
+        os.utime(first.path, ns=(first.modified, first.modified))
+
+    def look(_: Collection[int]) -> dict[tuple[int, str], ResultFile]:
+        return {(0, first.path): described(first)}
+
+    changed = Changed()
+    wanted = {0: [first]}
+    results.pull(wanted, target, transfer=then_rewritten, look=look, begins=begins, also=changed)
+    assert changed == [first]
+    assert not (target / first.home).exists()
+
+
+def test_what_was_rewritten_since_a_fetch_was_cut_comes_as_it_is_now(lab: MakeLab, target: Path) -> None:
+    one = lab(1)
+    first = made(one.hosts[0], "a", b"a" * 1_000_000)
+    come = results.by_rsync(one.ssh_config)
+
+    def cut(*words: object) -> None:
+        come(*words)  # type: ignore[arg-type]
+        raise OSError("cut")
+
+    with pytest.raises(ConfigError):
+        results.pull({0: [first]}, target, transfer=cut, begins=begins)
+    with Path(first.path).open("r+b") as file:
+        file.seek(20_000)  # between the blocks of a sample
+        file.write(b"b")
+    os.utime(first.path, ns=(first.modified, first.modified))
+    pull(one, {0: [described(first)]}, target)
+    assert (target / first.home).read_bytes() == Path(first.path).read_bytes()
+
+
 def test_any_name_comes_home(lab: MakeLab, target: Path) -> None:
     one = lab(1)
     files = [made(one.hosts[0], f"{name}/{name}", name.encode("utf-8", "surrogateescape")) for name in HELL]

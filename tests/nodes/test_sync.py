@@ -510,6 +510,25 @@ def test_what_a_node_wrote_with_the_size_and_time_of_what_came_is_sent_again(
     assert (one.hosts[0].work / "config.py").read_text() == "lr = 1\n"
 
 
+def test_what_came_last_before_the_connection_was_lost_is_removed_when_it_is_gone_at_home(
+    lab: MakeLab, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = lab(1)
+    (home / "x.py").write_text("a = 1\n")
+    push(one, home)
+    (home / "x.py").write_text("a = 12\n")
+    program = sync.template("work_folder.py")
+    with monkeypatch.context() as patched:  # it comes, and is not noted
+        lost = program.replace("            note(arrived)", "            os._exit(1)")
+        assert lost != program
+        patched.setattr(sync, "template", lambda name: lost)
+        with pytest.raises(NodesFailed):
+            push(one, home)
+    (home / "x.py").unlink()
+    push(one, home)
+    assert not (one.hosts[0].work / "x.py").exists()
+
+
 def test_what_a_node_wrote_with_the_size_and_time_of_what_came_is_not_removed(
     lab: MakeLab, home: Path
 ) -> None:

@@ -82,13 +82,19 @@ def find_checkpoints(paths: Iterable[str], named: Collection[str] = ()) -> dict[
         preferred.discard(LATEST)  # it is a file of DeepSpeed's
     folders.update((one, (one,)) for one in preferred if one in inside and one not in folders)
     found: dict[Found, list[str]] = {Found(folder, trees): [] for folder, trees in folders.items()}
-    owner = {tree: one for one in found for tree in one.trees}
+    owners_of: defaultdict[str, list[Found]] = defaultdict(list)
+    for one in found:
+        for tree in one.trees:
+            owners_of[tree].append(one)
     for one, held in found.items():
         held += [
-            path for name in _BESIDE_TAGS if (path := f"{one.name}/{name}") in files and one.name not in owner
+            path
+            for name in _BESIDE_TAGS
+            if (path := f"{one.name}/{name}") in files and one.name not in owners_of
         ]
     for path in files:
-        owners = {owner[folder] for folder in folders_above(path) if folder in owner} if owner else ()
+        above = folders_above(path) if owners_of else ()
+        owners = {one for folder in above for one in owners_of.get(folder, ())}
         for one in owners:
             found[one].append(path)
         if path in preferred or (
