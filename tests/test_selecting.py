@@ -164,7 +164,7 @@ def test_what_a_job_only_touched_comes_unless_it_is_what_the_synced_folder_holds
     assert nodes.fetched == ({"node0/node0/a"} if comes else set())
 
 
-@pytest.mark.parametrize("target", ["node0/base.pt", "node0"])
+@pytest.mark.parametrize("target", ["node0/node0/base.pt", "node0/node0"])
 def test_what_a_link_of_the_results_leads_to_comes_also_if_it_was_only_touched(
     nodes: Nodes, target: str
 ) -> None:
@@ -172,7 +172,8 @@ def test_what_a_link_of_the_results_leads_to_comes_also_if_it_was_only_touched(
         {**file("node0/base.pt", 4), "digest": sha256(b"data").hexdigest()},
         {**file("node0/best.pt", 0), "target": target},
     ]
-    (nodes.root / "base.pt").write_bytes(b"data")
+    (nodes.root / "node0").mkdir()
+    (nodes.root / "node0/base.pt").write_bytes(b"data")
     nodes.bring_home()
     assert "node0/node0/base.pt" in nodes.fetched
 
