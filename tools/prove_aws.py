@@ -234,9 +234,14 @@ def empty(s3: Any, bucket: str) -> None:
 
 
 def one_gpu(proof: Proof) -> str:
-    """Return the cheapest type with one GPU that is offered and fits the quota."""
+    """Return the cheapest type with one GPU that is offered, fits the quota and runs the default image."""
     offers = proof.awsddp("plan", "--offers")["offers"]
-    fitting = [one for one in offers if one["gpus_per_node"] == 1 and one["fits_quota"] is not False]
+    whole = [one for one in offers if one["gpus_per_node"] == 1 and "/" not in one["gpu"]]
+    fitting = [
+        one
+        for one in whole
+        if one["fits_quota"] is not False and not one["instance_type"].startswith("g5g.")  # ARM
+    ]
     return str(min(fitting, key=lambda one: one["price_usd_per_hour"] or float("inf"))["instance_type"])
 
 

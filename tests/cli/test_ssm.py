@@ -92,7 +92,8 @@ def test_a_living_cluster_keeps_its_open_port_until_sessions_can_reach_it(lab: L
     sessions = ("-o", "network.jump=ssm", "-o", "access.instance_profile=trainers")
     shown = lab.run("up", "--local", "-y", *sessions)
     assert (shown.returncode, "node0 without an instance profile" in shown.stderr) == (3, True), shown.stderr
-    assert f"for i in {node['instance_id']}; do aws ec2 associate-iam-instance-profile" in shown.stderr
+    assert f"for i in {node['instance_id']}; do " in shown.stderr
+    assert " aws ec2 associate-iam-instance-profile" in shown.stderr
     client(lab, "ec2").associate_iam_instance_profile(
         InstanceId=node["instance_id"], IamInstanceProfile={"Name": "trainers"}
     )
