@@ -117,8 +117,9 @@ def run(step, argv, env=None, cwd=None):
     with process.stdout:
         try:
             said = follow(step, process)
-        except BrokenPipeError:  # nobody reads what this program writes
+        except (BrokenPipeError, SystemExit):  # nobody reads what this program writes, or SIGTERM
             end(process)
+            raise
     if process.wait() != 0:
         tail = said[-TAIL:] or ["no output"]
         raise Failed(step, "\n".join([*tail, f"exit code {process.returncode}"]))
@@ -128,7 +129,7 @@ def run(step, argv, env=None, cwd=None):
 def follow(step, process):
     """Return the lines of a command until it ends, though what it has started goes on and may write more.
 
-    Raises BrokenPipeError where the client is gone.
+    Raises SystemExit where the client is gone.
     """
     said, told, unread = [], time.monotonic(), b""
     pipe, client = process.stdout.fileno(), sys.stdout.fileno()
@@ -139,7 +140,7 @@ def follow(step, process):
         is_over = process.poll() is not None
         ready = [found for found, _ in poller.poll(0 if is_over else POLL_MS)]
         if client in ready:
-            raise BrokenPipeError
+            sys.exit("the client is gone")
         data = os.read(pipe, PIPE_BYTES) if pipe in ready else b""
         *lines, unread = (unread + data).split(b"\n")
         is_closed = pipe in ready and not data
@@ -157,12 +158,17 @@ def follow(step, process):
 
 
 def end(process):
-    """End a command with its children, and this program."""
+    """End a command with its children."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):
             os.killpg(process.pid, number)
             process.wait(END_S)
-    sys.exit("the client is gone")
+
+
+def stop(number, frame):
+    """At SIGTERM: end this program as the client's end does, once; the lock is free when its command has ended."""
+    signal.signal(number, signal.SIG_IGN)
+    sys.exit("SIGTERM ended this build")
 
 
 def ask(python, program):
@@ -467,6 +473,7 @@ def is_used(place):
 
 def main():
     """Do what was asked; the answer is the last line."""
+    signal.signal(signal.SIGTERM, stop)
     asked = json.loads(sys.stdin.read())
     try:
         found = look(asked)

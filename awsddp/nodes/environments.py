@@ -283,7 +283,7 @@ def _outcome(
             node, "command", f"env.setup: {found.failed!r} failed", tail(found.said), "correct the command"
         )
     if waited := _WAITED.fullmatch(found.failed):
-        advice = f"awsddp exec -- kill {waited[1]}   # ends that build; then repeat the command"
+        advice = f"awsddp exec --node {node} -- kill {waited[1]}   # ends that build; then repeat the command"
         return NodeFailure(node, "command", found.failed, found.said, advice)
     name = "[env]" if plan.name == plan.kind else plan.name
     said = translate(found.said)

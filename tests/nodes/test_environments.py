@@ -3,11 +3,13 @@
 import contextlib
 import dataclasses
 import fcntl
+import json
 import os
 import re
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -341,9 +343,41 @@ def test_who_waits_for_a_build_is_told_for_whom(lab: Callable[[int], Lab], pytho
 def test_a_build_that_does_not_end_is_named_with_the_command_that_ends_it() -> None:
     waited = "waiting for a build of ann@laptop on this node, since 10:02 UTC, process 4711: sleep\n9"
     answer = Environment(failed=waited, said="it has no end after 1800 s")
-    error = environments._outcome(PLAN, 0, answer, str)
-    assert isinstance(error, NodeError) and error.message == f"node0: {waited}"
-    assert error.next.startswith("awsddp exec -- kill 4711 ")
+    error = environments._outcome(PLAN, 1, answer, str)
+    assert isinstance(error, NodeError) and error.message == f"node1: {waited}"
+    assert error.next.startswith("awsddp exec --node 1 -- kill 4711 ")
+
+
+def test_a_build_that_is_terminated_ends_its_command_and_removes_the_files_with_passwords(
+    tmp_path: Path,
+) -> None:
+    conda = tmp_path / "bin/conda"
+    conda.parent.mkdir()
+    conda.write_text(f"#!/bin/sh\nsleep 400 & echo $! > {tmp_path}/child\necho $$ > {tmp_path}/pid\nwait\n")
+    conda.chmod(0o755)
+    asked = {"do": "build", "client": "ann@laptop", "stamp": "s", "setup_stamp": "t", "kind": "conda"}
+    asked |= {"image": sys.executable, "conda": "{}", "ca": "", "environ": {}, "install": {}, "setup": []}
+    program = subprocess.Popen(
+        [sys.executable, "-I", "-c", template("environment.py")],
+        env={"HOME": str(tmp_path), "PATH": f"{conda.parent}:{os.environ['PATH']}"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert program.stdin
+    program.stdin.write(json.dumps(asked))
+    program.stdin.close()
+    program.stdin = None
+    until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text() != "")
+    assert (tmp_path / "awsddp/env/environment.yml").exists()
+    program.terminate()
+    _, said = program.communicate(timeout=30)
+    still = [name for name in ("pid", "child") if runs((tmp_path / name).read_text())]
+    for name in still:
+        os.kill(int((tmp_path / name).read_text()), signal.SIGKILL)
+    assert not still and not (tmp_path / "awsddp/env/environment.yml").exists()
+    assert program.returncode == 1 and "SIGTERM ended this build" in said
 
 
 @pytest.mark.parametrize(("room", "left"), [(0.0, {"a", "b", "c", "d"}), (1.0, {"a", "c", "d"})])
