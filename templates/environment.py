@@ -166,7 +166,7 @@ def end(process):
 
 
 def stop(number, frame):
-    """At SIGTERM: end this program as the client's end does, once; the lock is free when its command has ended."""
+    """At SIGTERM: end this program as the end of its client does, its command first."""
     signal.signal(number, signal.SIG_IGN)
     sys.exit("SIGTERM ended this build")
 

@@ -100,12 +100,23 @@ def _run(aws: Aws, parameters: Reply, *, on_event: OnEvent) -> tuple[Node, ...]:
 def _numbered(aws: Aws, nodes: Collection[Node]) -> tuple[Node, ...]:
     """Return the nodes of a launch by number, once each that was renumbered has a tag of its own.
 
-    Its number would change with the end of another node of the launch. Raises CloudError.
+    Its number would change with the end of another node of the launch. Raises Refused of the kind
+    `unavailable`, without AWS's code: it is no refusal of the launch, whose nodes run.
     """
-    each(
-        lambda node: tag(aws, [node.instance_id], "awsddp:nodes", str(node.node)),
-        [node for node in nodes if node.is_renumbered],
-    )
+    try:
+        each(
+            lambda node: tag(aws, [node.instance_id], "awsddp:nodes", str(node.node)),
+            [node for node in nodes if node.is_renumbered],
+        )
+    except CloudError as error:
+        raise Refused(
+            f"the nodes are launched, but their numbers could not be written: {error.message}",
+            error.why,
+            "\n".join(filter(None, (error.next, _AGAIN))),
+            code="",
+            kind="unavailable",
+            needs_login=error.needs_login,
+        ) from error
     return tuple(sorted(nodes, key=lambda node: node.node))
 
 

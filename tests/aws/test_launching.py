@@ -4,10 +4,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from moto.ec2.models.instances import Instance
 from moto_cloud import REGION, Cloud, find_cluster
 
 from awsddp.aws.clusters import describe, tagged
 from awsddp.aws.facts import gather
+from awsddp.aws.instances import resume
 from awsddp.aws.session import Aws
 from awsddp.aws.waits import Clock
 from awsddp.cluster import Cluster
@@ -194,6 +196,31 @@ def test_where_each_quota_is_full_the_quota_is_the_error_and_nothing_is_left(
     assert caught.value.kind == "quota"
     assert attempts(cloud) == ["p4d.24xlarge", "g5.48xlarge"]
     assert left(aws) is None
+
+
+@pytest.mark.usefixtures("clock")
+@pytest.mark.parametrize("code", ["UnauthorizedOperation", "Unsupported"])
+def test_nodes_that_run_without_numbers_of_their_own_are_kept_with_their_intent_for_the_next_up(
+    up: Launches, cloud: Cloud, aws: Aws, monkeypatch: pytest.MonkeyPatch, code: str
+) -> None:
+    index = property(lambda _: 0, lambda *_: None)
+    monkeypatch.setattr(Instance, "ami_launch_index", index, raising=False)
+    cloud.fail("CreateTags", *[code] * 60)
+    context = up.context(cluster__instance_type="g5.xlarge")
+    cluster = up.cluster(context)
+    with pytest.raises(CloudError, match="their numbers could not be written") as refused:
+        launch(cluster, up.plan(context))
+    assert refused.value.kind == "unavailable" and "awsddp up " in refused.value.next
+    record = cluster.folder.read()
+    assert record is not None and record.intent is not None and record.intent.host_key
+    assert len(cloud.sent("RunInstances")) == 1
+    found = find_cluster(aws, "demo", aws.identity().user_id)
+    assert found is not None and len(found.live) == 2
+    cloud.faults.clear()
+    resumed = resume(aws, record.intent, on_event=print)
+    assert resumed is not None and {node.instance_id for node in resumed} == {
+        node.instance_id for node in found.live
+    }
 
 
 def test_what_cannot_be_looked_for_after_a_launch_that_failed_is_named(up: Launches, cloud: Cloud) -> None:
