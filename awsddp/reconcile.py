@@ -434,7 +434,7 @@ def _clean_up(cluster: "Cluster", values: Values) -> None:
                 for left in end(cluster, one).leftovers:
                     cluster.say(f"left in {aws.region}: {left}")
     except CloudError as error:  # the launch's own error counts
-        cluster.say(f"not cleaned up in {aws.region}: {error.message}; awsddp down does it later")
+        cluster.say(f"not cleaned up in {aws.region}: {error.message}; later: awsddp down --orphans")
 
 
 def _no_capacity(failures: list[AwsddpError]) -> AwsddpError:

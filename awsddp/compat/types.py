@@ -249,9 +249,17 @@ SPOT_P5 = ("L-C4BD4855", "All P5 Spot Instance Requests")
 SPOT_P = ("L-7212CCBC", "All P4, P3 and P2 Spot Instance Requests")
 SPOT_G = ("L-3819A6DF", "All G and VT Spot Instance Requests")
 SPOT_STANDARD = ("L-34B43A08", "All Standard (A, C, D, H, I, M, R, T, Z) Spot Instance Requests")
+_OTHER = ("dl", "f", "hpc", "inf", "mac", "trn", "u-", "u7", "x")  # count against other quotas
 _QUOTAS: dict[Market, tuple[tuple[str | tuple[str, ...], tuple[str, str] | None], ...]] = {
-    "on-demand": (("p", QUOTA_P), (("g", "vt"), QUOTA_G), ("", QUOTA_STANDARD)),
-    "spot": (("p5", SPOT_P5), ("p6", None), ("p", SPOT_P), (("g", "vt"), SPOT_G), ("", SPOT_STANDARD)),
+    "on-demand": (("p", QUOTA_P), (("g", "vt"), QUOTA_G), (_OTHER, None), ("", QUOTA_STANDARD)),
+    "spot": (
+        ("p5", SPOT_P5),
+        ("p6", None),
+        ("p", SPOT_P),
+        (("g", "vt"), SPOT_G),
+        (_OTHER, None),
+        ("", SPOT_STANDARD),
+    ),
     "capacity-block": (("", None),),
 }
 """The first row counts with which a type begins; None: it is not known."""

@@ -166,7 +166,7 @@ def _facts(spec: ClusterSpec) -> dict[str, tuple[str, ...]]:
         "new group": not network.security_group,
         "several nodes": spec.cluster.nodes > 1,
         "new placement group": grouped,
-        "group to leave": grouped and not capacity.efa and "on-demand" in spec.cluster.markets,
+        "group to leave": grouped and "on-demand" in spec.cluster.markets,
         "ssm": network.jump == SSM,
     }
     image = (spec.cluster.image or "").removeprefix("resolve:ssm:")

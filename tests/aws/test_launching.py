@@ -231,6 +231,7 @@ def test_what_cannot_be_looked_for_after_a_launch_that_failed_is_named(up: Launc
     with pytest.raises(CloudError, match="quota is too small"):
         launch(up.cluster(context), plan)
     assert any("not cleaned up in us-east-1: permission denied" in text for text in up.said)
+    assert any(text.endswith("; later: awsddp down --orphans") for text in up.said)
 
 
 def test_a_region_where_it_cannot_be_is_told_and_passed_over(up: Launches) -> None:

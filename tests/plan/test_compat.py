@@ -223,12 +223,20 @@ def test_images_that_are_gone_are_explained() -> None:
     assert explained(DLAMI.format("2.12", "24.04")) == ""
 
 
+OTHERS = ("inf2", "trn1", "x2idn", "u-6tb1", "u7i-12tb", "dl1", "f2", "hpc7a", "mac2")
+
+
 @pytest.mark.parametrize(
     ("type_", "market", "code"),
     [
         ("p5.48xlarge", "on-demand", "L-417A185B"),
         ("g6.48xlarge", "on-demand", "L-DB2E81BA"),
         ("t3.micro", "on-demand", "L-1216C47A"),
+        ("m7i.large", "spot", "L-34B43A08"),
+        ("im4gn.large", "on-demand", "L-1216C47A"),
+        ("d3.xlarge", "on-demand", "L-1216C47A"),
+        *((f"{family}.xlarge", "on-demand", None) for family in OTHERS),
+        *((f"{family}.xlarge", "spot", None) for family in OTHERS),
         ("p5.48xlarge", "spot", "L-C4BD4855"),
         ("p4d.24xlarge", "spot", "L-7212CCBC"),
         ("g6.48xlarge", "spot", "L-3819A6DF"),

@@ -8,7 +8,15 @@ import pytest
 from awsddp.errors import ConfigError
 from awsddp.local.rights import decide
 from awsddp.plan.policy import least_policy, role_policy
-from awsddp.spec import AccessSection, ClusterSpec, DataSection, JobSection, JobSpec
+from awsddp.spec import (
+    AccessSection,
+    CapacitySection,
+    ClusterSection,
+    ClusterSpec,
+    DataSection,
+    JobSection,
+    JobSpec,
+)
 from tests.provisioning.iam import Need, allowed
 
 ME, OTHER = "AIDAME", "AIDAOTHER"
@@ -35,6 +43,11 @@ def may(action: str, kind: str, context: dict[str, Any]) -> bool:
     resource = kind if kind.startswith("arn:") else f"arn:aws:ec2:us-east-1:123456789012:{kind}/x-1"
     action = action if ":" in action else f"ec2:{action}"
     return allowed(POLICY, Need(action, resource, {"aws:userid": ME, **context}))
+
+
+def test_nodes_with_efa_may_leave_their_placement_group_as_a_start_without_room_advises() -> None:
+    spec = ClusterSpec(name="demo", cluster=ClusterSection(nodes=2), capacity=CapacitySection(efa=True))
+    assert "ec2:ModifyInstancePlacement" in json.dumps(least_policy(spec))
 
 
 @pytest.mark.parametrize("action", ENDS)

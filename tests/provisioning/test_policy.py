@@ -184,7 +184,7 @@ def drive(world: World, asked: Settings) -> Driven:
             run(stop, confirm=yes)
             if "ec2:ModifyInstancePlacement" in json.dumps(policy):  # for a start without the placement group
                 world.cloud.fault("StartInstances", "InsufficientInstanceCapacity", times=1)
-            run(up, confirm=yes)
+            run(up, {"capacity.placement_group": "false"} if spec.capacity.efa else {}, confirm=yes)
         run(up, {"cluster.nodes": 1}, confirm=yes)
         run(status)
         run(status_all)
