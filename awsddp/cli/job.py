@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import os
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -55,10 +56,11 @@ def refuse_command(ctx: click.Context, options: Globals) -> None:
 
     typed, words = ctx.params["script"], ctx.meta["awsddp.script_args"]
     is_launcher = False
-    if typed is not None and not Path(typed).exists() and not ctx.params["module"]:
+    # Unlike those of Path these are False, too, for a name that no file can have.
+    if typed is not None and not os.path.exists(typed) and not ctx.params["module"]:  # noqa: PTH110
         is_launcher = (not Path(typed).suffix or "=" in typed) and starts_ranks([typed, *words])
     elif typed is None and words and not words[0].startswith("-"):
-        is_file = words[0].endswith((".py", ".sh")) or Path(words[0]).is_file()
+        is_file = words[0].endswith((".py", ".sh")) or os.path.isfile(words[0])  # noqa: PTH113
         is_launcher = starts_ranks(words) or (is_file and session.specs(options)[1].job.script is None)
     if is_launcher:
         raise click.UsageError(

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import os
 import re
 import typing
 from collections.abc import Callable, Iterator
@@ -75,7 +76,7 @@ def overrides(given: dict[str, Given]) -> dict[str, Given]:
             continue
         texts = [str(one) for one in value] if isinstance(value, tuple) else []
         if key == "env.file":
-            files = [text for text in texts if not _ASSIGNMENT.match(text) or Path(text).exists()]
+            files = [text for text in texts if not _ASSIGNMENT.match(text) or os.path.exists(text)]  # noqa: PTH110
             found |= {key: files[-1]} if files else {}
             texts = [text for text in texts if text not in files]
             _note(texts, allowed="variables" in given)
