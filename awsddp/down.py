@@ -286,7 +286,7 @@ def fetch_all(cluster: "Cluster", listed: Listed) -> None:
         jobs = ", ".join(unfetched_jobs(owing))
         message = f"no node is terminated: the results of {jobs} are not fetched"
         why = f"{error.message}\n{error.why}".strip()
-        raise ConfigError(message, why, error.next.replace("awsddp fetch", "awsddp down")) from error
+        raise ConfigError(message, why, f"{error.next}\nawsddp down   # then".strip()) from error
     except AwsddpError as error:
         raise _not_home(cluster, listed, owing, str(error)) from error
     for node in owing:

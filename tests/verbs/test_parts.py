@@ -134,6 +134,8 @@ def test_fault_of_this_machine_ends_no_node_and_advises_no_loss(owed: World) -> 
         end(owed)
     assert "cannot write" in refused.value.why
     assert "--discard" not in refused.value.next
+    assert refused.value.next.splitlines()[-1] == "awsddp down   # then"
+    assert "awsddp down -o" not in refused.value.next
     assert owed.tags == {"i-0": ["j"], "i-1": ["j"]}
 
 
