@@ -17,11 +17,11 @@ import msgspec
 from awsddp.errors import ConfigError
 from awsddp.records import ENDED, Frozen, Node, TargetName
 from awsddp.report import duration
-from awsddp.values import LEAST_TERM, seconds
 
 Moment = Annotated[datetime, msgspec.Meta(tz=True)]
 LEAST = timedelta(seconds=60)
-LEAST_TERM_S = seconds(LEAST_TERM)
+LEAST_TERM_S = 300.0
+"""The shortest time that a budget must last: booting and preparing the nodes takes most of it."""
 SETTLES = timedelta(minutes=10)
 """After this EC2 lists every instance that it launched, until an hour after its end."""
 History = Mapping[tuple[str, str], Sequence[tuple[datetime, float]]]

@@ -116,7 +116,7 @@ class ClusterSection(Section):
         "24h",
         "Terminate the nodes after this: 90m, 24h, 7d.",
         "--expires TIME",
-        check=lasting(LEAST_TERM, "nodes boot and are prepared for most of that time; `down` ends them now"),
+        check=lasting(LEAST_TERM, "nodes boot first, and EC2 bills a minute in any case"),
     )
     replace: tuple[str, ...] = setting((), "Ids of the instances that `up` replaces.")
 

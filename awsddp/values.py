@@ -15,8 +15,10 @@ NAME = re.compile(r"[a-z][a-z0-9-]{0,30}")
 VARIABLE = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 """What an environment variable may be called."""
 MAX_DURATION_S = 365 * 86400.0
-LEAST_TERM = "5m"
-"""The shortest time that nodes are launched for: booting and preparing them takes most of it."""
+LEAST_TERM = "1m"
+"""The shortest time that nodes are launched for, as EC2 bills a minute of each in any case:
+https://aws.amazon.com/ec2/pricing/on-demand/
+"""
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|h|d|)")
 _SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _NODES = re.compile(r"(\d{1,4})(?::(\d{1,4}))?", re.ASCII)

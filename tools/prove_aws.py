@@ -93,7 +93,7 @@ class Proof:
         )
         if shown.returncode != 0:
             raise Failed(
-                f"awsddp {' '.join(words)}: exit {shown.returncode}\n{shown.stdout}{shown.stderr[-4000:]}"
+                f"awsddp {' '.join(words)}: exit {shown.returncode}\n{shown.stderr[-4000:]}{shown.stdout}"
             )
         return json.loads(shown.stdout)
 
@@ -292,8 +292,9 @@ def main() -> int:
         try:
             made = proof.run(options.instance_type or (CPU_TYPE if kind == "cpu" else one_gpu(proof)))
         except (Failed, ClientError, KeyboardInterrupt) as failure:
-            print(f"failed: {failure}\nending the cluster", file=sys.stderr)
+            print("ending the cluster", file=sys.stderr)
             print(json.dumps(proof.awsddp("down", "--discard"), indent=2), file=sys.stderr)
+            print(f"failed: {failure}", file=sys.stderr)
             return 1
     page = options.to or (None if options.local else ROOT / "docs" / "proven.md")
     text = section(proof, made)

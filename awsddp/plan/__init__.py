@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from awsddp import limits
-from awsddp.billing import LEAST_TERM_S, Budget, Rate
+from awsddp.billing import Budget, Rate
 from awsddp.compat import types
 from awsddp.compat.releases import PARTS_IMAGE, misfit, unknown_torch, unlisted
 from awsddp.compat.types import GpuType, Market
@@ -23,7 +23,7 @@ from awsddp.plan.saving import check_saving
 from awsddp.plan.selection import choices, choose, quota_line, tries, zones
 from awsddp.report import duration
 from awsddp.spec import ClusterSpec
-from awsddp.values import seconds
+from awsddp.values import LEAST_TERM, seconds
 
 SPARE_DISK_GB = 100
 LEAST_DISK_GB = 200
@@ -166,10 +166,10 @@ def _price(spec: ClusterSpec, facts: Facts, kind: GpuType, market: Market, zones
 
 def _check_term(plan: LaunchPlan) -> None:
     """Refuse to launch nodes into a cluster that ends before they can be used. Raises ConfigError."""
-    if plan.numbers and plan.expires_s < LEAST_TERM_S:
+    if plan.numbers and plan.expires_s < seconds(LEAST_TERM):
         raise ConfigError(
             f"cluster.expires: the cluster ends in {duration(plan.expires_s)}, too soon for more nodes",
-            f"they boot and are prepared for most of {duration(LEAST_TERM_S)}",
+            "they boot first, and EC2 bills a minute of each in any case",
             "awsddp up --expires 24h   # a longer term",
         )
 

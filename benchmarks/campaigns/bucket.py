@@ -412,7 +412,9 @@ class Writer:
         made = self._foreign(secret=self.secrets(JOB), launch="launch-0")
         kept = self.store.document(self.where, "job.json")
         made.put(self.store, self.where)
-        if kept is not None:
+        if kept is None:
+            self.store.client.delete_object(Bucket=self.bucket.name, Key=self.where.key("job.json"))
+        else:
             self._put("job.json", kept.body, **{"awsddp-signature": kept.signature})
 
     def _other_job(self) -> None:

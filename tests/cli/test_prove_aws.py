@@ -49,7 +49,7 @@ def test_nothing_is_launched_on_an_account_unless_it_is_asked_for(lab: Lab) -> N
 def test_every_step_in_the_local_cloud(lab: Lab, tmp_path: Path) -> None:
     page = tmp_path / "proven.md"
     shown = prove(lab, "--local", "--to", str(page))
-    assert shown.returncode == 0, shown.stderr + shown.stdout
+    assert shown.returncode == 0, shown.stdout + shown.stderr
     text = page.read_text()
     assert re.search(r"^## \d{4}-\d\d-\d\d: 2 x \S+ in us-east-1 \(local\)$", text, re.MULTILINE)
     assert re.findall(r"^\| (.*) \| \d+ \|$", text, re.MULTILINE) == STEPS

@@ -83,7 +83,7 @@ WHOSE = {
     "-c x pause": "-c x stop",
     "autostop -i 60": "up --idle 60m",
     "launch -c c train.py": "-c c up && awsddp -c c train train.py",
-    "-c x down --nodes 1": "-c x up --nodes 1",
+    "-c x down --nodes 1": "-c x down --help",
     "submit train.py": "train --detach train.py",
     "history": "jobs -v",
 }

@@ -112,7 +112,8 @@ PARAMETER = "/aws/service/deeplearning/ami/x86_64/base-oss-nvidia-driver-gpu-ubu
 CONFIGURED: dict[str, Settings | Callable[[World], Settings]] = {
     "alone": {"cluster.nodes": 1},
     "spot": {"cluster.spot": True},
-    "a type that is not in the table": {"cluster.instance_type": "c5.large"},
+    # Alone: nodes without GPUs stand in no placement group, which the policy of an unknown type covers.
+    "a type that is not in the table": {"cluster.instance_type": "c5.large", "cluster.nodes": 1},
     "a reservation": reserved,
     "an own network": own_network,
     "a role and a key for the disks": with_role("Arn", by_arn=False),
