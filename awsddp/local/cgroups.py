@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import threading
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -21,6 +22,8 @@ SLOW_CPU_US = (5_000, 100_000)
 """What the processes of a slow node get together: so many microseconds of CPU time in each period."""
 TIGHT_BYTES = 96 << 20
 """How much a node that is short of memory may take beside what it has."""
+_SHARING = threading.Lock()
+"""Held while the nodes get their shares: nodes that boot or end at once would leave unequal ones."""
 
 
 def hierarchies() -> list[Path]:
@@ -52,15 +55,21 @@ def make(place: Place, instance_id: str) -> list[Path]:
                 with suppress(OSError):
                     (parent / "cgroup.subtree_control").write_text("+memory +pids")
         made.append(folder)
-    room = spare_bytes() + sum(_used_bytes(tree / place.cgroup) for tree in hierarchies())
-    for switch in _switches(place, "", *MEMORY):
-        switch.write_text(str(room))
-        for node in _nodes(switch.parent):
-            with suppress(OSError):  # v1: it has more, and nothing of it can be freed
-                (node / switch.name).write_text(str(max(_share(switch), _used_bytes(node) + TIGHT_BYTES)))
+    with _SHARING:
+        room = spare_bytes() + sum(_used_bytes(tree / place.cgroup) for tree in hierarchies())
+        for switch in _switches(place, "", *MEMORY):
+            switch.write_text(str(room))
+            _share_out(switch)
     for switch in _switches(place, instance_id, "pids.max"):
         switch.write_text(str(MAX_PROCESSES))
     return made
+
+
+def _share_out(switch: Path) -> None:
+    """Give each node its share of the limit of all."""
+    for node in _nodes(switch.parent):
+        with suppress(OSError):  # v1: it has more, and nothing of it can be freed; or it is just ending
+            (node / switch.name).write_text(str(max(_share(switch), _used_bytes(node) + TIGHT_BYTES)))
 
 
 def _nodes(cloud: Path) -> list[Path]:
@@ -146,7 +155,7 @@ def squeeze(place: Place, instance_id: str, *, tight: bool) -> None:
 def end(place: Place, instance_id: str = "", *, deadline_s: float = 10) -> bool:
     """Kills what is in the cgroups and removes them; false if something was left at the deadline.
 
-    A cgroup stays busy for a moment after its last process is gone.
+    A cgroup stays busy for a moment after its last process is gone. What a node had goes to the others.
     """
     until = time.monotonic() + deadline_s
     trees = [tree / place.cgroup / instance_id for tree in (*hierarchies(), CPU)]
@@ -160,4 +169,7 @@ def end(place: Place, instance_id: str = "", *, deadline_s: float = 10) -> bool:
             with suppress(OSError):
                 Path(folder).rmdir()
         time.sleep(0.01)
+    with _SHARING:
+        for switch in _switches(place, "", *MEMORY):
+            _share_out(switch)
     return True
