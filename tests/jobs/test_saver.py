@@ -52,7 +52,7 @@ class Metadata:
     def __init__(self, cloud: Cloud | None, bucket: str = "", rights: tuple[str, ...] = RIGHTS) -> None:
         role = self._role(cloud, bucket, rights) if cloud else None
 
-        self.slow_s = 0.0
+        self.slow_s, self.refuses = 0.0, 0
         metadata = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -64,7 +64,8 @@ class Metadata:
 
             def _say(self, text: str) -> None:
                 time.sleep(metadata.slow_s)
-                self.send_response(404 if role is None and self.command == "GET" else 200)
+                refused, metadata.refuses = metadata.refuses > 0, max(0, metadata.refuses - 1)
+                self.send_response(404 if refused or (role is None and self.command == "GET") else 200)
                 self.end_headers()
                 self.wfile.write(text.encode())
 
@@ -470,6 +471,12 @@ def test_a_right_that_is_missing_is_named(bucket: Bucket, right: str) -> None:
     assert (told.code, told.what) == ("right", right)
     assert right in told.said or right == "s3:ListBucket"
     assert not bucket.json("job.json")
+
+
+def test_a_metadata_service_that_finds_no_role_at_first_is_asked_again(bucket: Bucket) -> None:
+    late = Metadata(bucket.cloud, bucket.name)
+    late.refuses = 4  # its token, and each attempt of botocore
+    assert bucket.claim(late).code == ""
 
 
 def test_what_else_keeps_a_node_from_saving_is_told(bucket: Bucket) -> None:
