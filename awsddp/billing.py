@@ -20,7 +20,7 @@ from awsddp.report import duration
 
 Moment = Annotated[datetime, msgspec.Meta(tz=True)]
 LEAST = timedelta(seconds=60)
-LEAST_TERM_S = 300.0
+LEAST_BUDGET_S = 300.0
 """The shortest time that a budget must last: booting and preparing the nodes takes most of it."""
 SETTLES = timedelta(minutes=10)
 """After this EC2 lists every instance that it launched, until an hour after its end."""
@@ -112,9 +112,9 @@ class Budget(Rate):
             return float("inf")
         left_usd = max(0.0, self.usd - self.spent_usd)
         term_s = left_usd / self.usd_per_hour * 3600 if self.usd_per_hour is not None else 0.0
-        if term_s < LEAST_TERM_S:
+        if term_s < LEAST_BUDGET_S:
             raise ConfigError(
-                f"cluster.budget_usd: ${self.usd:,.2f} is spent, or does not last {duration(LEAST_TERM_S)}",
+                f"cluster.budget_usd: ${self.usd:,.2f} is spent, or does not last {duration(LEAST_BUDGET_S)}",
                 f"the budget is {self}",
                 "a larger --budget, fewer --nodes, or another --instance-type",
             )

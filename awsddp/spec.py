@@ -116,7 +116,7 @@ class ClusterSection(Section):
         "24h",
         "Terminate the nodes after this: 90m, 24h, 7d.",
         "--expires TIME",
-        check=lasting(LEAST_TERM, "nodes boot first, and EC2 bills a minute in any case"),
+        check=lasting(LEAST_TERM, "EC2 bills each node for at least a minute"),
     )
     replace: tuple[str, ...] = setting((), "Ids of the instances that `up` replaces.")
 

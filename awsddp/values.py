@@ -16,7 +16,7 @@ VARIABLE = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 """What an environment variable may be called."""
 MAX_DURATION_S = 365 * 86400.0
 LEAST_TERM = "1m"
-"""The shortest time that nodes are launched for, as EC2 bills a minute of each in any case:
+"""The shortest time that nodes are launched for, as EC2 bills each for at least a minute:
 https://aws.amazon.com/ec2/pricing/on-demand/
 """
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|h|d|)")

@@ -292,9 +292,11 @@ def main() -> int:
         try:
             made = proof.run(options.instance_type or (CPU_TYPE if kind == "cpu" else one_gpu(proof)))
         except (Failed, ClientError, KeyboardInterrupt) as failure:
-            print("ending the cluster", file=sys.stderr)
-            print(json.dumps(proof.awsddp("down", "--discard"), indent=2), file=sys.stderr)
-            print(f"failed: {failure}", file=sys.stderr)
+            print("failed, ending the cluster", file=sys.stderr)
+            try:
+                print(json.dumps(proof.awsddp("down", "--discard"), indent=2), file=sys.stderr)
+            finally:  # the last thing to be seen, also where the cluster does not end
+                print(f"failed: {failure}", file=sys.stderr)
             return 1
     page = options.to or (None if options.local else ROOT / "docs" / "proven.md")
     text = section(proof, made)

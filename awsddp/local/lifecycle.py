@@ -205,6 +205,8 @@ class Lifecycle:
                 time.sleep(BUSY_POLL_S)
             finally:
                 self._busy.discard(instance_id)
+                with self._turn:  # the memory was shared out anew, also to a node that is to be short of it
+                    self._suffered = {key: effects for key, effects in self._suffered.items() if not effects}
                 self.wake()
 
         self._busy.add(instance_id)

@@ -165,11 +165,11 @@ def _price(spec: ClusterSpec, facts: Facts, kind: GpuType, market: Market, zones
 
 
 def _check_term(plan: LaunchPlan) -> None:
-    """Refuse to launch nodes into a cluster that ends before they can be used. Raises ConfigError."""
+    """Refuse to launch nodes into a cluster that is about to end. Raises ConfigError."""
     if plan.numbers and plan.expires_s < seconds(LEAST_TERM):
         raise ConfigError(
             f"cluster.expires: the cluster ends in {duration(plan.expires_s)}, too soon for more nodes",
-            "they boot first, and EC2 bills a minute of each in any case",
+            "EC2 bills each node for at least a minute",
             "awsddp up --expires 24h   # a longer term",
         )
 

@@ -90,10 +90,8 @@ def test_cause_is_the_exception_of_the_worker_that_failed_first(fleet: "Fleet") 
     assert job.state == "failed"
     assert job.cause is not None
     assert (job.cause.rank, job.cause.node) == (3, 1)
-    assert job.cause.exit_code in (
-        1,
-        -6,
-    )  # torch aborts where gloo loses its peers while the exception ends it
+    # Torch aborts where gloo loses its peers while the exception ends the process.
+    assert job.cause.exit_code in (1, -6)
     assert job.cause.explanation.startswith("ValueError: life 1")
     assert "ValueError: life 1" in "\n".join(job.cause.tail)
     assert [one.partition(": ")[2][:34] for one in job.restarts] == ["rank 3 @ node1: ValueError: life 0"]

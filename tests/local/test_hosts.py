@@ -332,6 +332,18 @@ def test_what_a_node_had_goes_to_those_that_stay(pair: Pair) -> None:
     until(lambda: shares() == {0.5})
 
 
+@pytest.mark.prove
+def test_a_node_stays_short_of_memory_while_another_one_comes_and_goes(pair: Pair, whole: None) -> None:
+    take = 'python3 -c "print(len(bytearray(500 << 20)))" 2>/dev/null || echo killed'
+    fault_add(pair.cloud.info, pair.ids[1], "oom")
+    made = pair.cloud.client("ec2").run_instances(**pair.cloud.request())["Instances"][0]["InstanceId"]
+    pair.cloud.wait("running", made)
+    until(lambda: pair.run(1, take) == "killed\n")
+    pair.cloud.client("ec2").terminate_instances(InstanceIds=[made])
+    pair.cloud.wait("terminated", made)
+    until(lambda: pair.run(1, take) == "killed\n")
+
+
 @pytest.fixture
 def narrow(pair: Pair) -> Iterator[None]:
     """The first node has room for 600 MB and 200 processes, as long as the test lasts."""

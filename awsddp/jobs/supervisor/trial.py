@@ -20,6 +20,8 @@ _CLAIM_S = 900.0
 """After what time a name is free again that was claimed for a job that never began."""
 _ROLE_PAUSES_S = (0.5, 1.0, 2.0)
 """Between questions for the role: after a token that came too late botocore asks without one, in vain."""
+_ROLE_S = 10.0
+"""For how long it is asked again: a metadata service that is silent takes 30 s to give up each time."""
 _TRIAL = ".awsddp"
 """A small object below the prefix, the same for all jobs."""
 
@@ -33,8 +35,9 @@ def store_of(order: Mapping[str, Any]) -> Store:
     session = node_session()
     chain = session.get_component("credential_provider").providers
     chain[:] = [one for one in chain if one.METHOD == "iam-role"]
+    asks_until = time.monotonic() + _ROLE_S
     for pause_s in _ROLE_PAUSES_S:  # botocore keeps what it finds, and asks again where that was nothing
-        if session.get_credentials() is not None:
+        if session.get_credentials() is not None or time.monotonic() > asks_until:
             break
         time.sleep(pause_s)
     return Store(region=order["region"], endpoint=order["endpoint"], session=session)
