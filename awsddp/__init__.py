@@ -18,22 +18,22 @@ from awsddp.errors import UsageError as UsageError
 __version__ = "0.1.0"
 
 _EXPORTS = {
-    "Cluster": "awsddp.cluster",
-    **dict.fromkeys(("Job", "JobFailed"), "awsddp.job"),
-    "Plan": "awsddp.up",
-    "run": "awsddp.whole_run",
-    "Event": "awsddp.report",
-    "LogLine": "awsddp.jobs.logs",
+    "Cluster": "awsddp.session.context",
+    **dict.fromkeys(("Job", "JobFailed"), "awsddp.api.job"),
+    "Plan": "awsddp.cluster.up",
+    "run": "awsddp.cluster.run",
+    "Event": "awsddp.util.format",
+    "LogLine": "awsddp.agent_client.logs",
 }
 
 if TYPE_CHECKING:
-    from awsddp.cluster import Cluster as Cluster
-    from awsddp.job import Job as Job
-    from awsddp.job import JobFailed as JobFailed
-    from awsddp.jobs.logs import LogLine as LogLine
-    from awsddp.report import Event as Event
-    from awsddp.up import Plan as Plan
-    from awsddp.whole_run import run as run
+    from awsddp.agent_client.logs import LogLine as LogLine
+    from awsddp.api.cluster import Plan as Plan
+    from awsddp.api.job import Job as Job
+    from awsddp.api.job import JobFailed as JobFailed
+    from awsddp.api.run import run as run
+    from awsddp.model.events import Event as Event
+    from awsddp.session.context import Cluster as Cluster
 
 
 def __getattr__(name: str) -> Any:

@@ -20,10 +20,10 @@ from typing import IO, Any
 
 import msgspec
 
-from awsddp import billing
 from awsddp.errors import ConfigError
-from awsddp.records import Frozen, Intent, JobRecord, Node, Prepared, Remembered, Target
-from awsddp.report import node_name
+from awsddp.model import billing
+from awsddp.model.records import Frozen, Intent, JobRecord, Node, Prepared, Remembered, Target
+from awsddp.util.format import node_name
 
 _VERSION = 1
 TAGS_S = 600.0

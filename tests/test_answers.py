@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from awsddp import answers
+from awsddp.agent import messages
+from awsddp.agent.log_stream import MAGIC
+from awsddp.agent.messages import Request
+from awsddp.agent_client import calls
 from awsddp.errors import NodeError
-from awsddp.jobs import protocol
-from awsddp.jobs.supervisor import requests
-from awsddp.jobs.supervisor.follow import MAGIC
-from awsddp.jobs.supervisor.requests import Request
+from awsddp.model import node_answers
 from tests.jobs.conftest import launch_of
 
 RANK = {"rank": 0, "local_rank": 0, "node": 1, "exit_code": None, "seconds": 1.5, "started": None}
@@ -54,23 +54,23 @@ FACTS = {
     "gpus_said": "",
     "rsync_said": "",
 }
-JOB = requests.Cancel(job="j")
+JOB = messages.Cancel(job="j")
 ANSWERS: list[tuple[Request[Any], dict[str, Any]]] = [
-    (requests.State(), {"jobs": [DOCUMENT]}),
+    (messages.State(), {"jobs": [DOCUMENT]}),
     (JOB, {**DOCUMENT, "state": "cancelled", "cause": CAUSE}),
-    (requests.Slots(), {"used": [0], "taken": [29400], "jobs": {"seq-1": [0, 1]}}),
+    (messages.Slots(), {"used": [0], "taken": [29400], "jobs": {"seq-1": [0, 1]}}),
     (launch_of(job="j"), {"job": "j"}),
-    (requests.Manifest(job="j"), LIST),
+    (messages.Manifest(job="j"), LIST),
 ]
 
 
 def check(request: Request[Any], answer: Any) -> Any:
     said = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
-    return protocol.answer(MAGIC + said, request=request, node=1)
+    return calls.answer(MAGIC + said, request=request, node=1)
 
 
-def inspected(facts: dict[str, Any]) -> answers.Inspected:
-    return answers.read_answer(json.dumps(facts).encode(), answers.Inspected, node=1)
+def inspected(facts: dict[str, Any]) -> node_answers.Inspected:
+    return node_answers.read_answer(json.dumps(facts).encode(), node_answers.Inspected, node=1)
 
 
 def holds(found: Any, told: Any) -> bool:
@@ -131,12 +131,12 @@ def test_no_key_takes_any_value(request_: Request[Any] | None, answer: dict[str,
     ],
 )
 def test_what_is_no_answer_is_refused(said: bytes, why: str) -> None:
-    assert why in refused(requests.Slots(), said)
+    assert why in refused(messages.Slots(), said)
 
 
 def test_an_answer_has_a_measure(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answers, "MOST_BYTES", 1 << 20)
-    assert refused(requests.Slots(), b"{" + b" " * (1 << 20)) == "over 1 MB"
+    monkeypatch.setattr(node_answers, "MOST_BYTES", 1 << 20)
+    assert refused(messages.Slots(), b"{" + b" " * (1 << 20)) == "over 1 MB"
 
 
 @pytest.mark.parametrize("key", ["metrics", "samples"])
@@ -144,8 +144,8 @@ def test_a_node_says_nothing_of_the_ranks_of_others(key: str) -> None:
     numbers = {"step": 1, "loss": 0.5, "steps_per_second": 1.0, "fraction": None} if key == "metrics" else {}
     ranks = [RANK, {**RANK, "rank": 2, "node": 0}]
     own, other = ({**DOCUMENT, "ranks": ranks, key: [{"rank": rank, **numbers}]} for rank in (0, 2))
-    assert holds(check(requests.State(), {"jobs": [own]}).jobs, [own])
-    why = refused(requests.State(), {"jobs": [other]})
+    assert holds(check(messages.State(), {"jobs": [own]}).jobs, [own])
+    why = refused(messages.State(), {"jobs": [other]})
     assert why == f"{key} of a rank that does not run there"
 
 
@@ -174,14 +174,14 @@ def test_a_node_says_nothing_of_the_ranks_of_others(key: str) -> None:
     ],
 )
 def test_a_job_is_the_one_that_was_asked_for_and_has_the_types_of_one(change: dict[str, Any]) -> None:
-    refused(requests.Cancel(job="j"), {**DOCUMENT, **change})
-    refused(requests.Cancel(job="j"), {**DOCUMENT, **change})
+    refused(messages.Cancel(job="j"), {**DOCUMENT, **change})
+    refused(messages.Cancel(job="j"), {**DOCUMENT, **change})
 
 
 def test_a_name_of_a_job_is_a_name_where_all_jobs_are_asked_for() -> None:
     for name in ("../../victim/.ssh", "..", "", "a/b", "a\0", ".hidden", "x" * 200, "j\n"):
-        refused(requests.State(), {"jobs": [{**DOCUMENT, "job": name}]})
-    assert "twice" in refused(requests.State(), {"jobs": [DOCUMENT, DOCUMENT]})
+        refused(messages.State(), {"jobs": [{**DOCUMENT, "job": name}]})
+    assert "twice" in refused(messages.State(), {"jobs": [DOCUMENT, DOCUMENT]})
 
 
 @pytest.mark.parametrize(
@@ -205,9 +205,9 @@ def test_what_a_node_says_of_itself_has_its_form(change: dict[str, Any]) -> None
         inspected({**FACTS, **change})
 
 
-def listed(told: dict[str, Any]) -> answers.Manifest:
+def listed(told: dict[str, Any]) -> node_answers.Manifest:
     """Return a list of results of node 1, where rank 0 runs, as it is used."""
-    found: answers.Manifest = check(requests.Manifest(job="j", ranks=[(0, 1), (1, 0)]), told)
+    found: node_answers.Manifest = check(messages.Manifest(job="j", ranks=[(0, 1), (1, 0)]), told)
     return found
 
 
@@ -309,5 +309,5 @@ def test_a_node_speaks_for_no_rank_of_another_node(key: str) -> None:
     row = {"step": None, "loss": 1.0, "steps_per_second": None, "fraction": None} if key == "metrics" else {}
     ranks = [{**DOCUMENT["ranks"][0], "rank": rank, "node": rank} for rank in (0, 1)]
     own, other = ({**DOCUMENT, "ranks": ranks, key: [{"rank": rank, **row}]} for rank in (1, 0))
-    check(requests.State(), {"jobs": [own]})
-    assert "of a rank that does not run there" in refused(requests.State(), {"jobs": [other]})
+    check(messages.State(), {"jobs": [own]})
+    assert "of a rank that does not run there" in refused(messages.State(), {"jobs": [other]})

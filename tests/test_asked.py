@@ -21,7 +21,7 @@ import pytest
 import torch
 
 import awsddp
-from awsddp.resources import shipped_folder
+from awsddp.util.shipped_files import shipped_folder
 from tests.cli.conftest import Lab
 from tests.nodes.channel import MINOR, VERSION, package, write_index
 

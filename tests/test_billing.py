@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from awsddp.billing import Row, account, cost_until, ledger_rows, repriced, shares, unwritten
-from awsddp.records import Node
-from awsddp.report import iso
+from awsddp.model.billing import Row, account, cost_until, ledger_rows, repriced, shares, unwritten
+from awsddp.model.records import Node
+from awsddp.util.format import iso
 
 DAY = datetime(2026, 11, 21, tzinfo=UTC)
 # Two nodes of $1.00 per hour running, and disks of $0.02 per hour each.

@@ -56,10 +56,10 @@ def python(top: Path, *words: str) -> subprocess.CompletedProcess[str]:
 def test_a_verb_touches_the_files_that_are_named(copy: Path) -> None:
     assert apply("A verb", copy) == {
         "awsddp/hello.py",
-        "awsddp/advice.py",
+        "awsddp/session/next_steps.py",
         "awsddp/cli/hello.py",
         "awsddp/cli/main.py",
-        "awsddp/returns.py",
+        "awsddp/model/documents.py",
         "tests/cli/schema.py",
     }
     shown = python(copy, "-m", "awsddp", "hello", "-c", "mine", "--json")
@@ -91,13 +91,13 @@ def test_a_launcher_touches_the_files_that_are_named(copy: Path) -> None:
         "awsddp/jobs/launchers/__init__.py",
     }
     program = "from awsddp.jobs import launchers; print(launchers.launcher('agent').__module__)"
-    assert python(copy, "-c", program).stdout == "awsddp.jobs.launchers.agent\n"
+    assert python(copy, "-c", program).stdout == "awsddp.agent_client.launchers.agent\n"
 
 
 def test_a_cause_touches_the_file_that_is_named(copy: Path) -> None:
-    assert apply("A cause", copy) == {"awsddp/jobs/supervisor/causes.py"}
+    assert apply("A cause", copy) == {"awsddp/agent/diagnosis/causes.py"}
     program = (
-        "from awsddp.jobs.supervisor.causes import Evidence, explain\n"
+        "from awsddp.agent.diagnosis.causes import Evidence, explain\n"
         "said = 'LicenseError: no seat for sim'\n"
         "print(explain(Evidence(1, said)).kind)"
     )

@@ -9,21 +9,21 @@ from collections.abc import Callable
 
 import pytest
 
-from awsddp import harmless
-from awsddp.cli import failures, render
+from awsddp.cli import failures, table
 from awsddp.cli.command_line import Globals
 from awsddp.cli.screen import Screen
 from awsddp.errors import NodeError
-from awsddp.report import Event
+from awsddp.model.events import Event
+from awsddp.util import terminal_safe
 
 NASTY = "a\x1b]0;owned\x07b\x1b[2Jc\x9bd\u202ee\udcfff\rg\x08\u2028h"
 SHOWN = r"a\x1b]0;owned\x07b\x1b[2Jc\x9bd\u202ee\xfff\x0dg\x08\u2028h"
 
 
 def test_control_characters_are_made_visible() -> None:
-    assert harmless.line(NASTY + "\ti\n") == SHOWN + "\ti\\n"
-    assert harmless.lines(NASTY + "\n") == SHOWN + "\n"
-    assert harmless.line("naïve 😀 日本 שלום") == "naïve 😀 日本 שלום"
+    assert terminal_safe.line(NASTY + "\ti\n") == SHOWN + "\ti\\n"
+    assert terminal_safe.lines(NASTY + "\n") == SHOWN + "\n"
+    assert terminal_safe.line("naïve 😀 日本 שלום") == "naïve 😀 日本 שלום"
 
 
 @pytest.mark.parametrize(
@@ -47,13 +47,13 @@ def test_control_characters_are_made_visible() -> None:
     ],
 )
 def test_of_what_a_rank_says_a_terminal_gets_colours_and_text(said: bytes, shown: bytes) -> None:
-    assert harmless.colours_only(said) == shown
+    assert terminal_safe.colours_only(said) == shown
 
 
 def test_an_error_a_table_and_an_event_show_what_a_node_said(capsys: pytest.CaptureFixture[str]) -> None:
     failures.show(NodeError(NASTY + "\nnext: rm -rf", f"why {NASTY}\nmore", NASTY))
-    render.table(("name",), [[NASTY]])
-    render.line(NASTY)
+    table.table(("name",), [[NASTY]])
+    table.line(NASTY)
     Screen(Globals()).event(Event(NASTY + "\n", "node1"))
     Screen(Globals()).event(Event(NASTY))
     said = capsys.readouterr()

@@ -163,7 +163,7 @@ def test_wheel_works_in_an_empty_environment(tmp_path: Path) -> None:
     for package in ("click", "msgspec"):
         (site / package).symlink_to(Path(own) / package)
     program = (
-        "import sys; from awsddp.resources import shipped_folder, template; "
+        "import sys; from awsddp.util.shipped_files import shipped_folder, template; "
         "assert (shipped_folder('train') / 'main.py').is_file() and template('ssh_config'); "
         "from awsddp.cli.main import main; sys.argv = ['awsddp', '--help']; main()"
     )

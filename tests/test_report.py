@@ -7,9 +7,10 @@ from xml.etree import ElementTree
 
 import pytest
 
-from awsddp.page import both_ends, event_rows, loss_plot, measures
-from awsddp.records import Saving
-from awsddp.report import json_lines, last_value, number, saving_text
+from awsddp.job.report_page import both_ends, event_rows, loss_plot, measures
+from awsddp.model.metric_rows import json_lines, last_value, number
+from awsddp.model.records import Saving
+from awsddp.model.saving_text import saving_text
 from tests.seed import SEED
 
 

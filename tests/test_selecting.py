@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from awsddp import answers
-from awsddp import fetch as selecting
-from awsddp.cluster import Cluster
-from awsddp.config import load
+from awsddp.agent.messages import Manifest
 from awsddp.errors import NodeError
-from awsddp.fetch import Ephemeral, Unfetched, bring
-from awsddp.jobs.supervisor.requests import Manifest
-from awsddp.records import JobNode, JobRecord, Node, RankResult, Target
-from awsddp.report import Event
+from awsddp.job import fetch as selecting
+from awsddp.job.fetch import Ephemeral, Unfetched, bring
+from awsddp.model import node_answers
+from awsddp.model.events import Event
+from awsddp.model.records import JobNode, JobRecord, Node, RankResult, Target
+from awsddp.session.context import Cluster
+from awsddp.settings.loader import load
 from awsddp.state import Folder
 
 RANKS = tuple(RankResult(rank=node, local_rank=0, node=node, exit_code=0, seconds=1.0) for node in (0, 1))
@@ -72,7 +72,7 @@ class Nodes:
         named = [{**one, "limited": one["path"] not in outputs} for one in self.files[node]]
         excluded = {"files": 2 * bool(request.exclude), "size": 2_000_000}
         listed = {"files": named, "skipped": self.skipped, "excluded": excluded}
-        return answers.converted(listed, answers.Manifest)
+        return node_answers.converted(listed, node_answers.Manifest)
 
     def pull(self, wanted: Mapping[int, Any], target: Path, **settings: Any) -> dict[int, Any]:
         target.mkdir(parents=True, exist_ok=True)
@@ -108,7 +108,7 @@ def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Nodes:
         made.released.append(job)
 
     monkeypatch.setattr(selecting, "answers_of", made.ask)
-    monkeypatch.setattr("awsddp.nodes.results.pull", made.pull)
+    monkeypatch.setattr("awsddp.nodes.download.pull", made.pull)
     monkeypatch.setattr("awsddp.aws.power.release", release)
     monkeypatch.setattr("awsddp.aws.power.unfetched_of", lambda aws, nodes: {})
     return made

@@ -4,10 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from awsddp.config import load, options_of, overlaid, settings, words_of, write_starter
 from awsddp.errors import ConfigError
-from awsddp.spec import KEYS
-from awsddp.values import seconds
+from awsddp.settings.loader import load, options_of, overlaid, settings, words_of
+from awsddp.settings.spec import KEYS
+from awsddp.settings.starter import write_starter
+from awsddp.settings.values import seconds
 
 
 def written(folder: Path, text: str) -> Path:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from awsddp.errors import ConfigError
-from awsddp.records import Cause, Intent, JobRecord, Prepared, RankResult, Target
+from awsddp.model.records import Cause, Intent, JobRecord, Prepared, RankResult, Target
 from awsddp.state import Folder, Record, write_private
 
 RECORD = Record(

@@ -11,14 +11,14 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import TypedDict
 
+from awsddp.aws.api_errors import Refused
+from awsddp.aws.client import Aws, Reply, Shape
 from awsddp.aws.login import SESSION
-from awsddp.aws.refusals import Refused
-from awsddp.aws.session import Aws, Reply, Shape
 from awsddp.aws.waits import patiently
 from awsddp.compat.types import ADDRESS_USD_PER_HOUR, GPU_TYPES, disk_usd_per_hour
-from awsddp.limits import FILTER_VALUES
-from awsddp.parallel import both, each
-from awsddp.records import ENDED, Listed, Node, Remembered, read_numbers
+from awsddp.model.records import ENDED, Listed, Node, Remembered, read_numbers
+from awsddp.settings.ec2_limits import FILTER_VALUES
+from awsddp.util.parallel import both, each
 
 LEFT = "none"
 """The tag `awsddp:nodes` of an instance that the cluster gave up when it became smaller."""

@@ -6,17 +6,18 @@ from datetime import timedelta
 from functools import partial
 from uuid import uuid4
 
-from awsddp.aws.access import not_yet
+from awsddp.aws.api_errors import Refused, unless_refused
+from awsddp.aws.client import Aws, Reply, Shape
 from awsddp.aws.clusters import LEFT, by_id, describe, end_of, nodes_of, tag, tagged, tags_of, unlisted
-from awsddp.aws.refusals import Refused, unless_refused
-from awsddp.aws.session import Aws, Reply, Shape
+from awsddp.aws.launch_resources import not_yet
 from awsddp.aws.waits import CLOCK, VISIBLE_S, patiently, poll
 from awsddp.errors import AwsddpError, CapacityError, CloudError, NodeError
-from awsddp.parallel import each
+from awsddp.model.events import Event, OnEvent
+from awsddp.model.records import ENDED, Intent, Node, read_numbers
 from awsddp.plan.records import LaunchPlan, Request, Subnet
 from awsddp.plan.requests import Values
-from awsddp.records import ENDED, Intent, Node, read_numbers
-from awsddp.report import Event, OnEvent, node_name
+from awsddp.util.format import node_name
+from awsddp.util.parallel import each
 
 # A token is honoured for at least an hour; a replay later could launch again.
 # https://docs.aws.amazon.com/ec2/latest/devguide/ec2-api-idempotency.html

@@ -28,10 +28,10 @@ from botocore.utils import (
     is_valid_ipv6_endpoint_url,
 )
 
-from awsddp.aws.program import Failures, Program
-from awsddp.aws.refusals import translate
+from awsddp.aws.api_errors import translate
+from awsddp.aws.credential_process import Failures, Program
 from awsddp.errors import AwsddpError, ConfigError, NotFoundError, UsageError
-from awsddp.records import Target
+from awsddp.model.records import Target
 
 # The AWS CLI keeps what STS gave it here, so that MFA is asked for once per hour and not once a command:
 # https://docs.aws.amazon.com/cli/latest/userguide/cli-configure-role.html#cli-configure-role-cache

@@ -8,15 +8,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 
+from awsddp.aws.api_errors import Refused, unless_refused
+from awsddp.aws.client import Aws
 from awsddp.aws.clusters import by_id, describe, tag, unlisted
-from awsddp.aws.refusals import Refused, unless_refused
-from awsddp.aws.session import Aws
 from awsddp.aws.waits import deadline_s, patiently, poll
 from awsddp.errors import CapacityError, NodeError
-from awsddp.limits import TAG_VALUE
-from awsddp.parallel import each
-from awsddp.records import ENDED, MORE, Node
-from awsddp.report import Event, OnEvent, node_name, utc
+from awsddp.model.events import Event, OnEvent
+from awsddp.model.records import ENDED, MORE, Node
+from awsddp.settings.ec2_limits import TAG_VALUE
+from awsddp.util.format import node_name, utc
+from awsddp.util.parallel import each
 
 TAG = "awsddp:unfetched"
 

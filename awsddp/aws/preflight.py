@@ -11,16 +11,16 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
-from awsddp.aws.refusals import MOST_SKEW_S, Refused, skew_s
-from awsddp.aws.session import Aws, Identity
+from awsddp.aws.api_errors import MOST_SKEW_S, Refused, skew_s
+from awsddp.aws.client import Aws, Identity
 from awsddp.errors import AwsddpError, CapacityError, ConfigError
-from awsddp.parallel import each
+from awsddp.model.records import Check
 from awsddp.plan import make_plan
 from awsddp.plan.records import Facts, LaunchPlan, Request
 from awsddp.plan.requests import Values
-from awsddp.records import Check
-from awsddp.spec import ClusterSpec
-from awsddp.values import s3_place
+from awsddp.settings.spec import ClusterSpec
+from awsddp.settings.values import s3_place
+from awsddp.util.parallel import each
 
 OF_REGION = ("credentials", "clock", "plan", "permission")
 """The checks that need a region."""

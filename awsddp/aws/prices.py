@@ -5,8 +5,8 @@ from collections import defaultdict
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 
-from awsddp.aws.refusals import Refused, unless_refused
-from awsddp.aws.session import Aws, Shape
+from awsddp.aws.api_errors import Refused, unless_refused
+from awsddp.aws.client import Aws, Shape
 
 History = dict[tuple[str, str], list[tuple[datetime, float]]]
 """Spot prices and when each began, by type and zone."""

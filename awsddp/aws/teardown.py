@@ -9,13 +9,14 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from awsddp.aws import clusters
-from awsddp.aws.refusals import Refused
-from awsddp.aws.session import Aws
+from awsddp.aws.api_errors import Refused
+from awsddp.aws.client import Aws
 from awsddp.aws.waits import deadline_s, poll
 from awsddp.errors import LeftoverError
+from awsddp.model.events import Event, OnEvent
+from awsddp.model.records import ENDED, Listed, Node
 from awsddp.plan.records import names
-from awsddp.records import ENDED, Listed, Node
-from awsddp.report import Event, OnEvent, node_name
+from awsddp.util.format import node_name
 
 # How long a group may be held by interfaces of instances that are already terminated.
 RELEASED_S = 600.0

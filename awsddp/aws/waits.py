@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TypeVar
 
-from awsddp.aws.refusals import Refused
-from awsddp.report import Event, OnEvent
+from awsddp.aws.api_errors import Refused
+from awsddp.model.events import Event, OnEvent
 
 T = TypeVar("T")
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import click
 
-from awsddp.cli import session
+from awsddp.cli import invocation
 from awsddp.cli.command_line import Globals
 from awsddp.cli.options import Verb
 from awsddp.cli.pages import all_page, cluster_page, down_page, orphans_page
@@ -14,15 +14,15 @@ TERMINATION = ("Terminate?", "nothing was terminated")
 
 
 @click.command("plan", cls=Verb)
-@session.options_of("plan")
+@invocation.options_of("plan")
 @click.option("--offers", is_flag=True, help="List every GPU type offered in the region, with prices.")
 def plan(options: Globals, *, offers: bool, **given: Any) -> None:
     """Show what `up` would do and cost; with -v where each setting comes from. Changes nothing."""
+    from awsddp.cluster.plan import offers as offered
+    from awsddp.cluster.plan import settings_of
     from awsddp.plan.records import document
-    from awsddp.up import offers as offered
-    from awsddp.up import settings_of
 
-    with session.opened(options, session.overrides(given)) as (cluster, show):
+    with invocation.opened(options, invocation.overrides(given)) as (cluster, show):
         if offers:
             show.result(offered(cluster), offers_page)
         else:
@@ -33,13 +33,13 @@ def plan(options: Globals, *, offers: bool, **given: Any) -> None:
 
 
 @click.command("up", cls=Verb)
-@session.options_of("up")
+@invocation.options_of("up")
 def up(options: Globals, **given: Any) -> None:
     """Launch the nodes and prepare them. Idempotent: finishes, repairs, resizes.
 
     Omitted options keep their values: `awsddp up --nodes 4` keeps the type, the image and the rest.
     """
-    with session.opened(options, session.overrides(given)) as (cluster, show):
+    with invocation.opened(options, invocation.overrides(given)) as (cluster, show):
         show.result(cluster.up(confirm=launch_question(show, cluster.spec)), cluster_page)
 
 
@@ -49,9 +49,9 @@ def up(options: Globals, **given: Any) -> None:
 )
 def status(options: Globals, *, all_: bool) -> None:
     """Show nodes, addresses, jobs, price, cost and time left; with -v the idle time left on each node."""
-    with session.opened(options) as (cluster, show):
+    with invocation.opened(options) as (cluster, show):
         if all_:
-            from awsddp.status import status_all
+            from awsddp.cluster.inventory import status_all
 
             show.result(status_all(cluster), all_page)
         else:
@@ -64,7 +64,7 @@ def stop(options: Globals) -> None:
 
     Stopped instances cost nothing, their disks do, until `awsddp down`.
     """
-    with session.opened(options) as (cluster, show):
+    with invocation.opened(options) as (cluster, show):
         confirm = show.question("Stop?", "nothing was stopped")
         show.result(cluster.stop(confirm=confirm), cluster_page)
 
@@ -74,9 +74,9 @@ def stop(options: Globals) -> None:
 @click.option("--orphans", is_flag=True, help="Terminate your resources that belong to no live cluster.")
 def down(options: Globals, *, discard: bool, orphans: bool) -> None:
     """Terminate everything, wait until it is gone, and show the cost."""
-    from awsddp.status import down_orphans
+    from awsddp.cluster.inventory import down_orphans
 
-    with session.opened(options) as (cluster, show):
+    with invocation.opened(options) as (cluster, show):
         confirm, lose = show.question(*TERMINATION), show.loses
         if orphans:
             show.result(down_orphans(cluster, discard=discard, confirm=confirm), orphans_page)

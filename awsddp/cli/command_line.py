@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 from awsddp.errors import AwsddpError, Interrupted, LetGo
 
 if TYPE_CHECKING:
-    from awsddp.cluster import Cluster
-    from awsddp.records import JobRecord
+    from awsddp.model.records import JobRecord
+    from awsddp.session.context import Cluster
 
 PATIENCE_S = 3.0
 """How long a verb that has nothing to finish may take to leave."""
@@ -93,7 +93,7 @@ class Watch:
         if self.unwritten:
             error = Interrupted(f"interrupted: no {self.unwritten} was written")
         elif self.cluster is not None:
-            from awsddp.advice import interruption
+            from awsddp.session.next_steps import interruption
 
             error = interruption(self.cluster, again=self.again)
         if notes := getattr(stop, "__notes__", ()):
@@ -135,20 +135,22 @@ WATCH = Watch()
 
 def named(text: str, *, job: "JobRecord | None" = None) -> str:
     """Return `text` with its commands as `advice.advised` does; before a verb begins, its cluster's."""
-    from awsddp import advice
+    from awsddp.session import next_steps
     from awsddp.state import Folder, home
 
     if WATCH.cluster is not None:
-        return advice.advised(WATCH.cluster, text, job=job)
+        return next_steps.advised(WATCH.cluster, text, job=job)
     options = WATCH.options
     folder = Folder(home(), options.name)
-    words = advice.global_words(folder, local=options.local, region=options.region, profile=options.profile)
-    return advice.named(text, words)
+    words = next_steps.global_words(
+        folder, local=options.local, region=options.region, profile=options.profile
+    )
+    return next_steps.named(text, words)
 
 
 def resuming(job: "JobRecord") -> str:
     """Return the command that continues a job from its checkpoint."""
-    from awsddp.advice import resume_note
+    from awsddp.session.next_steps import resume_note
 
     note = resume_note(WATCH.cluster, job) if WATCH.cluster is not None else ""
     return named(f"awsddp train --resume {job.job}", job=job) + note

@@ -5,16 +5,16 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from awsddp import harmless
+from awsddp.agent.diagnosis.hang import ranges
 from awsddp.cli.command_line import named
 from awsddp.cli.pages import job_lines
-from awsddp.cli.render import line, table_lines, width, wrapped
-from awsddp.jobs.supervisor.hang import ranges
-from awsddp.records import Check, ProcessStack, RankStack, write_numbers
-from awsddp.report import duration, node_name
+from awsddp.cli.table import line, table_lines, width, wrapped
+from awsddp.model.records import Check, ProcessStack, RankStack, write_numbers
+from awsddp.util import terminal_safe
+from awsddp.util.format import duration, node_name
 
 if TYPE_CHECKING:
-    from awsddp.returns import DoctorDocument, WhyDocument
+    from awsddp.model.documents import DoctorDocument, WhyDocument
 
 _COLUMNS, _MARK = 80, 8
 _STACKS, _FRAMES = 4, 12
@@ -62,10 +62,10 @@ def checks_page(report: "DoctorDocument") -> None:
     columns = _columns()
     for (kind, ok, value, hint), alike in itertools.groupby(report.checks, key=_kind):
         names = [check.name.removeprefix(f"{kind} ") for check in alike]
-        text = f"{' '.join(filter(None, (kind, ', '.join(names))))}: {harmless.line(value)}"
+        text = f"{' '.join(filter(None, (kind, ', '.join(names))))}: {terminal_safe.line(value)}"
         shown = wrapped(text, columns, label=f"{_OUTCOMES[ok]:{_MARK}}", whole=False)
         label = f"{' ' * _MARK}next: "
-        for remedy in harmless.lines(hint).splitlines():
+        for remedy in terminal_safe.lines(hint).splitlines():
             shown += wrapped(remedy, columns, label=label)
             label = " " * len(label)
         print("\n".join(shown))

@@ -40,7 +40,7 @@ def run(command: click.Command) -> int:
         click.echo(error.format_message())
         return 0
     except click.UsageError as error:
-        from awsddp.cli.slips import meant
+        from awsddp.cli.suggestions import meant
 
         return show(meant(error, sys.argv[1:]))
     except click.ClickException as error:
@@ -75,11 +75,11 @@ def show(error: AwsddpError) -> int:
 
 
 def _show(error: AwsddpError) -> None:
-    from awsddp import harmless
-    from awsddp.cli import render
+    from awsddp.cli import table
+    from awsddp.util import terminal_safe
 
     if (cluster := WATCH.cluster) is not None:
-        from awsddp.advice import what_runs_on
+        from awsddp.session.next_steps import what_runs_on
 
         if isinstance(error, CloudError) and error.needs_login:
             what_runs_on(cluster, error)
@@ -89,21 +89,21 @@ def _show(error: AwsddpError) -> None:
 
         traceback.print_exc()
     if WATCH.options.json:
-        render.document(error.document())
+        table.document(error.document())
         sys.stdout.flush()
         return
-    columns = render.width(stderr=True)
+    columns = table.width(stderr=True)
     is_calm = isinstance(error, Interrupted) and not (error.why or error.next)
     if (is_calm or WATCH.is_signalled) and sys.stderr.isatty():  # behind the terminal's ^C
         click.echo(err=True)
     for label, text in (
-        ("" if is_calm else "error: ", harmless.line(error.message)),
-        ("  why: ", harmless.lines(error.why)),
-        (" next: ", harmless.lines(error.next)),
+        ("" if is_calm else "error: ", terminal_safe.line(error.message)),
+        ("  why: ", terminal_safe.lines(error.why)),
+        (" next: ", terminal_safe.lines(error.next)),
     ):
         for line in text.split("\n") if text else ():
-            first, *more = render.wrapped(line, columns, label=label)
-            if label == "error: " and not render.no_color():
+            first, *more = table.wrapped(line, columns, label=label)
+            if label == "error: " and not table.no_color():
                 first = click.style(label, fg="red", bold=True) + first.removeprefix(label)
             click.echo("\n".join([first, *more]), err=True)
             label = " " * len(label)

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from awsddp.cli import session
+from awsddp.cli import invocation
 from awsddp.cli.cluster import TERMINATION
 from awsddp.cli.command_line import Globals
 from awsddp.cli.options import Verb, files
@@ -17,7 +17,7 @@ from awsddp.cli.options import jobs as complete_jobs
 from awsddp.cli.pages import down_page, fetch_page, job_page, jobs_page, report_page, run_page
 from awsddp.cli.plan_page import launch_question
 from awsddp.errors import Interrupted, UsageError
-from awsddp.spec import Given
+from awsddp.settings.spec import Given
 
 _SHOWN_BY_RUN = (
     "nodes instance_type gpus spot budget_usd expires sources world_size nproc_per_node outputs name "
@@ -44,7 +44,7 @@ class Launch(Verb):
 def job_overrides(given: dict[str, Given]) -> dict[str, Given]:
     """Return the job's options, its script and the script's arguments as overrides."""
     script, words = given.get("script"), click.get_current_context().meta["awsddp.script_args"]
-    found = session.overrides(given) | ({} if script is None else {"job.script": script})
+    found = invocation.overrides(given) | ({} if script is None else {"job.script": script})
     return found | ({"job.args": list(words)} if words else {})
 
 
@@ -52,7 +52,7 @@ def refuse_command(ctx: click.Context, options: Globals) -> None:
     """Raise UsageError for the command line of a launcher, and for a file behind -- where no script is set:
     they would be the arguments of another program.
     """
-    from awsddp.cli.slips import starts_ranks
+    from awsddp.cli.suggestions import starts_ranks
 
     typed, words = ctx.params["script"], ctx.meta["awsddp.script_args"]
     is_launcher = False
@@ -61,7 +61,7 @@ def refuse_command(ctx: click.Context, options: Globals) -> None:
         is_launcher = (not Path(typed).suffix or "=" in typed) and starts_ranks([typed, *words])
     elif typed is None and words and not words[0].startswith("-"):
         is_file = words[0].endswith((".py", ".sh")) or os.path.isfile(words[0])  # noqa: PTH113
-        is_launcher = starts_ranks(words) or (is_file and session.specs(options)[1].job.script is None)
+        is_launcher = starts_ranks(words) or (is_file and invocation.specs(options)[1].job.script is None)
     if is_launcher:
         raise click.UsageError(
             f"{typed or words[0]}: SCRIPT is what each rank runs, and ARGS its arguments", ctx
@@ -70,7 +70,7 @@ def refuse_command(ctx: click.Context, options: Globals) -> None:
 
 @click.command("train", cls=Launch)
 @click.argument("script", required=False, shell_complete=files)
-@session.options_of("train")
+@invocation.options_of("train")
 @click.option("--detach", is_flag=True, help="Return once the ranks run; `awsddp logs -f` follows them.")
 @click.pass_context
 def train(ctx: click.Context, /, options: Globals, *, detach: bool, **given: Any) -> None:
@@ -83,7 +83,7 @@ def train(ctx: click.Context, /, options: Globals, *, detach: bool, **given: Any
     {init_file}, {resume} and {data}; a doubled brace is a brace.
     """
     refuse_command(ctx, options)
-    with session.opened(options, job_overrides(given)) as (cluster, show):
+    with invocation.opened(options, job_overrides(given)) as (cluster, show):
         page = functools.partial(job_page, next="awsddp down   # terminate the nodes", streamed=not detach)
         with show.partial(page):
             told = cluster.train(on_lines=None if detach else show.lines).told
@@ -106,7 +106,7 @@ class Run(Launch):
 
 @click.command("run", cls=Run)
 @click.argument("script", required=False, shell_complete=files)
-@session.options_of("run")
+@invocation.options_of("run")
 @click.option(
     "--detach", is_flag=True, help="Return once the ranks run; the nodes end themselves afterwards."
 )
@@ -118,10 +118,10 @@ def run(ctx: click.Context, /, options: Globals, *, detach: bool, **given: Any) 
     With --detach the nodes end 10 minutes (--idle) after the job: stopped while they hold results, which
     `awsddp fetch` starts again unless all is in S3 (--save-to), else terminated.
     """
-    from awsddp.whole_run import run_job, with_idle
+    from awsddp.cluster.run import run_job, with_idle
 
     refuse_command(ctx, options)
-    with session.opened(options, job_overrides(given), verb="run") as (cluster, show):
+    with invocation.opened(options, job_overrides(given), verb="run") as (cluster, show):
         confirm = launch_question(show, with_idle(cluster).spec)
         with show.partial(run_page):
             result = run_job(cluster, confirm=confirm, on_lines=show.lines, detach=detach)
@@ -138,10 +138,10 @@ def jobs(options: Globals, *, names: tuple[str, ...], since: str | None) -> None
     """List the jobs of this machine's clusters, also of ended ones, and what they cost; those of the cluster
     as its nodes report them. With JOB these alone. -v: with what they run and each rank's progress.
     """
-    from awsddp.known import jobs_of_all
+    from awsddp.job.jobs import jobs_of_all
 
     page = functools.partial(jobs_page, verbose=options.verbose > 0, chosen=bool(names))
-    with session.opened(options) as (cluster, show), show.partial(page):
+    with invocation.opened(options) as (cluster, show), show.partial(page):
         show.result(jobs_of_all(cluster, names, since=_moment(since)), page)
 
 
@@ -183,9 +183,9 @@ def logs(
 
     The last lines of several ranks are about equally many of each.
     """
-    from awsddp.follow import logs
+    from awsddp.job.logs import logs
 
-    with session.opened(options) as (cluster, show):
+    with invocation.opened(options) as (cluster, show):
         step = "awsddp down   # terminate the nodes" if follow else ""
         page = functools.partial(job_page, next=step, streamed=not (last or ranks))
         with show.partial(page):
@@ -202,9 +202,9 @@ def cancel(options: Globals, *, names: tuple[str, ...]) -> None:
 
     Its results stay on the nodes until `awsddp fetch`; a client that follows the job fetches them.
     """
-    from awsddp.known import cancel_jobs
+    from awsddp.job.cancel import cancel_jobs
 
-    with session.opened(options) as (cluster, show):
+    with invocation.opened(options) as (cluster, show):
         ended = cancel_jobs(cluster, names)
         for one in ended:
             show.page(one, job_page)
@@ -227,10 +227,10 @@ def fetch(options: Globals, *, names: tuple[str, ...], outputs: tuple[str, ...])
     stopped by itself with results on it is started and terminated afterwards; both are asked first. What is
     all in S3 comes from there.
     """
-    from awsddp.fetch import fetch_jobs
+    from awsddp.job.fetch import fetch_jobs
 
     explicit: dict[str, Given] = {"job.outputs": list(outputs)} if outputs else {}
-    with session.opened(options, explicit) as (cluster, show), show.partial(fetch_page):
+    with invocation.opened(options, explicit) as (cluster, show), show.partial(fetch_page):
         confirm = launch_question(show, cluster.spec)
         fetch_one = functools.partial(cluster.fetch, anew=bool(outputs), confirm=confirm)
         on_document = functools.partial(show.page, page=fetch_page)
@@ -250,7 +250,7 @@ def fetch(options: Globals, *, names: tuple[str, ...], outputs: tuple[str, ...])
 @click.argument("job", required=False, shell_complete=complete_jobs)
 def report(options: Globals, *, job: str | None) -> None:
     """Write JOB (the last one) as one HTML file: state, cause, loss, ranks, cost, how to run it again."""
-    from awsddp.status import write_report
+    from awsddp.job.report import write_report
 
-    with session.opened(options) as (cluster, show):
+    with invocation.opened(options) as (cluster, show):
         show.result(write_report(cluster, job=job), report_page)

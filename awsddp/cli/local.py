@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from awsddp.cli import session
+from awsddp.cli import invocation
 from awsddp.cli.command_line import Globals
 from awsddp.cli.options import Verb, global_options
-from awsddp.cli.render import line, table
 from awsddp.cli.screen import Screen
-from awsddp.cluster import Cluster
+from awsddp.cli.table import line, table
 from awsddp.errors import ConfigError, UsageError
 from awsddp.local import client as cloud
-from awsddp.returns import StoppedDocument
-from awsddp.values import seconds
+from awsddp.model.documents import StoppedDocument
+from awsddp.session.context import Cluster
+from awsddp.settings.values import seconds
 
 if TYPE_CHECKING:
-    from awsddp.returns import Fault, LocalDocument
+    from awsddp.model.documents import Fault, LocalDocument
 
 
 @click.group("local", params=global_options(hidden=True))
@@ -119,7 +119,7 @@ def fault_clear(options: Globals, number: int | None) -> None:
 
 def _opened(options: Globals) -> AbstractContextManager[tuple[Cluster, Screen]]:
     """Open a verb that is about the local cloud and no cluster in it."""
-    return session.opened(dataclasses.replace(options, local=True))
+    return invocation.opened(dataclasses.replace(options, local=True))
 
 
 def _seconds(text: str | None, option: str) -> float | None:

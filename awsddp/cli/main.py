@@ -94,7 +94,7 @@ def cli(ctx: click.Context) -> None:
     With --local every command rehearses on this machine, without an AWS account.
     """
     if ctx.invoked_subcommand is None:
-        from awsddp.cli.home import show_home
+        from awsddp.cli.overview import show_home
 
         show_home(ctx.ensure_object(Globals))
 

@@ -11,7 +11,7 @@ from functools import partial
 
 import click
 
-from awsddp.cli import session
+from awsddp.cli import invocation
 from awsddp.cli.command_line import Globals
 from awsddp.cli.options import Verb, jobs
 from awsddp.cli.pages import sync_page
@@ -27,7 +27,7 @@ def sync(options: Globals) -> None:
     Files made on a node are never deleted. If a job is running, whose files would change under it, a question
     comes first.
     """
-    with session.opened(options) as (cluster, show):
+    with invocation.opened(options) as (cluster, show):
         confirm = show.question("Send the files anyway?", "nothing was sent")
         show.result(cluster.sync(confirm=confirm), partial(sync_page, verbose=options.verbose > 0))
 
@@ -55,7 +55,7 @@ def exec(
         raise click.UsageError("Missing command.", ctx)
     _refuse_node("exec", words)
     sent = sys.stdin.buffer.read() if stdin else b""
-    with session.opened(options) as (cluster, show):
+    with invocation.opened(options) as (cluster, show):
         result = cluster.exec(words, node=node, stdin=sent, on_output=show.output)
         show.result(result, lambda _: None)
         failed = [one for one in result.nodes if one.exit_code != 0]
@@ -89,10 +89,10 @@ def ssh(options: Globals, *, words: tuple[str, ...], node: int, ports: tuple[str
 
     -L is ssh's own, too. With --json: print the ssh command for other programs to run.
     """
-    from awsddp.reach import ssh
+    from awsddp.cluster.remote import ssh
 
     _refuse_node("ssh", words)
-    with session.opened(options) as (cluster, show):
+    with invocation.opened(options) as (cluster, show):
         tty = sys.stdin.isatty() and sys.stdout.isatty()
         argv = ssh(cluster, node=node, words=words, ports=ports, tty=tty)
         show.result({"command": argv}, lambda _: None)
@@ -119,11 +119,11 @@ def doctor(options: Globals, *, iam_policy: str | None, request_quota: bool) -> 
     Without a cluster: credentials, permissions, quota, offers and compatibility, before a launch. Changes
     nothing.
     """
-    from awsddp import doctor as checks
     from awsddp.cli.doctor_page import checks_page, health_page
     from awsddp.cli.plan_page import quota_page
+    from awsddp.cluster import doctor as checks
 
-    with session.opened(options) as (cluster, show):
+    with invocation.opened(options) as (cluster, show):
         if iam_policy:
             from awsddp.plan.policy import least_policy, role_policy
 
@@ -150,7 +150,7 @@ def why(options: Globals, *, job: str | None) -> None:
     The job runs on. Of an ended one: its cause. -v: with the stacks.
     """
     from awsddp.cli.doctor_page import why_page
-    from awsddp.doctor import why
+    from awsddp.job.why import why
 
-    with session.opened(options) as (cluster, show):
+    with invocation.opened(options) as (cluster, show):
         show.result(why(cluster, job), partial(why_page, verbose=options.verbose > 0))

@@ -8,22 +8,14 @@ from typing import TYPE_CHECKING
 from msgspec import UNSET, UnsetType
 
 from awsddp.cli.command_line import named, resuming
-from awsddp.cli.render import line, place_name, table
-from awsddp.records import ACTIVE, Cause, JobRecord
-from awsddp.report import (
-    age,
-    counted,
-    duration,
-    elapsed,
-    money,
-    node_name,
-    rank_columns,
-    saving_text,
-    size_text,
-)
+from awsddp.cli.table import line, place_name, table
+from awsddp.model.rank_columns import rank_columns
+from awsddp.model.records import ACTIVE, Cause, JobRecord
+from awsddp.model.saving_text import saving_text
+from awsddp.util.format import age, counted, duration, elapsed, money, node_name, size_text
 
 if TYPE_CHECKING:
-    from awsddp import returns
+    from awsddp.model import documents
 
 
 _BUDGET_WARNING = 0.8
@@ -36,7 +28,7 @@ _MEASURES = (
 )
 
 
-def cluster_page(cluster: "returns.ClusterDocument") -> None:
+def cluster_page(cluster: "documents.ClusterDocument") -> None:
     """Show a cluster: its nodes, its jobs, what it costs and until when."""
     if cluster.state == "absent":
         line(f"Cluster {cluster.cluster}: absent. Searched: {', '.join(cluster.looked) or 'nowhere'}.")
@@ -66,11 +58,11 @@ def cluster_page(cluster: "returns.ClusterDocument") -> None:
         line(f"Warning: {cost / budget:.0%} of the {money(budget)} budget is spent; at 100 % the nodes end.")
 
 
-def _machines(cluster: "returns.ClusterDocument | returns.CostedCluster") -> str:
+def _machines(cluster: "documents.ClusterDocument | documents.CostedCluster") -> str:
     return f"{cluster.instance_type} in {place_name(cluster.target, cluster.region)}"
 
 
-def _idle_left(cluster: "returns.ClusterDocument", seconds: "int | UnsetType | None") -> str:
+def _idle_left(cluster: "documents.ClusterDocument", seconds: "int | UnsetType | None") -> str:
     """Return the idle time that a node has left; one that did not answer has the configured time at most."""
     return f"{cluster.idle}? (no answer)" if not isinstance(seconds, int) else duration(float(seconds))
 
@@ -84,12 +76,12 @@ def _progress(job: JobRecord) -> str:
     return ", ".join(parts + [f"slowest: rank {job.slowest_rank}"] * (job.slowest_rank is not None))
 
 
-def _state(job: "returns.SeenJob | returns.ListedJob") -> str:
+def _state(job: "documents.SeenJob | documents.ListedJob") -> str:
     """Return a job's state: as last seen, unless its nodes have just told it or it has ended."""
     return job.state if job.reported or job.state not in ACTIVE else f"seen {job.state}"
 
 
-def _saving(jobs: "Sequence[returns.SeenJob | returns.ListedJob]") -> list[str]:
+def _saving(jobs: "Sequence[documents.SeenJob | documents.ListedJob]") -> list[str]:
     """Return how far the results of jobs are in S3, of those whose nodes have just said so and go on."""
     return [
         f"{job.job} saves to {job.save_to}/{job.job}: {saving_text(job.saving)}"
@@ -98,13 +90,13 @@ def _saving(jobs: "Sequence[returns.SeenJob | returns.ListedJob]") -> list[str]:
     ]
 
 
-def _seen(job: "returns.SeenJob") -> str:
+def _seen(job: "documents.SeenJob") -> str:
     """Return a job's state, and for one that runs how long ago it was seen to."""
     is_seen = _state(job) == "seen running" and job.last_seen
     return f"seen running {age(job.last_seen)} ago" if is_seen else _state(job)
 
 
-def _job_place(job: "returns.SeenJob") -> str:
+def _job_place(job: "documents.SeenJob") -> str:
     """Return where a job's results are; a folder that has the job's name is not repeated."""
     if not job.fetched and job.saving is not None and job.saving.is_whole:
         return f"in {job.save_to}/"
@@ -119,7 +111,7 @@ def _incomplete(job: JobRecord) -> str:
     return f"incomplete, missing {nodes}" if nodes else ""
 
 
-def _cost(cluster: "returns.ClusterDocument") -> str:
+def _cost(cluster: "documents.ClusterDocument") -> str:
     price = cluster.price_usd_per_hour
     if cluster.state == "stopped":
         from awsddp.compat.types import HOURS_PER_MONTH
@@ -138,7 +130,7 @@ def _cost(cluster: "returns.ClusterDocument") -> str:
     return text + named(". Terminate now: awsddp down")
 
 
-def all_page(found: "list[returns.FoundCluster]") -> None:
+def all_page(found: "list[documents.FoundCluster]") -> None:
     """Show every cluster, ours first; orphans are named as such."""
     if not found:
         line("No resource carries awsddp's tags in any searched region.")
@@ -160,12 +152,12 @@ def _minute(moment: str) -> str:
     return moment[:16].replace("T", " ")
 
 
-def orphans_page(ended: "returns.Orphans") -> None:
+def orphans_page(ended: "documents.Orphans") -> None:
     """Show how many orphans were ended."""
     line(f"{counted(len(ended.clusters), 'orphan')} terminated. Searched: {', '.join(ended.looked)}.")
 
 
-def job_page(job: "returns.JobDocument", *, next: str = "", streamed: bool = False) -> None:
+def job_page(job: "documents.JobDocument", *, next: str = "", streamed: bool = False) -> None:
     """Show a job's end, and what to type `next`; where the job failed, first what runs it again.
 
     `streamed`: the terminal has just shown what its ranks wrote, and of the cause's lines the last is enough.
@@ -177,7 +169,7 @@ def job_page(job: "returns.JobDocument", *, next: str = "", streamed: bool = Fal
     line(*job_lines(job, streamed=streamed), *ends, stderr=True)
 
 
-def _again(job: "returns.JobDocument") -> list[str]:
+def _again(job: "documents.JobDocument") -> list[str]:
     """Return what runs a job again that failed for a reason of its own, for which no other step is known."""
     is_plain = job.state == "failed" and not (job.cause and job.cause.next)
     return [f"{named('awsddp train', job=job)}   # again, once the cause is removed"] * is_plain
@@ -192,7 +184,7 @@ def _cause(cause: Cause | None) -> str:
     return f"{who}: {cause.explanation}"
 
 
-def job_lines(job: "returns.JobDocument", *, streamed: bool = False) -> list[str]:
+def job_lines(job: "documents.JobDocument", *, streamed: bool = False) -> list[str]:
     """Return the lines on a job's end: what it reached, its cause, its results, and what to type next.
 
     Of a cause that was `streamed` already at most the last line is repeated.
@@ -220,7 +212,7 @@ def job_lines(job: "returns.JobDocument", *, streamed: bool = False) -> list[str
     return lines if shown else [*lines, named(f"  page: awsddp report {name}")]
 
 
-def _results(job: "returns.JobDocument") -> str:
+def _results(job: "documents.JobDocument") -> str:
     fetch = named(f"awsddp fetch {job.job}")
     if job.fetched:
         return f"{job.home}/"
@@ -229,7 +221,7 @@ def _results(job: "returns.JobDocument") -> str:
     return f"on the nodes; fetch them: {fetch}"
 
 
-def jobs_page(found: "returns.JobsDocument", *, verbose: bool = False, chosen: bool = False) -> None:
+def jobs_page(found: "documents.JobsDocument", *, verbose: bool = False, chosen: bool = False) -> None:
     """Show the jobs, the newest last, a line each, then the clusters that live and all costs.
 
     `verbose`: also what each job ran, its cause, and clusters that have ended. Jobs that were `chosen` are
@@ -258,7 +250,7 @@ def _since(moment: str | None) -> str:
     return f" since {_minute(moment)} UTC, launched from here, without S3" if moment else ""
 
 
-def _job_row(job: "returns.ListedJob", chosen: bool) -> tuple[object, ...]:
+def _job_row(job: "documents.ListedJob", chosen: bool) -> tuple[object, ...]:
     took = "" if job.seconds is None else duration(job.seconds)
     cost = "" if job.job_usd is None else money(job.job_usd)
     loss = "" if job.loss is None else f"{job.loss:.4g}"
@@ -270,7 +262,7 @@ def _job_row(job: "returns.ListedJob", chosen: bool) -> tuple[object, ...]:
     return job.job, _state(job), second, took, loss, cost, last
 
 
-def _bill(cluster: "returns.CostedCluster") -> str:
+def _bill(cluster: "documents.CostedCluster") -> str:
     """Return what a cluster was, and what it cost, with and without jobs."""
     idle = "" if cluster.idle_usd is None else f", {money(cluster.idle_usd)} of it while idle"
     return (
@@ -280,7 +272,7 @@ def _bill(cluster: "returns.CostedCluster") -> str:
     )
 
 
-def _job_details(job: "returns.ListedJob") -> None:
+def _job_details(job: "documents.ListedJob") -> None:
     commit = "unknown commit" if job.commit is None else f"commit {job.commit[:12]}"
     price = "" if job.price_usd_per_hour is None else f", {money(job.price_usd_per_hour)} per hour"
     line(
@@ -304,7 +296,7 @@ def ranks_table(job: "JobRecord") -> None:
         table(("", "rank", *(one.heading for one in columns)), rows)
 
 
-def report_page(report: "returns.JobReport") -> None:
+def report_page(report: "documents.JobReport") -> None:
     """Show a job's end, its cost, and where its page is."""
     line(*job_lines(report))
     if report.job_usd is not None:
@@ -316,17 +308,17 @@ def _spent(target: str | None, usd: float | None) -> str:
     return f"{'Free; on EC2' if target == 'local' else 'Cost:'} {money(usd)}"
 
 
-def fetch_page(fetched: "returns.FetchDocument") -> None:
+def fetch_page(fetched: "documents.FetchDocument") -> None:
     """Show the files and bytes fetched per node, and where they are."""
     _files(fetched.nodes)
     line(f"Results: {fetched.home}/")
 
 
-def _files(nodes: Sequence["returns.NodeFiles"]) -> None:
+def _files(nodes: Sequence["documents.NodeFiles"]) -> None:
     table(("node", "files", "bytes"), [(node_name(one.node), one.files, f"{one.bytes:,}") for one in nodes])
 
 
-def sync_page(sent: "returns.SyncDocument", *, verbose: bool = False) -> None:
+def sync_page(sent: "documents.SyncDocument", *, verbose: bool = False) -> None:
     """Show the files and bytes sent per node; `verbose`: the largest, and what is not sent."""
     _files(sent.nodes)
     if not verbose:
@@ -339,7 +331,7 @@ def sync_page(sent: "returns.SyncDocument", *, verbose: bool = False) -> None:
         line(f"Not sent, excluded by {kept.by}: {paths}")
 
 
-def down_page(ended: "returns.DownDocument") -> None:
+def down_page(ended: "documents.DownDocument") -> None:
     """Show what was terminated, and that nothing is left."""
     if not ended.terminated and not ended.removed:
         looked = ", ".join(ended.looked) or "nowhere"
@@ -352,7 +344,7 @@ def down_page(ended: "returns.DownDocument") -> None:
     )
 
 
-def run_page(result: "returns.RunDocument", *, detached: bool = False) -> None:
+def run_page(result: "documents.RunDocument", *, detached: bool = False) -> None:
     """Show the whole run: accuracy, the time of each stage, what it cost, and that nothing is left.
 
     Of one that is `detached`, and runs: when its nodes end.

@@ -7,18 +7,18 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from awsddp.cli.command_line import named
-from awsddp.cli.render import line, lines, table, width
 from awsddp.cli.screen import Screen
-from awsddp.config import EXCLUSIVE
+from awsddp.cli.table import line, lines, table, width
 from awsddp.errors import UsageError
-from awsddp.records import write_numbers
-from awsddp.report import amount, counted, duration, money
-from awsddp.spec import ClusterSpec, Value
+from awsddp.model.records import write_numbers
+from awsddp.settings.loader import EXCLUSIVE
+from awsddp.settings.spec import ClusterSpec, Value
+from awsddp.util.format import amount, counted, duration, money
 
 if TYPE_CHECKING:
+    from awsddp.model.documents import OffersDocument, QuotaDocument
+    from awsddp.model.records import Choice
     from awsddp.plan.records import Data, ImageDocument, LaunchPlan, Step
-    from awsddp.records import Choice
-    from awsddp.returns import OffersDocument, QuotaDocument
 
 _PRICED = EXCLUSIVE | {"cluster.max_price_usd", "cluster.budget_usd"}
 """Keys that choose what is paid for, or limit it."""

@@ -15,11 +15,12 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from awsddp import harmless
-from awsddp.cli import render
+from awsddp.cli import table
 from awsddp.cli.command_line import Globals
 from awsddp.errors import SCHEMA, AwsddpError, Interrupted, NodeError, UsageError
-from awsddp.report import Event, duration, iso
+from awsddp.model.events import Event
+from awsddp.util import terminal_safe
+from awsddp.util.format import duration, iso
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -82,7 +83,7 @@ class Screen:
         """Show one event; a closed stderr is ignored."""
         with contextlib.suppress(OSError):
             if not self.options.quiet:
-                self._event(dataclasses.replace(event, text=harmless.line(event.text)))
+                self._event(dataclasses.replace(event, text=terminal_safe.line(event.text)))
 
     def _event(self, event: Event) -> None:
         who = event.who or ""
@@ -113,7 +114,7 @@ class Screen:
         """Return how far a line is, to stand behind its text: of a transfer how much, else how long."""
         elapsed_s = time.monotonic() - self._began.get(who, ("", self._said))[1]
         if event.fraction is not None:
-            return f": {render.progress(event, elapsed_s)}"
+            return f": {table.progress(event, elapsed_s)}"
         return f" ({duration(int(elapsed_s)).replace('.0', '')})" if elapsed_s >= LONG_S else ""
 
     def _transfers(self) -> dict[str, Event]:
@@ -147,7 +148,7 @@ class Screen:
         from rich.text import Text
 
         label = "" if event.who is None else f"✓ {who} ".replace("  ", " ")
-        text = Text("\n".join(render.wrapped(event.text, render.width(stderr=True), label=label)))
+        text = Text("\n".join(table.wrapped(event.text, table.width(stderr=True), label=label)))
         text.stylize("bold", 0, len(label))
         text.stylize("green", 0, min(1, len(label)))
         self._draw().console.print(text, soft_wrap=True)
@@ -247,7 +248,7 @@ class Screen:
     def _write(self, data: bytes, error: bool) -> None:
         stream = sys.stderr if error else sys.stdout
         if stream.isatty():
-            data = harmless.colours_only(data, none=render.no_color())
+            data = terminal_safe.colours_only(data, none=table.no_color())
         stream.buffer.write(data)
         stream.buffer.flush()
 
@@ -255,7 +256,7 @@ class Screen:
         """Print a verb's result: with --json as a document, else its `page`."""
         self.pause()
         if self.options.json:
-            render.document(result)
+            table.document(result)
         else:
             page(result)
 
@@ -308,11 +309,11 @@ class Screen:
         if self.options.yes:
             return True
         if not sys.stdin.isatty():
-            *about, last = harmless.lines(question).splitlines()
+            *about, last = terminal_safe.lines(question).splitlines()
             why = " ".join(("the question is:", *about, last))
             raise UsageError(
                 "needs an answer, and stdin is not a terminal: nothing was done", why, "pass --yes"
             )
-        columns = render.width(stderr=True)
+        columns = table.width(stderr=True)
         room = None if columns is None else columns - len(" [y/N]: ")
-        return click.confirm("\n".join(render.lines(question, columns=room)), default=False, err=True)
+        return click.confirm("\n".join(table.lines(question, columns=room)), default=False, err=True)

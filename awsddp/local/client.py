@@ -12,12 +12,13 @@ import msgspec
 
 from awsddp.errors import ConfigError, LocalCloudError, NotFoundError, UsageError
 from awsddp.local import cgroups, control, image
-from awsddp.records import Target
-from awsddp.report import Event, OnEvent, size_text
+from awsddp.model.events import Event, OnEvent
+from awsddp.model.records import Target
 from awsddp.state import Folder, make_folder, open_to_append, take
+from awsddp.util.format import size_text
 
 if TYPE_CHECKING:
-    from awsddp.returns import Fault, LocalDocument
+    from awsddp.model.documents import Fault, LocalDocument
 
 RANK_BYTES = 400_000_000
 """What a rank takes that has imported torch and trains a small model."""

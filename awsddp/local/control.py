@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from awsddp.errors import LocalCloudError, UsageError
-from awsddp.local import cgroups, ending, machine, network
+from awsddp.local import cgroups, loopback_cleanup, machine, network
 from awsddp.local.machine import Place, run_into, write_json
 from awsddp.state import make_folder, take
 
 if TYPE_CHECKING:
-    from awsddp.returns import LocalDocument
+    from awsddp.model.documents import LocalDocument
 
 REGION = "us-east-1"
 START_S = 60.0
@@ -104,7 +104,9 @@ def stop(home: Path, *, keeps_s3: bool = False) -> bool:
     """
     place = Place(home)
     # Processes of its hosts, or a namespace: also where its files were removed.
-    remains = bool(cgroups.processes(place) or ending.marked(f"{place.tag}-") or network.namespaces(place))
+    remains = bool(
+        cgroups.processes(place) or loopback_cleanup.marked(f"{place.tag}-") or network.namespaces(place)
+    )
     if not (remains or place.folder.exists() or place.buckets.exists()):
         return False
     with client_lock(place):
@@ -126,10 +128,12 @@ def sweep(place: Place) -> None:
     from awsddp.local import nspawn
 
     mark = f"{place.tag}-"
-    if not (ending.end(mark) and cgroups.end(place)):  # a daemon first, which could boot hosts meanwhile
+    if not (
+        loopback_cleanup.end(mark) and cgroups.end(place)
+    ):  # a daemon first, which could boot hosts meanwhile
         raise LocalCloudError(
             "processes of the local cloud do not end",
-            why=f"pids {sorted({*cgroups.processes(place), *ending.marked(mark)})[:10]}",
+            why=f"pids {sorted({*cgroups.processes(place), *loopback_cleanup.marked(mark)})[:10]}",
             next="awsddp local stop",
         )
     network.close_network(place)
@@ -151,7 +155,7 @@ def ask(info: LocalInfo, order: dict[str, Any] | None = None) -> LocalDocument:
     """
     from http.client import HTTPConnection, HTTPException
 
-    from awsddp.returns import LocalDocument
+    from awsddp.model.documents import LocalDocument
 
     line = HTTPConnection(info.endpoint.removeprefix("http://"), timeout=10)  # never through a proxy
     try:

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from awsddp.errors import AwsddpError, LocalCloudError
-from awsddp.local import ending, network
+from awsddp.local import loopback_cleanup, network
 from awsddp.local.control import REGION, client_lock, read_report, sweep
 from awsddp.local.hosts import Hosts, LoopbackHosts
 from awsddp.local.machine import Place, write_json
@@ -44,7 +44,7 @@ def main() -> None:
     os.write(lock, str(os.getpid()).encode())
     # One whose files were removed, and commands that a killed one left half done: AWSDDP_HOST is the mark
     # of this one and of what it starts.
-    ending.end(place.daemon_mark)
+    loopback_cleanup.end(place.daemon_mark)
     try:
         serve(place)
     except AwsddpError as error:
@@ -71,11 +71,11 @@ def serve(place: Place) -> None:
     gc.disable()  # moto's tables are read once and never dropped
     from werkzeug.serving import make_server
 
-    from awsddp.local.buckets import Buckets
     from awsddp.local.emulator import Emulator, Store
     from awsddp.local.faults import Faults
-    from awsddp.local.front import Front, serve_nodes
+    from awsddp.local.http_server import Front, serve_nodes
     from awsddp.local.lifecycle import Lifecycle
+    from awsddp.local.s3_api import Buckets
     from awsddp.local.serving import Handler
 
     gc.freeze()

@@ -14,11 +14,11 @@ import msgspec
 
 from awsddp.errors import UsageError
 from awsddp.local import cgroups
+from awsddp.local.ec2_http import Refusal, kept
 from awsddp.local.machine import write_json
 from awsddp.local.nspawn import faketime
-from awsddp.local.requests import Refusal, kept
-from awsddp.local.scope import OPERATIONS
-from awsddp.returns import Fault
+from awsddp.local.operations import OPERATIONS
+from awsddp.model.documents import Fault
 
 CALL_EFFECTS = ("delay", "late", "cut", "lost", "stale")
 CODE = re.compile(r"[A-Z][A-Za-z0-9]+(\.[A-Za-z0-9]+)*")

@@ -25,7 +25,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
-from awsddp.local import ending, image
+from awsddp.local import image, loopback_cleanup
 from awsddp.local.machine import SEARCH, Place, run_into
 
 MOMENT_S = 0.1  # how long a change of state takes where nothing boots
@@ -187,7 +187,7 @@ class LoopbackHosts(Hosts):
 
     def boot(self, spec: HostSpec) -> None:
         node = self.folder(spec.instance_id)
-        ending.end(self._mark(spec.instance_id))
+        loopback_cleanup.end(self._mark(spec.instance_id))
         first = not (node / "booted").exists()
         if first:
             self._make(node, spec)
@@ -220,7 +220,7 @@ class LoopbackHosts(Hosts):
         # Its name is how the processes of this sshd are found again.
         (node / self._mark(spec.instance_id)).write_text(SSHD_CONFIG.format(**words))
         (root / "etc/ssh/authorized_keys").write_text("".join(f"{key}\n" for key in spec.public_keys))
-        shutil.copy(ending.__file__, node / "bin/ending.py")
+        shutil.copy(loopback_cleanup.__file__, node / "bin/ending.py")
         for name, text in (("enter", ENTER), ("systemctl", SYSTEMCTL), ("sudo", SUDO)):
             (node / "bin" / name).write_text(text.format(**words))
             (node / "bin" / name).chmod(0o755)
@@ -246,17 +246,19 @@ class LoopbackHosts(Hosts):
             run_into(console, "setsid", "--fork", *ask, env=environ, check=True)
 
     def cut_power(self, instance_id: str) -> None:
-        ending.end(self._mark(instance_id))
+        loopback_cleanup.end(self._mark(instance_id))
 
     def remove(self, instance_id: str) -> None:
-        ending.end(self._mark(instance_id))
+        loopback_cleanup.end(self._mark(instance_id))
         shutil.rmtree(self.folder(instance_id), ignore_errors=True)
 
     def condition(self, instance_id: str) -> Condition:
         end, pid = _end(self.folder(instance_id)), self._number(instance_id, "sshd.pid")
         if end is None and pid is not None:
-            return Condition.UP if ending.carries(pid, self._mark(instance_id)) else Condition.ABSENT
-        alive = ending.marked(self._mark(instance_id))  # what shuts down or starts
+            return (
+                Condition.UP if loopback_cleanup.carries(pid, self._mark(instance_id)) else Condition.ABSENT
+            )
+        alive = loopback_cleanup.marked(self._mark(instance_id))  # what shuts down or starts
         if end is not None:
             return Condition.UP if alive else end
         return Condition.STARTING if alive else Condition.ABSENT

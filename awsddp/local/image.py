@@ -25,7 +25,7 @@ from typing import Any
 from awsddp.compat.types import GPU_TYPES
 from awsddp.errors import LocalCloudError
 from awsddp.local.machine import run
-from awsddp.resources import shipped_folder
+from awsddp.util.shipped_files import shipped_folder
 
 TOP_SYSTEM = {"bin", "etc", "lib", "lib32", "lib64", "libx32", "sbin", "usr", "var"}
 TOP_EMPTY = ("boot", "dev", "home", "media", "mnt", "opt", "proc", "root", "run", "srv", "sys", "tmp")

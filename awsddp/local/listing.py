@@ -6,7 +6,7 @@ from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator, Mapping
 from itertools import islice
 
-from awsddp.local.s3 import Stored
+from awsddp.local.s3_files import Stored
 
 
 class Listing:

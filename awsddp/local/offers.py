@@ -22,7 +22,7 @@ from moto.ec2.utils import parse_user_data
 
 from awsddp.compat import types
 from awsddp.compat.types import GPU_TYPES
-from awsddp.local.requests import Refusal, Request, kept
+from awsddp.local.ec2_http import Refusal, Request, kept
 
 OWNER = "898082745236"
 ROOT_GIB = 75

@@ -19,11 +19,12 @@ from queue import SimpleQueue
 import paramiko
 
 from awsddp.errors import ConfigError
+from awsddp.model.events import Event, OnEvent
 from awsddp.nodes import hostkeys
-from awsddp.nodes.failures import NodeFailure, find_program, tail
 from awsddp.nodes.login import Endpoint, Jump, Line, Login
-from awsddp.parallel import ignore, soon
-from awsddp.report import Event, OnEvent, node_name
+from awsddp.nodes.node_failures import NodeFailure, find_program, tail
+from awsddp.util.format import node_name
+from awsddp.util.parallel import ignore, soon
 
 # paramiko logs each failed handshake; what matters of it is in our own errors.
 logging.getLogger("paramiko").addHandler(logging.NullHandler())

@@ -14,19 +14,20 @@ from typing import Annotated
 
 import msgspec
 
-from awsddp.answers import Answer, Environment, Platform, read_answer, take
 from awsddp.errors import NodeError
+from awsddp.model.events import Event
+from awsddp.model.node_answers import Answer, Environment, Platform, read_answer, take
+from awsddp.model.records import Count
 from awsddp.nodes.catalog import Catalog, signing_key, urls_in
-from awsddp.nodes.failures import NodeFailure, tail
-from awsddp.nodes.mirror import Mirror
-from awsddp.nodes.transport import Fleet, Request, Result
-from awsddp.parallel import split
+from awsddp.nodes.fleet import Fleet, Request, Result
+from awsddp.nodes.node_failures import NodeFailure, tail
+from awsddp.nodes.package_mirror import Mirror
 from awsddp.plan.environment import EnvironmentPlan, explain, image_constraints, refuse_unlike
 from awsddp.plan.indexes import Indexes, indexes_here, is_folder_here
 from awsddp.plan.project import SCM_VERSION, UNKNOWN_VERSION, Project
-from awsddp.records import Count
-from awsddp.report import Event, node_name
-from awsddp.resources import template
+from awsddp.util.format import node_name
+from awsddp.util.parallel import split
+from awsddp.util.shipped_files import template
 
 _PYPI = "https://pypi.org/simple"
 _MINIFORGE = "https://github.com/conda-forge/miniforge/releases/latest/download/"

@@ -24,11 +24,11 @@ from pathlib import Path
 from typing import ClassVar, NamedTuple
 
 from awsddp.errors import ConfigError, NodeError
-from awsddp.nodes.failures import Layer, NodeFailure, find_program
-from awsddp.report import node_name
-from awsddp.resources import render
+from awsddp.nodes.node_failures import Layer, NodeFailure, find_program
+from awsddp.settings.values import jump_host
 from awsddp.state import make_folder, open_to_append
-from awsddp.values import jump_host
+from awsddp.util.format import node_name
+from awsddp.util.shipped_files import render
 
 # Nothing is asked, as nobody may be there to answer, and no host key is ever added.
 _OPTIONS = (

@@ -8,19 +8,20 @@ from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
-from awsddp.answers import Inspected, read_answer
 from awsddp.errors import ConfigError, NodeError
-from awsddp.limits import USER_DATA_BYTES
+from awsddp.model.events import Event
+from awsddp.model.node_answers import Inspected, read_answer
+from awsddp.model.records import Node, Prepared
 from awsddp.nodes import hostkeys
-from awsddp.nodes.failures import NodeFailure
 from awsddp.nodes.hostkeys import KeyPair
-from awsddp.parallel import NodesFailed, split
-from awsddp.records import Node, Prepared
-from awsddp.report import Event, counted, node_name
-from awsddp.resources import render, template
+from awsddp.nodes.node_failures import NodeFailure
+from awsddp.settings.ec2_limits import USER_DATA_BYTES
+from awsddp.util.format import counted, node_name
+from awsddp.util.parallel import NodesFailed, split
+from awsddp.util.shipped_files import render, template
 
 if TYPE_CHECKING:  # the user data is made before a launch: nothing of SSH is imported for it
-    from awsddp.nodes.transport import Fleet
+    from awsddp.nodes.fleet import Fleet
 
 _REKEY_S = 30.0
 Answer = TypeVar("Answer")

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from awsddp.errors import ConfigError
-from awsddp.nodes.failures import Layer, NodeFailure, find_program, tail
-from awsddp.parallel import soon
-from awsddp.report import Event, OnEvent, node_name
+from awsddp.model.events import Event, OnEvent
+from awsddp.nodes.node_failures import Layer, NodeFailure, find_program, tail
+from awsddp.util.format import node_name
+from awsddp.util.parallel import soon
 
 SPARSE = ("--sparse", "--compress")
 """Options for files with holes: they travel as few bytes, and are holes again."""

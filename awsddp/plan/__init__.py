@@ -10,20 +10,20 @@ import shlex
 from collections.abc import Iterable
 from dataclasses import replace
 
-from awsddp import limits
-from awsddp.billing import Budget, Rate
 from awsddp.compat import types
 from awsddp.compat.releases import PARTS_IMAGE, misfit, unknown_torch, unlisted
 from awsddp.compat.types import GpuType, Market
 from awsddp.errors import AwsddpError, ConfigError
+from awsddp.model.billing import Budget, Rate
 from awsddp.plan import network
 from awsddp.plan.records import LIST_PRICE, Data, Facts, LaunchPlan, Price, Subnet
 from awsddp.plan.requests import requests
-from awsddp.plan.saving import check_saving
+from awsddp.plan.save_checks import check_saving
 from awsddp.plan.selection import choices, choose, quota_line, tries, zones
-from awsddp.report import duration
-from awsddp.spec import ClusterSpec
-from awsddp.values import LEAST_TERM, seconds
+from awsddp.settings import ec2_limits
+from awsddp.settings.spec import ClusterSpec
+from awsddp.settings.values import LEAST_TERM, seconds
+from awsddp.util.format import duration
 
 SPARE_DISK_GB = 100
 LEAST_DISK_GB = 200
@@ -48,7 +48,7 @@ def make_plan(
     `alternatives` are the other types and markets that the spec lists.
     Raises ConfigError for an invalid spec, CloudError where AWS does not offer or allow it.
     """
-    limits.check_user_tags(spec.tags)
+    ec2_limits.check_user_tags(spec.tags)
     if zone is not None:
         spec = replace(spec, capacity=replace(spec.capacity, zones=(zone,)))
     fill = tuple(range(spec.cluster.nodes)) if numbers is None else tuple(sorted(numbers))
@@ -138,7 +138,7 @@ def _plan(
     own_group = network.check_group(facts)
     warnings = (*unread, *plan.warnings, *_warnings(spec, facts, plan), *routes, *saves, *own_group)
     made = requests(plan, spec, facts)
-    limits.check_tag_specifications((one.operation, one.parameters) for one in made)
+    ec2_limits.check_tag_specifications((one.operation, one.parameters) for one in made)
     return replace(plan, requests=made, warnings=warnings)
 
 

@@ -6,15 +6,15 @@ from datetime import UTC, datetime, timedelta
 from ipaddress import ip_network
 from typing import Literal
 
-from awsddp.billing import Budget, Rate
 from awsddp.compat.types import GPU_TYPES
+from awsddp.model.billing import Budget, Rate
+from awsddp.model.records import Listed, Node
 from awsddp.plan.network import check_profiles, check_session, ssh_cidrs, within
 from awsddp.plan.records import Step
 from awsddp.plan.selection import wanted_gpus
-from awsddp.records import Listed, Node
-from awsddp.report import node_name, utc
-from awsddp.spec import ClusterSpec
-from awsddp.values import seconds
+from awsddp.settings.spec import ClusterSpec
+from awsddp.settings.values import seconds
+from awsddp.util.format import node_name, utc
 
 TYPE_KEYS = ("cluster.instance_type", "cluster.gpus")
 NODE_KEYS = (*TYPE_KEYS, "cluster.image", "cluster.spot", "local.gpus")

@@ -14,8 +14,8 @@ from awsddp.errors import ConfigError, NodeError
 from awsddp.plan.indexes import CREDENTIALS, Indexes, is_folder_here
 from awsddp.plan.project import Project
 from awsddp.plan.requirements import IMAGE_PACKAGES, Requirements, read_requirements
-from awsddp.report import node_name
-from awsddp.spec import EnvSection
+from awsddp.settings.spec import EnvSection
+from awsddp.util.format import node_name
 
 TORCH_INDEX = "https://download.pytorch.org/whl"
 PYTHON = re.compile(r"3\.\d{1,2}(\.\d{1,2})?")

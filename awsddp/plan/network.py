@@ -4,13 +4,13 @@ import ipaddress
 import re
 from collections.abc import Iterable
 
-from awsddp import limits
 from awsddp.compat.types import GPU_TYPES, GpuType
 from awsddp.errors import ConfigError
+from awsddp.model.records import Node
 from awsddp.plan.records import Efa, Facts, Subnet
-from awsddp.records import Node
-from awsddp.report import node_name
-from awsddp.spec import SSM, ClusterSpec
+from awsddp.settings import ec2_limits
+from awsddp.settings.spec import SSM, ClusterSpec
+from awsddp.util.format import node_name
 
 # The widest block that may be one's own network: 10.0.0.0/8, and what a registry gives to a provider.
 WIDEST = {4: 8, 6: 19}
@@ -46,7 +46,7 @@ def ssh_cidrs(spec: ClusterSpec, callers: Iterable[str]) -> tuple[str, ...]:
                 "name your own network, such as 203.0.113.0/24, or leave the key out",
             )
         found.append(str(network))
-    limits.check_rules(found)
+    ec2_limits.check_rules(found)
     return tuple(found)
 
 

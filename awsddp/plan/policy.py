@@ -32,9 +32,9 @@ from typing import Any
 
 from awsddp.compat.types import GPU_TYPES
 from awsddp.errors import ConfigError
-from awsddp.resources import template
-from awsddp.spec import SSM, ClusterSpec, JobSpec
-from awsddp.values import data_sources, s3_place
+from awsddp.settings.spec import SSM, ClusterSpec, JobSpec
+from awsddp.settings.values import data_sources, s3_place
+from awsddp.util.shipped_files import template
 
 _READ = ("s3:GetObject",)
 _ABORT = "s3:AbortMultipartUpload"

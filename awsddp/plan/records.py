@@ -9,11 +9,11 @@ from typing import Any, Literal
 
 import msgspec
 
-from awsddp.billing import Budget
 from awsddp.compat.releases import image_facts
 from awsddp.compat.types import EGRESS_USD_PER_GB, PRICE_REGION, GpuType, Market
-from awsddp.records import Choice, TargetName
-from awsddp.report import counted, node_name
+from awsddp.model.billing import Budget
+from awsddp.model.records import Choice, TargetName
+from awsddp.util.format import counted, node_name
 
 
 @dataclass(frozen=True, kw_only=True)

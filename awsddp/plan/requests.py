@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
+from awsddp.model.records import write_numbers
 from awsddp.plan.records import Facts, LaunchPlan, Parameters, Request
-from awsddp.records import write_numbers
-from awsddp.report import utc
-from awsddp.spec import ClusterSpec
+from awsddp.settings.spec import ClusterSpec
+from awsddp.util.format import utc
 
 
 @dataclass(frozen=True, kw_only=True)

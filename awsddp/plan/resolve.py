@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from awsddp.answers import Platform
 from awsddp.compat.releases import RELEASES, release
 from awsddp.errors import ConfigError
+from awsddp.model.node_answers import Platform
 from awsddp.plan.environment import EnvironmentPlan, image_constraints
 from awsddp.plan.indexes import CREDENTIALS, Indexes, indexes_here, is_folder_here
 from awsddp.plan.requirements import IMAGE_PACKAGES, canonical, name_of

@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 from awsddp.compat.releases import misfit, unlisted
 from awsddp.compat.types import GPU_TYPES, RETIRED, GpuType, Market, nearest, quota_of
 from awsddp.errors import CloudError, ConfigError
+from awsddp.model.records import Choice
 from awsddp.plan.network import answers
 from awsddp.plan.records import Facts, Subnet
-from awsddp.records import Choice
-from awsddp.spec import ClusterSpec
+from awsddp.settings.spec import ClusterSpec
 
 DEFAULT_GPUS = 8
 _LEAST_CAPABILITY = 8.0

@@ -42,19 +42,19 @@ from unittest.mock import patch
 
 import botocore.session
 
-from awsddp.cluster import Cluster
-from awsddp.config import load
+from awsddp.agent.job_folder import write_json
+from awsddp.agent.manifest import manifest
+from awsddp.agent.messages import Manifest
+from awsddp.agent.s3.store import MOST_BYTES, Place, Store
+from awsddp.agent.s3.uploader import Saver
+from awsddp.agent_client.job_reports import encode
 from awsddp.errors import AwsddpError
-from awsddp.jobs.results import encode
-from awsddp.jobs.supervisor.folder import write_json
-from awsddp.jobs.supervisor.manifest import manifest
-from awsddp.jobs.supervisor.objects import MOST_BYTES, Place, Store
-from awsddp.jobs.supervisor.requests import Manifest
-from awsddp.jobs.supervisor.saver import Saver
-from awsddp.nodes.results import VERSIONS
-from awsddp.records import JobNode, JobRecord, Target
-from awsddp.saved import Saved, in_bucket, signing_secret
+from awsddp.model.records import JobNode, JobRecord, Target
+from awsddp.nodes.download import VERSIONS
+from awsddp.session.context import Cluster
+from awsddp.settings.loader import load
 from awsddp.state import Folder, Record
+from awsddp.storage.saved_job import Saved, in_bucket, signing_secret
 from benchmarks.campaigns._campaign import Row, arguments, campaign
 from benchmarks.campaigns.cuts import records
 from tests.jobs.test_saver import MB, Bucket

@@ -21,8 +21,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from awsddp.jobs.supervisor.objects import MOST_PART_BYTES, PARTS, Place
-from awsddp.local import control, machine, s3
+from awsddp.agent.s3.store import MOST_PART_BYTES, PARTS, Place
+from awsddp.local import control, machine, s3_files
 from benchmarks.campaigns._campaign import Row, arguments, campaign
 from tests.jobs.test_saver import MB, Bucket, until
 from tests.local import test_copying
@@ -90,7 +90,7 @@ class Saving:
         """Return an object as it lies with the local S3, whatever goes wrong with requests; b"": none."""
         named = hashlib.sha256(f"runs/job-1/{key}".encode()).hexdigest()
         with contextlib.suppress(FileNotFoundError), (self._at / "objects" / named).open("rb") as file:
-            return file.read(s3.description(file).size)
+            return file.read(s3_files.description(file).size)
         return b""
 
     def body(self, parts: list[Any]) -> bytes:

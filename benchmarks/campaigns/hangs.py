@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from awsddp.jobs.launchers import LAUNCHERS
+from awsddp.agent_client.launchers import LAUNCHERS
 from benchmarks._rehearsal import Rehearsal
 from benchmarks.campaigns._campaign import Row, arguments, begin, campaign, cluster, instances
 

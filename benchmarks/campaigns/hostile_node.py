@@ -30,33 +30,36 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from awsddp import answers
+from awsddp.agent.log_stream import HEADER, MAGIC
 from awsddp.cli import failures
 from awsddp.cli.command_line import Globals
 from awsddp.cli.doctor_page import why_page
 from awsddp.cli.pages import cluster_page, fetch_page, job_page, jobs_page, report_page
 from awsddp.cli.screen import Screen
-from awsddp.cluster import Cluster
-from awsddp.config import load
-from awsddp.doctor import why
+from awsddp.cluster.status import cluster_document
 from awsddp.errors import AwsddpError, NodeError
-from awsddp.fetch import bring
-from awsddp.follow import Watch, merger_of
-from awsddp.jobs.supervisor.follow import HEADER, MAGIC
-from awsddp.known import choose_job, end_ranks, jobs_document
+from awsddp.job.cancel import end_ranks
+from awsddp.job.fetch import bring
+from awsddp.job.follow import Watch, merger_of
+from awsddp.job.jobs import jobs_document
+from awsddp.job.registry import choose_job
+from awsddp.job.report import write_report as report
+from awsddp.job.why import why
+from awsddp.model import node_answers
+from awsddp.model.documents import FetchDocument
+from awsddp.model.events import OnEvent
+from awsddp.model.node_order import in_order
+from awsddp.model.records import Listed, Node, Target
 from awsddp.nodes import provision, rsync
-from awsddp.nodes.failures import NodeFailure
+from awsddp.nodes.fleet import Fleet, Result
 from awsddp.nodes.login import Endpoint, Login
-from awsddp.nodes.transport import Fleet, Result
-from awsddp.parallel import ignore
-from awsddp.reach import in_order, told_jobs
-from awsddp.records import Listed, Node, Target
-from awsddp.report import OnEvent
-from awsddp.results import job_result
-from awsddp.returns import FetchDocument
+from awsddp.nodes.node_failures import NodeFailure
+from awsddp.session.connect import told_jobs
+from awsddp.session.context import Cluster
+from awsddp.settings.loader import load
 from awsddp.state import Folder, Record
-from awsddp.status import cluster_document
-from awsddp.status import write_report as report
+from awsddp.storage.results_dir import job_result
+from awsddp.util.parallel import ignore
 
 DOCUMENTED = {0, 1, 2, 3, 4, 5, 6, 7, 8, 130}
 JOB = "job1"
@@ -297,7 +300,7 @@ class Drawn:
             2: lambda: self.chance.randbytes(200),
             3: lambda: MAGIC + b"[" * 5000 + b"\n",
             4: lambda: MAGIC + b'{"x": NaN}\n',
-            5: lambda: said[:-1] + b" " * answers.MOST_BYTES + b"\n",
+            5: lambda: said[:-1] + b" " * node_answers.MOST_BYTES + b"\n",
             6: lambda: b"",
             7: lambda: MAGIC + json.dumps({"error": {key: self._nasty() for key in _ERROR}}).encode() + b"\n",
             8: lambda: (
@@ -399,7 +402,7 @@ def _honest(drawn: Drawn, node: int, request: dict[str, Any]) -> dict[str, Any]:
 
 
 class FakeFleet:
-    """Two nodes behind the calls of nodes/transport.py, without a network."""
+    """Two nodes behind the calls of nodes/fleet.py, without a network."""
 
     answering, holders = Fleet.answering, Fleet.holders
 
@@ -447,8 +450,8 @@ class FakeFleet:
         outcomes: dict[int, Result | NodeError] = {}
         for node in requests:
             said = self._drawn.inspected(node)
-            if len(said) > answers.MOST_BYTES:
-                outcomes[node] = answers.malformed(node, "too much")
+            if len(said) > node_answers.MOST_BYTES:
+                outcomes[node] = node_answers.malformed(node, "too much")
             else:
                 outcomes[node] = Result(exit_code=0, stdout=said, stderr=b"")
         return outcomes
@@ -570,13 +573,13 @@ def _faked(drawn: Drawn) -> Iterator[None]:
 
     with (
         mock.patch.object(rsync, "transfer", transfer),
-        mock.patch("awsddp.nodes.results.ALIKE_BYTES", drawn.chance.choice((1, 1 << 20))),
+        mock.patch("awsddp.nodes.download.ALIKE_BYTES", drawn.chance.choice((1, 1 << 20))),
         mock.patch("awsddp.aws.power.release"),
         mock.patch("awsddp.aws.power.unfetched_of"),
         mock.patch("awsddp.aws.clusters.describe", return_value=[]),
-        mock.patch("awsddp.follow.BEYOND_S", -5.0),
-        mock.patch("awsddp.follow.time.sleep"),
-        mock.patch.object(answers, "MOST_BYTES", 1 << 20),
+        mock.patch("awsddp.job.follow.BEYOND_S", -5.0),
+        mock.patch("awsddp.job.follow.time.sleep"),
+        mock.patch.object(node_answers, "MOST_BYTES", 1 << 20),
     ):
         yield
 
@@ -586,7 +589,9 @@ def _found(cluster: Cluster) -> Iterator[None]:
     """Let a verb find this cluster, and be connected to its nodes."""
     with (
         mock.patch.object(Cluster, "partly_ready", lambda _: contextlib.nullcontext(cluster)),
-        mock.patch("awsddp.known.connect_reachable", lambda _: contextlib.nullcontext(cluster.connections)),
+        mock.patch(
+            "awsddp.job.registry.connect_reachable", lambda _: contextlib.nullcontext(cluster.connections)
+        ),
     ):
         yield
 

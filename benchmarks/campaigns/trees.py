@@ -23,12 +23,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from awsddp.answers import Manifest, ResultFile, check_manifest, read_answer
-from awsddp.jobs.files import begins, name_at_home
-from awsddp.jobs.supervisor import requests
-from awsddp.jobs.supervisor.manifest import manifest
-from awsddp.jobs.supervisor.requests import plain
-from awsddp.nodes.results import VERSIONS, pull
+from awsddp.agent import messages
+from awsddp.agent.manifest import manifest
+from awsddp.agent.messages import plain
+from awsddp.model.node_answers import Manifest, ResultFile, check_manifest, read_answer
+from awsddp.nodes.download import VERSIONS, pull
+from awsddp.storage.local_names import begins, name_at_home
 from benchmarks._rehearsal import Rehearsal, rehearsal
 from benchmarks.campaigns import _tree as tree
 from benchmarks.campaigns._campaign import Row, arguments, campaign
@@ -77,7 +77,7 @@ def fetch(job: Job, folder: Path) -> None:
         return {(0, one.path): one for one in listed().files}
 
     def listed() -> Manifest:
-        told: Any = manifest(requests.Manifest(job=JOB, exclude=[], at_once=0), job.nodes[0].folder)
+        told: Any = manifest(messages.Manifest(job=JOB, exclude=[], at_once=0), job.nodes[0].folder)
         found = read_answer(json.dumps(plain(told)).encode(), Manifest, node=0, paths=True)
         check_manifest(found, 0, [0])
         return found

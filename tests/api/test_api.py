@@ -95,7 +95,7 @@ def test_unknown_keyword_and_invalid_name_are_errors_of_the_command_line(here: L
 
 
 def test_up_needs_consent_to_a_price_unless_the_cloud_is_local(here: Lab) -> None:
-    from awsddp.up import consent
+    from awsddp.api.cluster import consent
 
     local = awsddp.Cluster("priced", local=True)
     plan = local.plan(nodes=2)

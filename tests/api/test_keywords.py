@@ -1,4 +1,4 @@
-"""awsddp/keywords.py has the keys of spec.py: rewritten by `python -m tests.api.test_keywords`."""
+"""awsddp/api/keywords.py has the keys of spec.py: rewritten by `python -m tests.api.test_keywords`."""
 
 import json
 import re
@@ -12,8 +12,10 @@ from typing import Any, Literal, Unpack
 import pytest
 
 import awsddp
-from awsddp import keywords, reconcile, returns
-from awsddp.spec import KEYWORDS, SECTIONS
+from awsddp.api import keywords
+from awsddp.cluster import reconcile
+from awsddp.model import documents
+from awsddp.settings.spec import KEYWORDS, SECTIONS
 
 ROOT = Path(__file__).resolve().parents[2]
 MODULE = ROOT / "awsddp" / "keywords.py"
@@ -68,7 +70,7 @@ NAMES = {
     "Confirm": reconcile.Confirm,
     "Job": awsddp.Job,
     "Plan": awsddp.Plan,
-    "returns": returns,
+    "returns": documents,
 }
 """What is imported for its types alone."""
 

@@ -19,7 +19,7 @@ from moto.moto_api._internal.models import moto_api_backend
 from moto_cloud import NOW, Cloud, Launcher, Server
 from werkzeug.serving import make_server
 
-from awsddp.aws.session import Aws
+from awsddp.aws.client import Aws
 from awsddp.aws.waits import CLOCK, Clock
 from awsddp.local.emulator import route_out
 

@@ -6,13 +6,13 @@ from typing import Any
 
 from moto_cloud import Cloud, find_cluster
 
-from awsddp.aws.session import Aws
-from awsddp.cluster import Cluster
-from awsddp.config import load
+from awsddp.aws.client import Aws
+from awsddp.cluster.up import up
+from awsddp.model.records import Listed
 from awsddp.plan.records import LaunchPlan
-from awsddp.records import Listed
+from awsddp.session.context import Cluster
+from awsddp.settings.loader import load
 from awsddp.state import Folder
-from awsddp.up import up
 
 
 class Machine:

@@ -15,20 +15,20 @@ from moto.ec2.models import ec2_backends
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 from moto.ssm.models import Parameter, ssm_backends
 
-from awsddp.aws.access import ensure_access
+from awsddp.aws.client import Aws
 from awsddp.aws.clusters import find_clusters
-from awsddp.aws.facts import gather
 from awsddp.aws.instances import launch
-from awsddp.aws.session import Aws
-from awsddp.local import refusals, scope
+from awsddp.aws.launch_resources import ensure_access
+from awsddp.aws.plan_facts import gather
+from awsddp.local import operations, request_checks
+from awsddp.local.ec2_http import Refusal, answered, dry_run, read
 from awsddp.local.offers import OWNER, Call
-from awsddp.local.requests import Refusal, answered, dry_run, read
+from awsddp.model.events import Event
+from awsddp.model.records import Intent, Listed, Node, Target
 from awsddp.plan import make_plan
 from awsddp.plan.records import LaunchPlan, names
 from awsddp.plan.requests import Values
-from awsddp.records import Intent, Listed, Node, Target
-from awsddp.report import Event
-from awsddp.spec import ClusterSection, ClusterSpec
+from awsddp.settings.spec import ClusterSection, ClusterSpec
 
 REGION = "us-east-1"
 USER_ID = "AKIAIOSFODNN7EXAMPLE"
@@ -193,8 +193,8 @@ class Server:
         """Answer for placement groups, which moto lacks, as the local cloud does."""
         try:
             request = read({**environ, "wsgi.input": BytesIO(body)})
-            call, row = Call(request, self.cloud.backend_of(request.region)), scope.find(request)
-            refusals.check(call)
+            call, row = Call(request, self.cloud.backend_of(request.region)), operations.find(request)
+            request_checks.check(call)
             if request.dry:
                 raise dry_run()
             assert row.answer is not None

@@ -17,10 +17,10 @@ from typing import Any
 
 from botocore.model import ListShape, MapShape, OperationModel, Shape, StructureShape
 
-from awsddp.aws import clusters, facts, instances, prices, surroundings
-from awsddp.aws.session import Aws, Identity
-from awsddp.parallel import ignore
-from awsddp.records import Node, Target
+from awsddp.aws import account_resources, clusters, instances, plan_facts, prices
+from awsddp.aws.client import Aws, Identity
+from awsddp.model.records import Node, Target
+from awsddp.util.parallel import ignore
 
 FOLDER = Path(__file__).parent / "recorded"
 LAUNCH = {"ImageId": "ami-0a", "MinCount": 2, "MaxCount": 2}
@@ -96,7 +96,7 @@ def resources_of(kind: clusters.Kind) -> Callable[[Aws], Any]:
 
 
 def of_type(name: str) -> Callable[[Aws], Any]:
-    return lambda aws: facts._describe_type(aws, name)
+    return lambda aws: plan_facts._describe_type(aws, name)
 
 
 PARSERS: dict[tuple[str, ...], Callable[[Aws], Any]] = {
@@ -104,11 +104,11 @@ PARSERS: dict[tuple[str, ...], Callable[[Aws], Any]] = {
     ("DescribeInstanceTypes-g7e.12xlarge",): of_type("g7e.12xlarge"),
     ("DescribeInstanceTypes-p6-b300.48xlarge",): of_type("p6-b300.48xlarge"),
     ("DescribeInstanceTypes-p4d.24xlarge",): of_type("p4d.24xlarge"),
-    ("DescribeInstanceTypeOfferings-zones",): lambda aws: facts._offers(aws, ["g6.xlarge"]),
-    ("DescribeRegions-enabled",): facts.enabled_regions,
-    ("DescribeImages-dlami",): lambda aws: facts.find_image(aws, None),
-    ("GetParameters-dlami", "DescribeImages-dlami"): lambda aws: facts.find_image(aws, "/aws/service/x"),
-    ("GetServiceQuota-g",): lambda aws: facts._quota(aws, "L-DB2E81BA"),
+    ("DescribeInstanceTypeOfferings-zones",): lambda aws: plan_facts._offers(aws, ["g6.xlarge"]),
+    ("DescribeRegions-enabled",): plan_facts.enabled_regions,
+    ("DescribeImages-dlami",): lambda aws: plan_facts.find_image(aws, None),
+    ("GetParameters-dlami", "DescribeImages-dlami"): lambda aws: plan_facts.find_image(aws, "/aws/service/x"),
+    ("GetServiceQuota-g",): lambda aws: plan_facts._quota(aws, "L-DB2E81BA"),
     ("GetProducts-instance",): lambda aws: prices.on_demand(aws, ["g6.xlarge"]),
     ("DescribeSpotPriceHistory-last",): lambda aws: prices.spot_history(aws, ["g6.xlarge"], since=EPOCH),
     ("GetCallerIdentity-sso",): lambda aws: Identity.of(aws.call("GetCallerIdentity", {}, service="sts")),
@@ -124,12 +124,12 @@ PARSERS: dict[tuple[str, ...], Callable[[Aws], Any]] = {
         "DescribeSubnets-default",
         "DescribeRouteTables-ways",
         "DescribeVpcEndpoints-s3",
-    ): lambda aws: surroundings.with_s3(aws, surroundings.subnets(aws, None)),
-    ("DescribeCapacityReservations-active",): lambda aws: surroundings.reservation(aws, "cr-0a"),
-    ("GetInstanceProfile-role",): lambda aws: surroundings.role_of(aws, "trainers"),
-    ("DescribeKey-asymmetric",): lambda aws: surroundings.check_disk_key(aws, "alias/disks"),
+    ): lambda aws: account_resources.with_s3(aws, account_resources.subnets(aws, None)),
+    ("DescribeCapacityReservations-active",): lambda aws: account_resources.reservation(aws, "cr-0a"),
+    ("GetInstanceProfile-role",): lambda aws: account_resources.role_of(aws, "trainers"),
+    ("DescribeKey-asymmetric",): lambda aws: account_resources.check_disk_key(aws, "alias/disks"),
     ("SimulatePrincipalPolicy-denied",): lambda aws: list(
-        surroundings.lacking(aws, "arn:aws:iam::123456789012:role/trainers", "s3://runs")
+        account_resources.lacking(aws, "arn:aws:iam::123456789012:role/trainers", "s3://runs")
     ),
 }
 """The parsers of awsddp/aws/ by the recordings that they read."""

@@ -3,10 +3,10 @@
 import pytest
 from moto_cloud import IDS, Cloud, Launcher, plan_for, spec
 
-from awsddp.aws.access import move_ssh
+from awsddp.aws.client import Aws
 from awsddp.aws.clusters import tagged
-from awsddp.aws.facts import gather
-from awsddp.aws.session import Aws
+from awsddp.aws.launch_resources import move_ssh
+from awsddp.aws.plan_facts import gather
 from awsddp.aws.waits import Clock
 from awsddp.errors import AwsddpError
 from awsddp.plan import make_plan

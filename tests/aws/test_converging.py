@@ -7,17 +7,19 @@ import pytest
 from machine import On
 from moto_cloud import Cloud, find_cluster
 
-from awsddp.advice import advised, interruption
+from awsddp.aws.client import Aws
 from awsddp.aws.clusters import find_clusters, tagged, tags_of
-from awsddp.aws.session import Aws
-from awsddp.down import down
+from awsddp.cluster.down import down
+from awsddp.cluster.plan import plan
+from awsddp.cluster.up import up
 from awsddp.errors import CapacityError, ConfigError, NodeError, UsageError
-from awsddp.known import jobs_document
-from awsddp.nodes.failures import NodeFailure
+from awsddp.job.jobs import jobs_document
+from awsddp.model.cluster_state import cluster_state
+from awsddp.model.events import Event
+from awsddp.model.records import Listed
+from awsddp.nodes.node_failures import NodeFailure
 from awsddp.plan.records import Image, LaunchPlan
-from awsddp.records import Listed
-from awsddp.report import Event, cluster_state
-from awsddp.up import plan, up
+from awsddp.session.next_steps import advised, interruption
 
 
 def test_growing_launches_the_missing_numbers_beside_the_others(on: On, cloud: Cloud, aws: Aws) -> None:
@@ -222,9 +224,9 @@ def test_the_plan_of_a_cluster_that_exists_shows_the_steps_and_changes_nothing(o
 
 def test_two_machines_that_launch_at_once_keep_one_cluster(on: On, aws: Aws, monkeypatch: Any) -> None:
     laptop, desk = on("laptop"), on("desk")
-    from awsddp import up as verb
+    from awsddp.cluster import plan
 
-    read = verb.read_all
+    read = plan.read_all
     laptop_began: list[str] = []
 
     def late(*given: Any) -> Any:
@@ -235,7 +237,7 @@ def test_two_machines_that_launch_at_once_keep_one_cluster(on: On, aws: Aws, mon
             laptop.first()
         return found
 
-    monkeypatch.setattr(verb, "read_all", late)
+    monkeypatch.setattr(plan, "read_all", late)
     try:  # the older stays; within one second the id decides
         desk.first()
         stays = desk

@@ -5,13 +5,14 @@ from dataclasses import replace
 import pytest
 from machine import Machine, On
 
-from awsddp.down import down, stop
+from awsddp.cluster.down import down
+from awsddp.cluster.status import status
+from awsddp.cluster.stop import stop
 from awsddp.errors import NotFoundError
-from awsddp.known import jobs_document
-from awsddp.known import jobs_of_all as jobs
-from awsddp.reach import NoNodes
+from awsddp.job.jobs import jobs_document
+from awsddp.job.jobs import jobs_of_all as jobs
+from awsddp.session.connect import NoNodes
 from awsddp.state import Folder
-from awsddp.status import status
 
 MACHINE, ADDRESS, DISK = 1.006, 0.005, 200 * 0.08 / 730
 

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from botocore.credentials import CredentialResolver
 
-from awsddp.aws import session
+from awsddp.aws import client
+from awsddp.aws.client import Aws
 from awsddp.aws.login import session_name, session_of
-from awsddp.aws.session import Aws
 from awsddp.errors import ConfigError
-from awsddp.records import Target
+from awsddp.model.records import Target
 
 KEYS = "[plain]\naws_access_key_id = AKIAEXAMPLE\naws_secret_access_key = secret\n"
 ROLE = "role_arn = arn:aws:iam::123456789012:role/gpu\nsource_profile = plain\n"
@@ -154,7 +154,7 @@ def test_the_gateways_of_all_regions_share_one_login(
         made.append(target)
         return session_of(target, **more)
 
-    monkeypatch.setattr(session, "session_of", counted)
+    monkeypatch.setattr(client, "session_of", counted)
     keys = {"access_key_id": "AKIA", "secret_access_key": "secret"}
     first = Aws(Target(region="us-east-1", **keys))
     others = [Aws(Target(region=name, **keys), login=first) for name in ("eu-west-1", "eu-north-1")]

@@ -9,16 +9,16 @@ import pytest
 from machine import On
 from moto_cloud import IDS, NOW, USER_ID, Cloud, Launcher, plan_for
 
-from awsddp import status as verb
 from awsddp.aws import power
+from awsddp.aws.client import Aws
 from awsddp.aws.clusters import Everywhere, Holding, describe, find_clusters, find_everywhere, find_in
-from awsddp.aws.session import Aws
-from awsddp.cluster import Cluster
-from awsddp.config import load
+from awsddp.cluster import inventory
+from awsddp.cluster.status import status
 from awsddp.errors import Interrupted, LeftoverError
 from awsddp.plan.records import LaunchPlan, names
+from awsddp.session.context import Cluster
+from awsddp.settings.loader import load
 from awsddp.state import Folder
-from awsddp.status import status
 
 OTHER = "AIDASOMEBODYELSE"
 
@@ -128,7 +128,7 @@ def test_orphans_are_listed_asked_for_and_ended_and_no_others(
     launcher(tagging(plan, expires=past, owner=OTHER), ids=ids("bbbbbbbb"))
     launcher.access(plan, ids=ids("cccccccc"))
     before = {node.instance_id for node in describe(aws, [])}
-    states = {one["id"]: (one["mine"], one["orphan"]) for one in verb.status_all(ctx)}
+    states = {one["id"]: (one["mine"], one["orphan"]) for one in inventory.status_all(ctx)}
     assert states == {
         IDS["cluster_id"]: (True, False),
         "aaaaaaaa": (True, True),
@@ -140,16 +140,16 @@ def test_orphans_are_listed_asked_for_and_ended_and_no_others(
         raise Interrupted(what)
 
     with pytest.raises(Interrupted) as caught:
-        verb.down_orphans(ctx, confirm=refuse)
+        inventory.down_orphans(ctx, confirm=refuse)
     assert "aaaaaaaa" in caught.value.message
     assert "bbbbbbbb" not in caught.value.message
     assert {node.instance_id for node in describe(aws, []) if node.state == "running"} == before
 
-    ended = verb.down_orphans(ctx, confirm=lambda what: None)
+    ended = inventory.down_orphans(ctx, confirm=lambda what: None)
     assert len(ended["terminated"]) == 2
-    assert {one["id"] for one in verb.status_all(ctx)} == {IDS["cluster_id"], "bbbbbbbb"}
+    assert {one["id"] for one in inventory.status_all(ctx)} == {IDS["cluster_id"], "bbbbbbbb"}
     assert len(find_clusters(aws, "demo", OTHER)[0].live) == 2
-    assert verb.down_orphans(ctx, confirm=refuse)["terminated"] == ()
+    assert inventory.down_orphans(ctx, confirm=refuse)["terminated"] == ()
 
 
 def test_orphan_with_results_is_kept_unless_they_are_discarded(
@@ -162,13 +162,13 @@ def test_orphan_with_results_is_kept_unless_they_are_discarded(
     power.keep_on_poweroff(aws, owing.live, "train-1")
     asked: list[str] = []
     with pytest.raises(LeftoverError, match=r"demo \(aaaaaaaa\): results of train-1") as kept:
-        verb.down_orphans(ctx, confirm=asked.append)
+        inventory.down_orphans(ctx, confirm=asked.append)
     assert "awsddp -c demo fetch train-1" in kept.value.next
     assert "bbbbbbbb" in asked[0]
     assert "aaaaaaaa" not in asked[0]
-    assert {one["id"] for one in verb.status_all(ctx)} == {"aaaaaaaa"}
-    assert verb.down_orphans(ctx, discard=True, confirm=asked.append)["clusters"] == ("aaaaaaaa",)
-    assert verb.status_all(ctx) == []
+    assert {one["id"] for one in inventory.status_all(ctx)} == {"aaaaaaaa"}
+    assert inventory.down_orphans(ctx, discard=True, confirm=asked.append)["clusters"] == ("aaaaaaaa",)
+    assert inventory.status_all(ctx) == []
 
 
 def test_an_orphan_that_cannot_be_ended_is_a_leftover(
@@ -177,7 +177,7 @@ def test_an_orphan_that_cannot_be_ended_is_a_leftover(
     launcher.access(plan_for(aws, instance_type="g5.xlarge"))
     cloud.fail("DeleteKeyPair", *["UnauthorizedOperation"] * 30)
     with pytest.raises(LeftoverError) as caught:
-        verb.down_orphans(ctx, confirm=lambda what: None)
+        inventory.down_orphans(ctx, confirm=lambda what: None)
     assert "key-" in caught.value.why
 
 

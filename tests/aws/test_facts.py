@@ -13,15 +13,15 @@ from botocore.exceptions import ClientError
 from moto.core import DEFAULT_ACCOUNT_ID
 from moto_cloud import IDS, Cloud, Launcher, plan_for, spec
 
-from awsddp.aws import facts as facts_module
-from awsddp.aws.facts import enabled_regions, gather
-from awsddp.aws.refusals import translate
-from awsddp.aws.session import Aws, Call, Trail
+from awsddp.aws import plan_facts as facts_module
+from awsddp.aws.api_errors import translate
+from awsddp.aws.client import Aws, Call, Trail
+from awsddp.aws.plan_facts import enabled_regions, gather
 from awsddp.compat.types import GPU_TYPES, QUOTA_G, QUOTA_P
 from awsddp.errors import AwsddpError, CapacityError, CloudError, ConfigError
+from awsddp.model.records import Target, TargetName
 from awsddp.plan.records import names
-from awsddp.records import Target, TargetName
-from awsddp.spec import ClusterSpec, NetworkSection
+from awsddp.settings.spec import ClusterSpec, NetworkSection
 from tests.http_answers import BAD_ANSWERS, CUT, answering
 
 

@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 from machine import Machine, On
 
+from awsddp.aws.client import Aws
 from awsddp.aws.clusters import describe, tagged
 from awsddp.aws.login import session_name
-from awsddp.aws.session import Aws
 from awsddp.cli.command_line import Globals
 from awsddp.cli.plan_page import launch_question
 from awsddp.cli.screen import Screen
-from awsddp.down import down
+from awsddp.cluster.down import down
+from awsddp.cluster.status import status
 from awsddp.errors import ConfigError, NotFoundError, UsageError
-from awsddp.status import status
 
 
 def log_in_otherwise(aws: Aws, monkeypatch: pytest.MonkeyPatch) -> None:

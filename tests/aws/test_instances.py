@@ -14,17 +14,17 @@ from moto.ec2.models.instances import Instance
 from moto_cloud import IDS, NOW, Cloud, Launcher, find_cluster, plan_for, spec, values, without_zones
 
 from awsddp.aws import instances
+from awsddp.aws.client import Aws
 from awsddp.aws.clusters import Filters, by_id, describe, end_of, find_clusters, node_of, tag, tags_of
-from awsddp.aws.facts import gather
 from awsddp.aws.instances import appear, refuse_off, resume, wait_running
-from awsddp.aws.session import Aws
+from awsddp.aws.plan_facts import gather
 from awsddp.aws.teardown import give_up
 from awsddp.aws.waits import Clock
 from awsddp.errors import AwsddpError, CapacityError, CloudError, NodeError
+from awsddp.model.records import Intent, Node
 from awsddp.plan import make_plan
 from awsddp.plan.records import Request
-from awsddp.records import Intent, Node
-from awsddp.spec import CapacitySection
+from awsddp.settings.spec import CapacitySection
 
 
 def on_the_wire(request: Request) -> dict[str, str]:
@@ -421,7 +421,7 @@ def test_a_look_that_aws_does_not_answer_ends_nothing(
     aws: Aws, cloud: Cloud, launcher: Launcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nodes = launcher(plan_for(aws))
-    monkeypatch.setattr("awsddp.aws.session.ATTEMPTS", 1)
+    monkeypatch.setattr("awsddp.aws.client.ATTEMPTS", 1)
     cloud.fail("DescribeInstances", "RequestLimitExceeded", status=503)
     refuse_off(aws, nodes)
 
@@ -430,7 +430,7 @@ def test_a_poll_that_aws_throttles_goes_on(
     aws: Aws, cloud: Cloud, launcher: Launcher, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     launched = launcher(plan_for(aws))
-    monkeypatch.setattr("awsddp.aws.session.ATTEMPTS", 1)
+    monkeypatch.setattr("awsddp.aws.client.ATTEMPTS", 1)
     cloud.fail("DescribeInstances", "RequestLimitExceeded", "InternalError", status=503)
     assert len(wait_running(aws, launched, on_event=launcher.events.append)) == 2
 

@@ -7,18 +7,18 @@ import pytest
 from moto.ec2.models.instances import Instance
 from moto_cloud import REGION, Cloud, find_cluster
 
+from awsddp.aws.client import Aws
 from awsddp.aws.clusters import describe, tagged
-from awsddp.aws.facts import gather
 from awsddp.aws.instances import resume
-from awsddp.aws.session import Aws
+from awsddp.aws.plan_facts import gather
 from awsddp.aws.waits import Clock
-from awsddp.cluster import Cluster
-from awsddp.config import load
+from awsddp.cluster.launch import launch, plan_everywhere
 from awsddp.errors import AwsddpError, CapacityError, CloudError, ConfigError
+from awsddp.model.events import Event
+from awsddp.model.records import Node
 from awsddp.plan.records import LaunchPlan
-from awsddp.reconcile import launch, plan_everywhere
-from awsddp.records import Node
-from awsddp.report import Event
+from awsddp.session.context import Cluster
+from awsddp.settings.loader import load
 from awsddp.state import Folder, Record
 
 NONE = "InsufficientInstanceCapacity"

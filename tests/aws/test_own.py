@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from moto_cloud import Cloud
 
-from awsddp.aws.session import Aws
-from awsddp.aws.surroundings import lacking
-from awsddp.config import load
+from awsddp.aws.account_resources import lacking
+from awsddp.aws.client import Aws
 from awsddp.errors import ConfigError
 from awsddp.plan import make_plan
-from awsddp.search import facts_of
+from awsddp.session.locate import facts_of
+from awsddp.settings.loader import load
 
 Look = Callable[..., Any]
 

@@ -3,10 +3,10 @@
 import pytest
 from moto_cloud import Cloud, Launcher, find_cluster, plan_for
 
+from awsddp.aws.client import Aws
 from awsddp.aws.power import keep_on_poweroff, release, stop, unfetched_of
-from awsddp.aws.session import Aws
 from awsddp.errors import CloudError
-from awsddp.records import MORE, Node, unfetched_jobs
+from awsddp.model.records import MORE, Node, unfetched_jobs
 
 
 def state(aws: Aws) -> set[tuple[str, tuple[str, ...]]]:

@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 from moto_cloud import Cloud, find_cluster, plan_for, spec, values
 
-from awsddp.aws.facts import gather
+from awsddp.aws.client import Aws
+from awsddp.aws.plan_facts import gather
 from awsddp.aws.preflight import before_launch, dry_run
-from awsddp.aws.session import Aws
-from awsddp.cluster import Cluster
-from awsddp.config import load
-from awsddp.doctor import request_quota
+from awsddp.cluster.doctor import request_quota
 from awsddp.errors import ConfigError, Interrupted
+from awsddp.model.records import Check
 from awsddp.plan import make_plan
-from awsddp.records import Check
-from awsddp.spec import ClusterSpec, NetworkSection
+from awsddp.session.context import Cluster
+from awsddp.settings.loader import load
+from awsddp.settings.spec import ClusterSpec, NetworkSection
 from awsddp.state import Folder
 
 

@@ -23,10 +23,10 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from awsddp.aws import program
-from awsddp.aws.session import Aws
+from awsddp.aws import credential_process
+from awsddp.aws.client import Aws
 from awsddp.errors import AwsddpError, ConfigError
-from awsddp.records import Target
+from awsddp.model.records import Target
 
 LATER = datetime.now(UTC) + timedelta(minutes=14)
 BEFORE = datetime.now(UTC) - timedelta(hours=13)
@@ -493,8 +493,8 @@ def test_a_credential_process_that_does_not_end_is_announced_and_ended(
     slow.write_text(f"#!/bin/sh\necho $$ >> {tmp_path}/begun\nexec sleep 1000\n")
     slow.chmod(0o700)
     configured(f"[profile slow]\ncredential_process = {slow}\n")
-    monkeypatch.setattr(program, "PROGRAM_S", 1.0)
-    monkeypatch.setattr(program, "QUIET_S", 0.3)
+    monkeypatch.setattr(credential_process, "PROGRAM_S", 1.0)
+    monkeypatch.setattr(credential_process, "QUIET_S", 0.3)
     said: list[str] = []
     aws = Aws(Target(region="eu-west-1", profile="slow"), say=said.append)
     failures = []

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from recordings import FOLDER, PARSERS, Replay, recording
 
-from awsddp.aws import clusters, surroundings
+from awsddp.aws import account_resources, clusters
 from awsddp.compat.types import GPU_TYPES
 from awsddp.errors import AwsddpError, CapacityError, ConfigError
 
@@ -94,7 +94,7 @@ def test_a_group_with_prefix_lists_and_groups_of_others_lacks_what_it_lacks(
     replay: Replay, cidr: str, efa: bool, lacks: int
 ) -> None:
     replay.play("DescribeSecurityGroups-rules")
-    found = surroundings.own_group(replay.aws, "sg-0a", cidrs=(cidr,), efa=efa)
+    found = account_resources.own_group(replay.aws, "sg-0a", cidrs=(cidr,), efa=efa)
     assert (found.id, found.vpc, len(found.lacks)) == ("sg-0a", "vpc-0a", lacks)
 
 
@@ -156,7 +156,7 @@ def test_what_is_beside_the_instances(
 
 def test_an_own_key_an_identity_and_a_reservation(replay: Replay) -> None:
     replay.play("DescribeKeyPairs-ed25519")
-    assert surroundings.own_key(replay.aws, "mine") == "ssh-ed25519 AAAAC3Nz mine"
+    assert account_resources.own_key(replay.aws, "mine") == "ssh-ed25519 AAAAC3Nz mine"
     assert parsed(replay, "GetCallerIdentity-sso").user_id == "AROAEXAMPLE:anna@example.com"
     held = parsed(replay, "DescribeCapacityReservations-active")
     assert (held.instance_type, held.zone, held.free, held.state, held.tenancy) == (

@@ -9,19 +9,19 @@ from typing import Any
 import pytest
 from moto_cloud import Cloud, spec
 
-from awsddp.aws.facts import gather
-from awsddp.aws.session import Aws
+from awsddp.agent_client.rank_layout import Rank, ranks_on
+from awsddp.aws.client import Aws
+from awsddp.aws.plan_facts import gather
 from awsddp.cli.main import cli
-from awsddp.cluster import Cluster
+from awsddp.cluster.run import with_gpus
 from awsddp.errors import AwsddpError, CloudError, UsageError
-from awsddp.jobs.ranks import Rank, ranks_on
+from awsddp.job.train import check_ranks
 from awsddp.local import cgroups
+from awsddp.model.records import TargetName
 from awsddp.plan import make_plan
 from awsddp.plan.records import Facts, LaunchPlan
-from awsddp.records import TargetName
-from awsddp.spec import ClusterSpec, LocalSection
-from awsddp.train import check_ranks
-from awsddp.whole_run import with_gpus
+from awsddp.session.context import Cluster
+from awsddp.settings.spec import ClusterSpec, LocalSection
 
 IMAGE = "Deep Learning OSS Nvidia Driver AMI GPU PyTorch 9.9 (Ubuntu 24.04) 20260822"
 TAGS: Mapping[TargetName, dict[str, str]] = {"aws": {}, "local": {"awsddp:gpus": "rehearsed"}}

@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 from moto_cloud import IDS, Cloud, Launcher, find_cluster, plan_for
 
+from awsddp.aws.client import Aws
 from awsddp.aws.clusters import describe, tagged
-from awsddp.aws.session import Aws
 from awsddp.aws.teardown import Teardown, teardown
 from awsddp.aws.waits import Clock
 from awsddp.errors import CloudError
-from awsddp.report import Event
+from awsddp.model.events import Event
 
 
 def end(aws: Aws, clock: Clock, events: list[str] | None = None) -> Teardown:

@@ -8,8 +8,8 @@ import pytest
 from moto_cloud import SECRETS, Cloud, Launcher, plan_for
 
 from awsddp import __version__
-from awsddp.aws.refusals import Refused
-from awsddp.aws.session import Aws, Trail
+from awsddp.aws.api_errors import Refused
+from awsddp.aws.client import Aws, Trail
 from awsddp.aws.waits import Clock
 from awsddp.state import Folder
 

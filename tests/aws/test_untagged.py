@@ -8,11 +8,11 @@ from moto_cloud import Cloud
 
 from awsddp.aws.clusters import describe
 from awsddp.aws.waits import CLOCK
-from awsddp.down import down
+from awsddp.cluster.down import down
+from awsddp.cluster.status import status
 from awsddp.errors import LeftoverError
-from awsddp.fetch import fetch
-from awsddp.records import Listed
-from awsddp.status import status
+from awsddp.job.fetch import fetch
+from awsddp.model.records import Listed
 
 TAGS = ["awsddp:owner", "awsddp:id", "awsddp:cluster", "awsddp:nodes"]
 
@@ -55,7 +55,7 @@ def test_a_node_without_its_tags_is_no_lost_node(on: On, cloud: Cloud, tags: lis
 
 
 def test_a_node_without_its_tags_still_owes_its_results(on: On, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("awsddp.reach.REACH_S", 1.0)
+    monkeypatch.setattr("awsddp.session.connect.REACH_S", 1.0)
     laptop = on("laptop")
     key = untag(laptop, laptop.first(), 1, *TAGS)
     laptop.said.clear()

@@ -9,39 +9,39 @@ from typing import Any
 
 import msgspec
 
-from awsddp import returns
 from awsddp.cli.main import VERBS
 from awsddp.errors import SCHEMA
+from awsddp.model import documents
 from awsddp.plan.records import PlanDocument
 
 DOCUMENTS: dict[str, Any] = {
-    "": returns.HomeDocument,
-    "init": returns.InitDocument,
+    "": documents.HomeDocument,
+    "init": documents.InitDocument,
     "plan": PlanDocument,
-    "plan --offers": returns.OffersDocument,
-    "up": returns.ClusterDocument,
-    "status": returns.ClusterDocument,
-    "status --all": list[returns.FoundCluster],
-    "sync": returns.SyncDocument,
-    "train": returns.JobDocument,
-    "jobs": returns.JobsDocument,
-    "logs": returns.JobDocument,
-    "cancel": returns.JobDocument | list[returns.JobDocument],
-    "fetch": returns.FetchDocument | list[returns.FetchDocument],
-    "exec": returns.ExecDocument,
-    "ssh": returns.SshDocument,
-    "doctor": returns.DoctorDocument,
-    "doctor --request-quota": returns.QuotaDocument,
-    "why": returns.WhyDocument,
-    "report": returns.JobReport,
-    "stop": returns.ClusterDocument,
-    "down": returns.DownDocument,
-    "down --orphans": returns.Orphans,
-    "run": returns.RunDocument,
-    "local start": returns.LocalDocument,
-    "local status": returns.LocalDocument,
-    "local stop": returns.StoppedDocument,
-    "local fault": list[returns.Fault],
+    "plan --offers": documents.OffersDocument,
+    "up": documents.ClusterDocument,
+    "status": documents.ClusterDocument,
+    "status --all": list[documents.FoundCluster],
+    "sync": documents.SyncDocument,
+    "train": documents.JobDocument,
+    "jobs": documents.JobsDocument,
+    "logs": documents.JobDocument,
+    "cancel": documents.JobDocument | list[documents.JobDocument],
+    "fetch": documents.FetchDocument | list[documents.FetchDocument],
+    "exec": documents.ExecDocument,
+    "ssh": documents.SshDocument,
+    "doctor": documents.DoctorDocument,
+    "doctor --request-quota": documents.QuotaDocument,
+    "why": documents.WhyDocument,
+    "report": documents.JobReport,
+    "stop": documents.ClusterDocument,
+    "down": documents.DownDocument,
+    "down --orphans": documents.Orphans,
+    "run": documents.RunDocument,
+    "local start": documents.LocalDocument,
+    "local status": documents.LocalDocument,
+    "local stop": documents.StoppedDocument,
+    "local fault": list[documents.Fault],
 }
 """The type of each verb's document, with the option that changes it."""
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "schema.json"
@@ -50,7 +50,7 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "schema.json"
 def schema() -> str:
     """Return the published JSON schema."""
     kinds = {f"awsddp {name}".strip(): kind for name, kind in DOCUMENTS.items()}
-    kinds |= {"error": returns.ErrorDocument, "event": returns.EventLine}
+    kinds |= {"error": documents.ErrorDocument, "event": documents.EventLine}
     shapes, parts = msgspec.json.schema_components(kinds.values(), ref_template="#/$defs/{name}")
     verbs = dict(zip(kinds, shapes, strict=True))
     return (
@@ -79,7 +79,7 @@ def check(document: Any, *words: str) -> None:
         return
     bare: Any = [_bare(one) for one in document] if isinstance(document, list) else _bare(document)
     if isinstance(document, dict) and "error" in document:
-        _hold({"error": bare.pop("error")}, returns.ErrorDocument)
+        _hold({"error": bare.pop("error")}, documents.ErrorDocument)
         if not bare:
             return
     _hold(bare, DOCUMENTS[verb_of(words)])

@@ -14,20 +14,20 @@ import click
 import pytest
 from botocore.exceptions import EndpointConnectionError
 
-from awsddp.advice import HAS_OPTION, advised, costs, interruption
-from awsddp.aws.refusals import translate
+from awsddp.api.job import Job, JobFailed
+from awsddp.aws.api_errors import translate
 from awsddp.cli import failures
 from awsddp.cli.command_line import WATCH, Globals, named
 from awsddp.cli.main import cli
-from awsddp.cluster import Cluster
-from awsddp.config import load, option_words
 from awsddp.errors import CloudError, Interrupted, LetGo
-from awsddp.job import Job, JobFailed
 from awsddp.local import control
-from awsddp.nodes.failures import NodeFailure
-from awsddp.records import JobRecord as JobRecord
-from awsddp.records import Prepared, Target, TargetName
-from awsddp.spec import OPTIONS
+from awsddp.model.records import JobRecord as JobRecord
+from awsddp.model.records import Prepared, Target, TargetName
+from awsddp.nodes.node_failures import NodeFailure
+from awsddp.session.context import Cluster
+from awsddp.session.next_steps import HAS_OPTION, advised, costs, interruption
+from awsddp.settings.loader import load, option_words
+from awsddp.settings.spec import OPTIONS
 from awsddp.state import Folder, Record
 from tests.cli.advice_lines import texts, type_in
 from tests.cli.conftest import Lab
@@ -154,7 +154,7 @@ def test_a_machine_without_rsync_3_is_told_before_anything_is_launched(lab: Lab,
 
 
 # Lines of which a part is an option or a verb, made beside them.
-BUILT = {"plan/selection.py", "status.py", "local/control.py", "jobs/health.py", "saving.py"}
+BUILT = {"plan/selection.py", "status.py", "local/control.py", "agent_client/node_checks.py", "saving.py"}
 
 
 def test_every_line_of_a_text_that_begins_as_a_command_is_one() -> None:
@@ -221,7 +221,7 @@ def test_the_next_step_of_a_command_that_was_cut_is_that_command(
         WATCH.cluster = watch
         raise LetGo(signal.SIGTERM)
 
-    monkeypatch.setattr("awsddp.cli.session.specs", cut)
+    monkeypatch.setattr("awsddp.cli.invocation.specs", cut)
     with pytest.raises(Interrupted) as error:
         cli.main([*typed, "-c", "second"], standalone_mode=False)
     assert error.value.exit_code == 143

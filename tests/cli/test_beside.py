@@ -8,7 +8,7 @@ from typing import Any
 import boto3
 import pytest
 
-from awsddp.records import write_numbers
+from awsddp.model.records import write_numbers
 from awsddp.state import Folder
 from benchmarks.campaigns import beside
 from tests.cli.conftest import Lab

@@ -16,10 +16,10 @@ import msgspec
 import pytest
 from test_make_plan import plan
 
-from awsddp.cli import command_line, doctor_page, failures, local, pages, plan_page, render
+from awsddp.cli import command_line, doctor_page, failures, local, pages, plan_page, table
 from awsddp.cli.command_line import WATCH, Globals
-from awsddp.cli.home import home_page
 from awsddp.cli.main import cli
+from awsddp.cli.overview import home_page
 from awsddp.errors import ConfigError
 from tests.cli.schema import DOCUMENTS, verb_of
 
@@ -62,7 +62,7 @@ def helps(columns: int) -> Iterator[tuple[str, list[str]]]:
 
 def narrow(monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
     """Let the pages believe that they are on a terminal of so many columns."""
-    for module in (render, doctor_page):
+    for module in (table, doctor_page):
         monkeypatch.setattr(module, "width", lambda *, stderr=False: columns)
 
 
@@ -146,6 +146,6 @@ def test_an_error_is_wrapped_and_its_commands_stay_whole(
 @pytest.mark.parametrize("columns", [80, 60])
 def test_a_label_stands_above_a_command_that_is_too_long(columns: int) -> None:
     command = shlex.join(["awsddp", "-c", "c" * 31, "logs", "-f", "j" * 40])
-    assert render.lines(f"  follow it: {command}", columns=columns) == ["  follow it:", f"    {command}"]
-    assert render.lines(f"  | {'x ' * 60}", columns=columns) == [f"  | {'x ' * 60}"]
-    assert render.lines("spent\nWarning: " + "now " * 30, columns=columns)[0] == "spent"
+    assert table.lines(f"  follow it: {command}", columns=columns) == ["  follow it:", f"    {command}"]
+    assert table.lines(f"  | {'x ' * 60}", columns=columns) == [f"  | {'x ' * 60}"]
+    assert table.lines("spent\nWarning: " + "now " * 30, columns=columns)[0] == "spent"

@@ -124,7 +124,7 @@ def _number(text: str) -> bool:
 
 def _time(text: str) -> bool:
     from awsddp.errors import ConfigError
-    from awsddp.values import seconds
+    from awsddp.settings.values import seconds
 
     try:
         return seconds(text) >= 0
@@ -133,7 +133,7 @@ def _time(text: str) -> bool:
 
 
 def _name(text: str) -> bool:
-    from awsddp.values import NAME
+    from awsddp.settings.values import NAME
 
     return NAME.fullmatch(text) is not None
 

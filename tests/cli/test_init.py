@@ -17,7 +17,7 @@ from awsddp.cli.failures import run
 from awsddp.cli.main import cli
 from awsddp.cli.screen import Screen
 from awsddp.errors import UsageError
-from awsddp.records import JobRecord
+from awsddp.model.records import JobRecord
 from tests.cli.terminal import CTRL_C, Terminal
 
 

@@ -14,12 +14,12 @@ from awsddp.cli.failures import run
 from awsddp.cli.main import cli
 from awsddp.cli.pages import cluster_page, job_lines, ranks_table, sync_page
 from awsddp.cli.plan_page import offers_page, plan_page
-from awsddp.cluster import Cluster
+from awsddp.model.documents import ExecDocument, JobDocument, NodeOutput, SeenJob
+from awsddp.model.records import JobState, Saving, widened
 from awsddp.plan.records import Facts
-from awsddp.records import JobState, Saving, widened
-from awsddp.report import iso
-from awsddp.returns import ExecDocument, JobDocument, NodeOutput, SeenJob
+from awsddp.session.context import Cluster
 from awsddp.state import Folder
+from awsddp.util.format import iso
 from tests.cli.test_advice import RECORD
 from tests.records import read
 
@@ -227,7 +227,7 @@ REHEARSED = replace(ORDINARY, target="local", image=replace(DLAMI, tags={"awsddp
 def test_a_plan_of_an_ordinary_cluster_is_on_one_screen_with_the_price_among_the_first_lines(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, facts: Facts, cluster: dict[str, Any]
 ) -> None:
-    monkeypatch.setattr("awsddp.cli.render.width", lambda stderr: 80)
+    monkeypatch.setattr("awsddp.cli.table.width", lambda stderr: 80)
     plan_page(planned(facts, **cluster))
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) <= 23  # and the prompt

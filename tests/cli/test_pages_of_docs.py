@@ -17,7 +17,7 @@ import pytest
 from awsddp import __version__
 from awsddp.cli.command_line import Globals
 from awsddp.cli.main import cli
-from awsddp.config import load
+from awsddp.settings.loader import load
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")]

@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 
 from awsddp.cli import failures, screen
 from awsddp.cli.command_line import Globals
-from awsddp.cli.render import progress, table_lines
 from awsddp.cli.screen import Screen
+from awsddp.cli.table import progress, table_lines
 from awsddp.errors import NodeError
-from awsddp.report import Event, amount
+from awsddp.model.events import Event
+from awsddp.util.format import amount
 from tests.test_harmless import on_terminal
 
 CELLS = st.lists(st.text("ab-/.4", min_size=1, max_size=20), min_size=1, max_size=6).map(" ".join)

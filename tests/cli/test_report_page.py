@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from awsddp.cli import render
+from awsddp.cli import table
 from awsddp.cli.job import _moment
 from awsddp.cli.pages import job_page, jobs_page, report_page
 from awsddp.errors import UsageError
-from awsddp.report import iso
+from awsddp.util.format import iso
 from tests.records import read
 
 JOB: dict[str, Any] = {
@@ -155,7 +155,7 @@ def test_jobs_are_a_screen_of_80_columns_with_a_line_each(
         "would_have_cost_usd": 0.0,
         "since": None,
     }
-    monkeypatch.setattr(render, "width", lambda *, stderr=False: 80)
+    monkeypatch.setattr(table, "width", lambda *, stderr=False: 80)
     jobs_page(read(found))
     assert capsys.readouterr().out.splitlines() == [
         "job      state         age     time        loss    cost    progress, or cause",
@@ -184,7 +184,7 @@ def test_jobs_are_a_screen_of_80_columns_with_a_line_each(
 def test_a_cause_that_has_no_room_beside_long_names_is_left_out(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(render, "width", lambda *, stderr=False: 80)
+    monkeypatch.setattr(table, "width", lambda *, stderr=False: 80)
     job = JOB | {"job": "a-name-of-64-characters", "state": "failed", "cause": read(CAUSE), "started": None}
     jobs_page(read({"jobs": [job], "clusters": []}))
     assert capsys.readouterr().out.splitlines() == [

@@ -10,7 +10,7 @@ import pytest
 
 from awsddp.local import control, machine
 from awsddp.plan.policy import role_policy
-from awsddp.spec import ClusterSpec, JobSection, JobSpec
+from awsddp.settings.spec import ClusterSpec, JobSection, JobSpec
 from tests.cli.conftest import Lab
 
 WITH_ROLE = ("-y", "-o", "local.gpus=off", "-o", "access.instance_profile=training", "--nodes")

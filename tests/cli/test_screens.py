@@ -26,10 +26,10 @@ from awsddp.cli.pages import run_page
 from awsddp.cli.plan_page import launch_question
 from awsddp.cli.screen import Screen
 from awsddp.errors import Interrupted
+from awsddp.model.documents import RunDocument
+from awsddp.model.events import Event
 from awsddp.plan.records import LaunchPlan, Step
-from awsddp.report import Event
-from awsddp.returns import RunDocument
-from awsddp.spec import ClusterSpec
+from awsddp.settings.spec import ClusterSpec
 
 RECORDED: dict[str, Any] = json.loads((Path(__file__).parent / "recorded_run.json").read_text())
 """What `awsddp run --local --nodes 2 --instance-type g6.xlarge` told: events, lines, its document."""

@@ -11,9 +11,9 @@ from pathlib import Path
 import click
 import pytest
 
-from awsddp.advice import TAKES
 from awsddp.cli import failures
 from awsddp.cli.main import cli
+from awsddp.session.next_steps import TAKES
 from tests.cli.advice_lines import type_in
 from tests.cli.test_pages_of_docs import parse
 

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from awsddp.agent_client.rank_layout import interpreter
 from awsddp.cli import failures
 from awsddp.cli.main import cli
-from awsddp.cluster import Cluster
 from awsddp.errors import AwsddpError
-from awsddp.jobs.ranks import interpreter
-from awsddp.spec import KEYWORDS, JobSection, JobSpec, SyncSection
+from awsddp.session.context import Cluster
+from awsddp.settings.spec import KEYWORDS, JobSection, JobSpec, SyncSection
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def typed(tmp_path, monkeypatch, capsys):  # type: ignore[no-untyped-def]
         jobs.append(ctx.job_spec)
         raise failures.UsageError("reached")
 
-    monkeypatch.setattr("awsddp.train.train", reach)
+    monkeypatch.setattr("awsddp.job.train.train", reach)
 
     def run(*words: str) -> tuple[JobSpec | None, str, int]:
         monkeypatch.setattr(sys, "argv", ["awsddp", *words])

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from awsddp.config import OF_ONE_COMMAND, load
+from awsddp.settings.loader import OF_ONE_COMMAND, load
 from tests.cli.conftest import Lab
 
 COUNTS = """

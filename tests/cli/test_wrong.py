@@ -12,8 +12,8 @@ import pytest
 
 from awsddp.cli import failures
 from awsddp.errors import NotFoundError
-from awsddp.known import choose_job
-from awsddp.records import JobRecord
+from awsddp.job.registry import choose_job
+from awsddp.model.records import JobRecord
 from tests.cli.conftest import Lab
 
 

@@ -15,16 +15,16 @@ from unittest.mock import patch
 
 import pytest
 
-from awsddp import answers
-from awsddp.jobs import protocol
-from awsddp.jobs.logs import Merger
-from awsddp.jobs.ranks import Host, Rank, layout
-from awsddp.jobs.results import job_document
-from awsddp.jobs.supervisor import requests
-from awsddp.jobs.supervisor.folder import JobFolder
-from awsddp.jobs.supervisor.requests import Launch, Request
-from awsddp.records import JobRecord, Node, Prepared
-from awsddp.spec import JobSection, JobSpec
+from awsddp.agent import messages as requests
+from awsddp.agent.job_folder import JobFolder
+from awsddp.agent.messages import Launch, Request
+from awsddp.agent_client import calls, launch_requests, program
+from awsddp.agent_client.job_reports import job_document
+from awsddp.agent_client.logs import Merger
+from awsddp.agent_client.rank_layout import Host, Rank, layout
+from awsddp.model import node_answers
+from awsddp.model.records import JobRecord, Node, Prepared
+from awsddp.settings.spec import JobSection, JobSpec
 
 Told = TypeVar("Told")
 NODE_PYTHON = os.environ.get("AWSDDP_TEST_NODE_PYTHON", sys.executable)
@@ -107,8 +107,8 @@ class Fleet:
         self, node: int, *requests: Request[Any] | bytes, close: bool = True
     ) -> subprocess.Popen[bytes]:
         """Send requests, as SSH would, and return at once; the connection ends, or stays."""
-        messages = [one if isinstance(one, bytes) else protocol.message(one) for one in requests]
-        argv, stdin = protocol.program()
+        messages = [one if isinstance(one, bytes) else calls.message(one) for one in requests]
+        argv, stdin = program.program()
         process = subprocess.Popen(
             [NODE_PYTHON, *argv[1:]],
             stdin=subprocess.PIPE,
@@ -129,7 +129,7 @@ class Fleet:
     def ask(self, node: int, request: Request[Told]) -> Told:
         """Send a request and return its answer."""
         out, err = self.start(node, request).communicate(timeout=90)
-        return protocol.answer(out, request=request, node=node, stderr=err)
+        return calls.answer(out, request=request, node=node, stderr=err)
 
     def requests(self, script: str, *, job: str = "job", slot: int = 0, **settings: Any) -> dict[int, Launch]:
         """Return what launches `script` (a file, or the text of one) on all nodes, two ranks each."""
@@ -141,8 +141,12 @@ class Fleet:
         self.ranks = layout(range(len(self.hosts)), gpus=0, world_size=world_size)
         section = replace(JobSection(script=script), **settings)
         spec = replace(JobSpec(job=section), env=replace(JobSpec().env, **env))
-        with patch.object(protocol, "FIRST_PORT", self.port - 10 * slot):  # the hosts share a machine's
-            return protocol.launch_requests(spec, job=job, ranks=self.ranks, hosts=self.hosts, slot=slot)
+        with patch.object(
+            launch_requests, "FIRST_PORT", self.port - 10 * slot
+        ):  # the hosts share a machine's
+            return launch_requests.launch_requests(
+                spec, job=job, ranks=self.ranks, hosts=self.hosts, slot=slot
+            )
 
     def launch(self, script: str, *, job: str = "job", **settings: Any) -> None:
         """Launch a job on all nodes at once."""
@@ -152,15 +156,15 @@ class Fleet:
         for node, process in running.items():
             request = requests[node]
             out, err = process.communicate(timeout=60)
-            protocol.answer(out, request=request, node=node, stderr=err)
+            calls.answer(out, request=request, node=node, stderr=err)
 
     def document(self, node: int, job: str = "job") -> dict[str, Any]:
         """Return what a node knows of a job, read in this process: a request costs one of its own."""
         return JobFolder(job, self.folder(node, job)).document().to_json()
 
-    def told(self, node: int, job: str = "job") -> answers.NodeJob:
+    def told(self, node: int, job: str = "job") -> node_answers.NodeJob:
         """Return the same as a client has it."""
-        return answers.converted(self.document(node, job), answers.NodeJob)
+        return node_answers.converted(self.document(node, job), node_answers.NodeJob)
 
     def wait(self, job: str = "job", *, nodes: list[int] | None = None, seconds: float = 60) -> JobRecord:
         """Return the job when it is over on all nodes."""

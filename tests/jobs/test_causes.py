@@ -7,17 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from awsddp.jobs import protocol
-from awsddp.jobs.supervisor.causes import CONDITIONS, ECHOES, TABLE, Evidence, explain
-from awsddp.jobs.supervisor.diagnose import last_lines, last_loss, read_tail
-from awsddp.jobs.supervisor.job_causes import (
-    JOB_TABLE,
-    WAITED,
-    Row,
-    cause_of_node,
-    left_early,
-    rows,
-)
+from awsddp.agent.diagnosis.causes import CONDITIONS, ECHOES, TABLE, Evidence, explain
+from awsddp.agent.diagnosis.evidence import last_lines, last_loss, read_tail
+from awsddp.agent.diagnosis.job_causes import JOB_TABLE, WAITED, Row, cause_of_node, left_early, rows
+from awsddp.agent_client import calls
 from tests.jobs.conftest import launch_of
 
 PAGE = Path(__file__).parents[2] / "docs" / "why.md"
@@ -469,8 +462,8 @@ def test_every_condition_is_known_and_its_pattern_can_be_read() -> None:
 
 def test_a_node_gets_the_same_table() -> None:
     for name, table in (("causes", "TABLE"), ("job_causes", "JOB_TABLE")):
-        module = types.ModuleType(f"awsddp.jobs.supervisor.{name}")
-        exec(compile(protocol._source(name), name, "exec"), module.__dict__)
+        module = types.ModuleType(f"awsddp.agent.{name}")
+        exec(compile(calls._source(name), name, "exec"), module.__dict__)
         assert list(map(tuple, getattr(module, table))) == list(map(tuple, globals()[table]))
 
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from awsddp.jobs.files import newest_checkpoint
-from awsddp.jobs.supervisor.checkpoints import flaw_of
-from awsddp.jobs.supervisor.shelf import Shelf
+from awsddp.agent.s3.checkpoint_index import Shelf
+from awsddp.agent.s3.checkpoints import flaw_of
+from awsddp.storage.checkpoints import newest_checkpoint
 
 
 def parts(results: Path) -> list[Path]:

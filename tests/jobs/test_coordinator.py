@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from awsddp.jobs.supervisor.coordinator import Coordinator, Elastic, Order, Said
-from awsddp.jobs.supervisor.folder import Ending, Report
-from awsddp.jobs.supervisor.job_causes import Cause
-from awsddp.jobs.supervisor.stacks import Answer, Process
+from awsddp.agent.coordinator import Coordinator, Elastic, Order, Said
+from awsddp.agent.diagnosis.job_causes import Cause
+from awsddp.agent.diagnosis.stacks import Answer, Process
+from awsddp.agent.job_folder import Ending, Report
 from tests.jobs.conftest import launch_of
 
 LAYOUT = [(0, 0, 0), (1, 1, 0), (2, 0, 1), (3, 1, 1)]

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from awsddp.jobs.supervisor.causes import TABLE
-from awsddp.jobs.supervisor.job_causes import JOB_TABLE
+from awsddp.agent.diagnosis.causes import TABLE
+from awsddp.agent.diagnosis.job_causes import JOB_TABLE
 from tests.seed import drawn
 
 if TYPE_CHECKING:

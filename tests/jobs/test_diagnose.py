@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from awsddp.jobs.supervisor.diagnose import exceptions, full_disk, last_lines, read_tail
+from awsddp.agent.diagnosis.evidence import exceptions, full_disk, last_lines, read_tail
 from tests.jobs.test_causes import TRACEBACK
 
 

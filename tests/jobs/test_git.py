@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from awsddp.jobs.files import commit_of
+from awsddp.job.script import commit_of
 
 
 def git(folder: Path, *words: str) -> str:
@@ -49,7 +49,7 @@ def test_git_that_hangs_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     program.write_text("#!/bin/sh\nexec sleep 60\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.setattr("awsddp.jobs.files._GIT_S", 0.2)
+    monkeypatch.setattr("awsddp.job.script._GIT_S", 0.2)
     began = time.monotonic()
     assert commit_of(tmp_path, results="runs") == (None, None)
     assert time.monotonic() - began < 10

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from awsddp.jobs.launchers import LAUNCHERS
-from awsddp.jobs.supervisor import requests
-from awsddp.jobs.supervisor.hang import diagnose, ranges
-from awsddp.jobs.supervisor.requests import plain
-from awsddp.jobs.supervisor.stacks import DUMP, Answer, Process, read_stacks, records
+from awsddp.agent import messages
+from awsddp.agent.diagnosis.hang import diagnose, ranges
+from awsddp.agent.diagnosis.stacks import DUMP, Answer, Process, read_stacks, records
+from awsddp.agent.messages import plain
+from awsddp.agent_client.launchers import LAUNCHERS
 from benchmarks.campaigns.hangs import HANGS, is_named, line_of
 from tests.seed import SEED, drawn
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 def look(fleet: "Fleet", job: str = "job") -> dict[str, Any]:
     """Ask all nodes and read their answers, as `why` does."""
     answers = {
-        node: read_stacks(msgspec.to_builtins(fleet.ask(node, requests.Stacks(job=job))))
+        node: read_stacks(msgspec.to_builtins(fleet.ask(node, messages.Stacks(job=job))))
         for node in range(len(fleet.hosts))
     }
     layout = [(rank.rank, rank.local_rank, rank.node) for rank in fleet.ranks]

@@ -6,10 +6,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from awsddp.answers import Dialed, Probed, RankStep
+from awsddp.agent_client import node_checks
+from awsddp.agent_client.rank_layout import layout
 from awsddp.errors import NodeError
-from awsddp.jobs import health
-from awsddp.jobs.ranks import layout
+from awsddp.model.node_answers import Dialed, Probed, RankStep
 from tests.jobs.conftest import node_of, prepared_of
 
 ANSWER: dict[str, Any] = {
@@ -27,10 +27,10 @@ ANSWER: dict[str, Any] = {
 }
 
 
-def probes(count: int = 4, **differs: Mapping[str, Any]) -> health.Probes:
+def probes(count: int = 4, **differs: Mapping[str, Any]) -> node_checks.Probes:
     """Return what `count` nodes of 8 GPUs answered; `node2={"gpus": 7}` differs."""
     nodes = range(count)
-    return health.Probes(
+    return node_checks.Probes(
         nodes={node: node_of(node) for node in nodes},
         prepared={node: prepared_of(node, gpus=8, driver="535") for node in nodes},
         answers={
@@ -73,7 +73,7 @@ def test_the_node_that_is_not_fit_is_named(
     differs: dict[str, Any], named: list[tuple[str, str]], count: int
 ) -> None:
     seen = probes(count, node1=differs)
-    found = failed([*health.quick_checks(seen), *health.thorough_checks(seen)])
+    found = failed([*node_checks.quick_checks(seen), *node_checks.thorough_checks(seen)])
     if count == 2 and "kernel" in differs:  # two nodes: neither is the usual one
         assert [name for name, _, _ in found] == ["alike: kernel"]
         return
@@ -86,8 +86,8 @@ def test_without_the_thorough_probe_the_driver_counts_the_gpus() -> None:
         node: msgspec.structs.replace(answer, smi=None, gpus=8 - node)
         for node, answer in seen.answers.items()
     }
-    found = health.quick_checks(
-        health.Probes(nodes=seen.nodes, prepared=seen.prepared, answers=quick, asked=seen.asked)
+    found = node_checks.quick_checks(
+        node_checks.Probes(nodes=seen.nodes, prepared=seen.prepared, answers=quick, asked=seen.asked)
     )
     assert failed(found) == [("GPUs", 1, "7 of 8")]
     (check,) = [check for check in found if check.ok is False]
@@ -96,7 +96,7 @@ def test_without_the_thorough_probe_the_driver_counts_the_gpus() -> None:
 
 def test_two_nodes_that_agree_are_right_and_this_machine_is_not() -> None:
     seen = probes(2, node0={"time": 5000.0}, node1={"time": 5000.4})
-    assert failed(health.quick_checks(seen)) == []
+    assert failed(node_checks.quick_checks(seen)) == []
 
 
 def dials(count: int, lost: set[tuple[int, int]]) -> dict[int, list[tuple[int, int, str]]]:
@@ -110,8 +110,8 @@ def test_a_node_that_does_not_answer_takes_no_connection_of_the_others_away(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     answers = {0: Dialed(dials=((1, 41000, "no answer"),)), 1: NodeError("node1: no answer")}
-    monkeypatch.setattr(health, "answers_of", lambda fleet, wishes: answers)
-    checks = health.dialed(None, probes(2))  # type: ignore[arg-type]
+    monkeypatch.setattr(node_checks, "answers_of", lambda fleet, wishes: answers)
+    checks = node_checks.dialed(None, probes(2))  # type: ignore[arg-type]
     assert [value for _, _, value in failed(checks)] == ["node0, node1 do not reach each other: no answer"]
 
 
@@ -134,7 +134,7 @@ def test_a_node_that_does_not_answer_takes_no_connection_of_the_others_away(
 def test_connections_that_fail_name_the_nodes_that_they_share(
     count: int, lost: set[tuple[int, int]], named: list[tuple[int | None, str]] | None
 ) -> None:
-    checks = health.dial_checks(probes(count), dials(count, lost))
+    checks = node_checks.dial_checks(probes(count), dials(count, lost))
     if named is None:  # two nodes fail: both explain as much
         text = " ".join(f"{check.node} {check.value}" for check in checks)
         assert "1" in text and "3" in text
@@ -154,19 +154,19 @@ def test_connections_that_fail_name_the_nodes_that_they_share(
     ],
 )
 def test_a_node_is_slow_beside_the_others(rates: list[float], slow: list[int]) -> None:
-    *bad, rest = health.rate_checks(probes(len(rates)), "pairs", dict(enumerate(rates)))
+    *bad, rest = node_checks.rate_checks(probes(len(rates)), "pairs", dict(enumerate(rates)))
     assert [(check.node, check.ok) for check in bad] == [(node, False) for node in slow]
     assert (rest.node, rest.ok) == (None, True)
 
 
 def test_where_no_two_nodes_form_a_group_none_is_named() -> None:
-    (check,) = health.rate_checks(probes(3), "pairs", dict.fromkeys(range(3), 0.0))
+    (check,) = node_checks.rate_checks(probes(3), "pairs", dict.fromkeys(range(3), 0.0))
     assert (check.node, check.ok) == (None, False)
 
 
 @pytest.mark.parametrize("count", [3, 4, 7, 16])
 def test_each_node_meets_two_others_in_rounds_of_disjoint_pairs(count: int) -> None:
-    found = health.rounds(range(count))
+    found = node_checks.rounds(range(count))
     pairs = [frozenset(pair) for one in found for pair in one]
     assert len(pairs) == len(set(pairs)) == count and len(found) == 2 + count % 2
     for one in found:
@@ -203,21 +203,21 @@ def test_each_node_meets_two_others_in_rounds_of_disjoint_pairs(count: int) -> N
 def test_a_group_that_does_not_form_names_the_ranks_that_are_behind(
     at: list[str], whys: dict[int, str], node: int | None, value: str
 ) -> None:
-    group = health.Group(layout([0, 1], gpus=0, world_size=4))
+    group = node_checks.Group(layout([0, 1], gpus=0, world_size=4))
     for rank in [*whys, *(rank for rank in range(4) if at[rank] and rank not in whys)]:
         group.hear(RankStep(rank=rank, at=at[rank], gbyte_s=1.0, why=whys.get(rank, "")))  # type: ignore[arg-type]
-    check = health.group_check(probes(2), group)
+    check = node_checks.group_check(probes(2), group)
     assert (check.ok, check.node, check.value) == (at[0] == "reduced", node, value)
 
 
 def test_of_many_ranks_that_are_behind_eight_are_named() -> None:
-    value = health.group_check(probes(2), health.Group(layout([0, 1], gpus=0, world_size=10))).value
+    value = node_checks.group_check(probes(2), node_checks.Group(layout([0, 1], gpus=0, world_size=10))).value
     assert value.count("did not start") == 8
     assert value.endswith("rank 7 (node1): did not start; and 2 more")
 
 
 def test_a_rank_that_fails_after_its_all_reduce_has_shown_what_was_asked() -> None:
-    group = health.Group(layout([0, 1], gpus=0, world_size=2))
+    group = node_checks.Group(layout([0, 1], gpus=0, world_size=2))
     for rank, rate in enumerate((2.0, 1.0)):
         group.hear(RankStep(rank=rank, at="reduced", gbyte_s=rate))
         group.hear(RankStep(rank=rank, at="failed", why="Aborted"))

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from awsddp.agent.messages import Process
+from awsddp.agent_client import launchers
+from awsddp.agent_client.logs import Merger
+from awsddp.agent_client.rank_layout import Host, Rank, Rendezvous
 from awsddp.errors import ConfigError, NodeError
-from awsddp.jobs import launchers
-from awsddp.jobs.logs import Merger
-from awsddp.jobs.ranks import Host, Rank, Rendezvous
-from awsddp.jobs.supervisor.requests import Process
-from awsddp.spec import JobSpec
+from awsddp.settings.spec import JobSpec
 
 if TYPE_CHECKING:
     from tests.jobs.conftest import Fleet

@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from awsddp.config import load
+from awsddp.agent_client.rank_layout import layout, ordered
 from awsddp.errors import ConfigError, UsageError
-from awsddp.jobs.ranks import layout, ordered
-from awsddp.spec import JobSection
-from awsddp.values import gpus_of
+from awsddp.settings.loader import load
+from awsddp.settings.spec import JobSection
+from awsddp.settings.values import gpus_of
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from awsddp.jobs.supervisor.link import Link
+from awsddp.agent.peer_connection import Link
 
 
 def pair(secret: str = "s", other: str = "s") -> tuple[Link, Link]:

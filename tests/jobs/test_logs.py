@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from awsddp.agent import messages
+from awsddp.agent.log_stream import HEADER, MAGIC, tail_start
+from awsddp.agent_client.logs import Labeller, Merger, Stream, last_lines
 from awsddp.errors import ConfigError, NodeError
-from awsddp.jobs.logs import Labeller, Merger, Stream, last_lines
-from awsddp.jobs.supervisor import requests
-from awsddp.jobs.supervisor.follow import HEADER, MAGIC, tail_start
 
 if TYPE_CHECKING:
     from tests.jobs.conftest import Fleet
@@ -277,7 +277,7 @@ def test_only_a_pause_of_the_rank_itself_tears_its_line(fleet: "Fleet", tmp_path
     fleet.launch(PAUSES)
     clock = Clock()
     merger = Merger({rank.rank: rank.node for rank in fleet.ranks}, folder=tmp_path, clock=clock)
-    process = fleet.start(1, requests.Follow(job="job", offsets=merger.attach(1)))
+    process = fleet.start(1, messages.Follow(job="job", offsets=merger.attach(1)))
     assert process.stdout is not None
     shown = b""
     while shown.count(b"Name: ") < 2:
@@ -295,7 +295,7 @@ def test_only_a_pause_of_the_rank_itself_tears_its_line(fleet: "Fleet", tmp_path
 @pytest.mark.prove
 def test_follower_that_dies_or_does_not_read_holds_nothing_up(fleet: "Fleet", tmp_path: Path) -> None:
     fleet.launch("for number in range(200_000): print('line', number)\n")
-    request = requests.Follow(job="job", offsets={})
+    request = messages.Follow(job="job", offsets={})
     deaf = fleet.start(0, request)
     dead = fleet.start(0, request)
     assert dead.stdout is not None
@@ -310,7 +310,7 @@ def test_follower_that_dies_or_does_not_read_holds_nothing_up(fleet: "Fleet", tm
 @pytest.mark.prove
 def test_silent_job_is_followed_by_heartbeats(fleet: "Fleet") -> None:
     fleet.launch("import time\ntime.sleep(600)\n")
-    process = fleet.start(1, requests.Follow(job="job", offsets={2: 0, 3: 0}))
+    process = fleet.start(1, messages.Follow(job="job", offsets={2: 0, 3: 0}))
     assert process.stdout is not None
     stream, kinds = Stream(), b""
     while kinds.count(b"H") < 2:
@@ -380,7 +380,7 @@ def test_a_tail_is_shown_from_where_it_begins_and_never_written(tmp_path: Path) 
 
 def test_a_node_sends_the_tail_alone(fleet: "Fleet", tmp_path: Path) -> None:
     fleet.run("for number in range(100_000): print('line', number)\n")
-    process = fleet.start(1, requests.Follow(job="job", offsets={2: 0, 3: 0}, to_the_end=False, tail=3))
+    process = fleet.start(1, messages.Follow(job="job", offsets={2: 0, 3: 0}, to_the_end=False, tail=3))
     sent = [found for found in Stream().feed(process.communicate()[0]) if found.kind == b"L"]
     assert [(found.rank, found.offset) for found in sent] == [
         (2, len(fleet.log(2)) - 33),

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from awsddp.answers import Manifest
-from awsddp.jobs import protocol
-from awsddp.jobs.files import exclude_patterns
-from awsddp.jobs.supervisor import manifest as on_node
-from awsddp.jobs.supervisor import requests
-from awsddp.jobs.supervisor.folder import JobFolder
-from awsddp.jobs.supervisor.follow import MAGIC
-from awsddp.jobs.supervisor.walk import snapshot
+from awsddp.agent import manifest as on_node
+from awsddp.agent import messages
+from awsddp.agent.file_tree import snapshot
+from awsddp.agent.job_folder import JobFolder
+from awsddp.agent.log_stream import MAGIC
+from awsddp.agent_client import calls
+from awsddp.model.node_answers import Manifest
+from awsddp.storage.excludes import exclude_patterns
 from tests.jobs.conftest import Told, launch_of
 
 if TYPE_CHECKING:
@@ -46,12 +46,12 @@ Path(os.environ['HOME'], 'elsewhere').mkdir(); Path(os.environ['HOME'], 'elsewhe
 NOBODY = 65534
 
 
-def answered(request: requests.Request[Told], answer: object) -> Told:
+def answered(request: messages.Request[Told], answer: object) -> Told:
     """Return an answer of node 2 as its client has it."""
-    return protocol.answer(MAGIC + json.dumps(requests.plain(answer)).encode(), request=request, node=2)
+    return calls.answer(MAGIC + json.dumps(messages.plain(answer)).encode(), request=request, node=2)
 
 
-def listed(request: requests.Manifest, folder: JobFolder) -> Manifest:
+def listed(request: messages.Manifest, folder: JobFolder) -> Manifest:
     request.ranks = [(5, 2)]
     return answered(request, on_node.manifest(request, folder))
 
@@ -89,7 +89,7 @@ class Node:
     def manifest(
         self, outputs: Sequence[str] = (), exclude: Sequence[str] = (), at_once: int = 0
     ) -> Manifest:
-        request = requests.Manifest(job="job", outputs=outputs, exclude=exclude_patterns(exclude))
+        request = messages.Manifest(job="job", outputs=outputs, exclude=exclude_patterns(exclude))
         request.at_once = at_once
         return listed(request, self.folder)
 
@@ -123,7 +123,7 @@ def skipped(manifest: Manifest) -> dict[str, str]:
 
 
 def found(fleet: "Fleet", node: int = 0) -> Manifest:
-    return fleet.ask(node, requests.Manifest(job="job", ranks=[(0, node)]))
+    return fleet.ask(node, messages.Manifest(job="job", ranks=[(0, node)]))
 
 
 @pytest.mark.parametrize(("output", "is_home"), [("~/x", True), ("./~/x", False), ("a/~/x", False)])
@@ -354,7 +354,7 @@ def test_what_cannot_be_read_is_owed(node: Node) -> None:
 
 def as_a_user(node: Node) -> Any:
     """Return the manifest as somebody sees it who may not read everything, as root may."""
-    request = requests.Manifest(job="job")
+    request = messages.Manifest(job="job")
     if os.geteuid() != 0:
         return on_node.manifest(request, node.folder)
     request.at_once = 1
@@ -447,14 +447,14 @@ def test_while_a_job_is_followed_event_files_come_whole_once_they_have_grown(nod
     node.file("private/events.out.tfevents.3")
     node.link("events.out.tfevents.4", node.work / "runs/a/weights.pt")
     node.file(str(node.folder.run / "events.out.tfevents.5"), "in the run folder")
-    node.file("huge/events.out.tfevents.6", "x" * (protocol.EVENTS_AT_ONCE_BYTES + 1))
+    node.file("huge/events.out.tfevents.6", "x" * (calls.EVENTS_AT_ONCE_BYTES + 1))
 
     def grown(known: dict[str, int]) -> dict[str, bytes | None]:
-        request = requests.Manifest(
+        request = messages.Manifest(
             job="job",
             exclude=exclude_patterns(["private"]),
             events=known,
-            at_once=protocol.EVENTS_AT_ONCE_BYTES,
+            at_once=calls.EVENTS_AT_ONCE_BYTES,
         )
         listing = listed(request, node.folder)
         assert links(listing) == {}

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from awsddp.jobs import results
-from awsddp.jobs.supervisor import requests
-from awsddp.jobs.supervisor.folder import JobFolder, read_json
-from awsddp.jobs.supervisor.metrics import metrics
-from awsddp.jobs.supervisor.requests import Told
-from awsddp.jobs.supervisor.samples import Samples, cpu_seconds, network_bytes, read_gpus
-from awsddp.records import RankProgress
-from awsddp.report import far_from_others
+from awsddp.agent import messages
+from awsddp.agent.job_folder import JobFolder, read_json
+from awsddp.agent.messages import Told
+from awsddp.agent.metrics import metrics
+from awsddp.agent.samples import Samples, cpu_seconds, network_bytes, read_gpus
+from awsddp.agent_client import job_reports
+from awsddp.model.rank_columns import far_from_others
+from awsddp.model.records import RankProgress
 from tests.jobs.conftest import launch_of, until
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def test_slowest_rank_is_behind_the_best(paces: list[tuple[int, float | None]], 
     ranks = [
         RankProgress(rank=rank, step=step, steps_per_second=rate) for rank, (step, rate) in enumerate(paces)
     ]
-    assert results.slowest_rank(ranks) == slowest
+    assert job_reports.slowest_rank(ranks) == slowest
 
 
 # nvidia-smi 550 with the options of samples.py, as its documentation and issues show it.
@@ -160,12 +160,12 @@ def test_job_that_runs_shows_its_progress(fleet: "Fleet") -> None:
         "print('up', flush=True)\ntime.sleep(600)\n"
     )
     until(fleet.up)
-    told = {node: fleet.ask(node, requests.State()).jobs[0] for node in (0, 1)}
-    job = results.job_document(told)
+    told = {node: fleet.ask(node, messages.State()).jobs[0] for node in (0, 1)}
+    job = job_reports.job_document(told)
     assert [(one.rank, one.step, one.loss, one.fraction) for one in job.progress] == [
         (rank, 4, 0.25, 0.5) for rank in range(4)
     ]
     assert [one.steps_per_second for one in job.progress] == [1.0, 1.0, 1.0, 0.5]
     assert job.slowest_rank == 3
-    ended = fleet.ask(0, requests.Cancel(job="job", grace=0))
-    assert results.job_document({0: ended}).progress == ()
+    ended = fleet.ask(0, messages.Cancel(job="job", grace=0))
+    assert job_reports.job_document({0: ended}).progress == ()

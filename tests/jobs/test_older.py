@@ -5,10 +5,10 @@ import os
 import signal
 from typing import TYPE_CHECKING, Any
 
-from awsddp.jobs import protocol
-from awsddp.jobs.results import job_document
-from awsddp.jobs.supervisor import requests
-from awsddp.jobs.supervisor.requests import KINDS, Launch
+from awsddp.agent import messages
+from awsddp.agent.messages import KINDS, Launch
+from awsddp.agent_client import launch_requests
+from awsddp.agent_client.job_reports import job_document
 from tests.jobs.conftest import until
 from tests.jobs.test_probe import Conversation
 
@@ -78,19 +78,19 @@ def test_what_the_nodes_program_writes_is_what_its_client_expects_of_each_reques
     fleet.launch(SLEEP)
     until(fleet.up)
     launch, address = fleet.requests(SLEEP, job="job2", slot=1)[0], fleet.hosts[0].node.private_ip
-    assert fleet.ask(0, requests.Claim(owner="ann", wait_s=0)).claimed
-    assert not fleet.ask(0, requests.Unclaim()).claimed
-    assert fleet.ask(0, requests.Slots(ports=protocol.job_ports())).used == (0,)
-    assert [one.job for one in fleet.ask(0, requests.State()).jobs] == ["job"]
-    assert {one.rank for one in fleet.ask(0, requests.Stacks(job="job")).processes} == {0, 1}
-    listed = fleet.ask(0, requests.Manifest(job="job", ranks=[(0, 0), (1, 0)]))
+    assert fleet.ask(0, messages.Claim(owner="ann", wait_s=0)).claimed
+    assert not fleet.ask(0, messages.Unclaim()).claimed
+    assert fleet.ask(0, messages.Slots(ports=launch_requests.job_ports())).used == (0,)
+    assert [one.job for one in fleet.ask(0, messages.State()).jobs] == ["job"]
+    assert {one.rank for one in fleet.ask(0, messages.Stacks(job="job")).processes} == {0, 1}
+    listed = fleet.ask(0, messages.Manifest(job="job", ranks=[(0, 0), (1, 0)]))
     assert all(one.sample and one.modified for one in listed.files)
     connected = Conversation(fleet, 0)
-    assert len(connected.ask(requests.Probe(address=str(address), thorough=True)).ports) == 1
-    assert connected.ask(requests.Dial(peers=[(1, str(address), 1)], seconds=1)).dials[0][2]
+    assert len(connected.ask(messages.Probe(address=str(address), thorough=True)).ports) == 1
+    assert connected.ask(messages.Dial(peers=[(1, str(address), 1)], seconds=1)).dials[0][2]
     connected.close()
-    assert fleet.ask(0, requests.Lost(job="job", node=1, why="it burnt", kind="node_lost")).heard
-    assert fleet.ask(0, requests.Cancel(job="job", grace=0)).job == "job"
+    assert fleet.ask(0, messages.Lost(job="job", node=1, why="it burnt", kind="node_lost")).heard
+    assert fleet.ask(0, messages.Cancel(job="job", grace=0)).job == "job"
     fleet.jobs.append("job2")
     assert fleet.ask(0, launch).job == "job2"
     told = {"claim", "unclaim", "slots", "state", "stacks", "manifest", "probe", "dial", "lost"}
@@ -104,14 +104,14 @@ def test_a_job_that_an_older_awsddp_launched_is_known_and_fetched(fleet: "Fleet"
     (folder / "snapshot.json").write_text("{}")
     (folder / "state.json").write_text(json.dumps(STATE))
     (folder / "job.json").write_text(json.dumps(LAUNCHED))
-    (told,) = fleet.ask(0, requests.State()).jobs
+    (told,) = fleet.ask(0, messages.State()).jobs
     job = job_document({0: told})
     assert (job.state, job.cause and job.cause.kind) == ("interrupted", "interrupted")
     assert [one.exit_code for one in job.ranks] == [3, None]
     assert [one.instance_id for one in job.nodes] == ["i-0", "i-1"]
     assert (job.script, job.started) == ("job.py", "2026-11-25T22:15:24Z")
-    assert fleet.ask(0, requests.Slots()).jobs == {"job": ()}
-    listed = fleet.ask(0, requests.Manifest(job="job", ranks=[(0, 0), (1, 1)]))
+    assert fleet.ask(0, messages.Slots()).jobs == {"job": ()}
+    listed = fleet.ask(0, messages.Manifest(job="job", ranks=[(0, 0), (1, 1)]))
     assert "logs/rank0.log" in {one.home for one in listed.files}
 
 
@@ -121,7 +121,7 @@ def test_a_cause_that_has_no_kind_yet_is_told(fleet: "Fleet") -> None:
     cause = {"rank": 0, "node": 0, "exit_code": 3, "explanation": "it burnt"}
     (folder / "state.json").write_text(json.dumps({**STATE, "state": "failed", "cause": cause}))
     (folder / "job.json").write_text(json.dumps(LAUNCHED))
-    (told,) = fleet.ask(0, requests.State()).jobs
+    (told,) = fleet.ask(0, messages.State()).jobs
     assert told.cause is not None
     assert (told.cause.kind, told.cause.exit_code, told.cause.explanation) == ("unknown", 3, "it burnt")
 
@@ -135,7 +135,7 @@ def test_a_supervisor_of_an_older_awsddp_is_ended_by_what_it_reads(fleet: "Fleet
     """cancel.json has no key that is not set: "lost" in it meant that the first node is gone."""
     fleet.launch(SLEEP)
     os.kill(fleet.document(0)["pid"], signal.SIGSTOP)
-    process = fleet.start(0, requests.Cancel(job="job", grace=1))
+    process = fleet.start(0, messages.Cancel(job="job", grace=1))
     file = fleet.folder(0) / "cancel.json"
     until(file.exists)
     assert set(json.loads(file.read_text())) == {"state", "grace", "cause"}

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from awsddp.jobs.supervisor.peers import Peers, report_lost
+from awsddp.agent.peers import Peers, report_lost
 from tests.jobs.conftest import free_ports, launch_of
 
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from awsddp.jobs.supervisor import processes, serve
-from awsddp.jobs.supervisor.folder import JobFolder
-from awsddp.jobs.supervisor.processes import Ranks
-from awsddp.jobs.supervisor.serve import Supervisor
+from awsddp.agent import processes, serve
+from awsddp.agent.job_folder import JobFolder
+from awsddp.agent.processes import Ranks
+from awsddp.agent.serve import Supervisor
 from tests.jobs.conftest import launch_of, until
 
 PROCESS = {"ranks": [0], "argv": [], "environment": {}, "log": ""}

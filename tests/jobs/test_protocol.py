@@ -10,44 +10,44 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from awsddp.answers import Slots
+from awsddp.agent import messages
+from awsddp.agent.log_stream import MAGIC
+from awsddp.agent_client import calls, launch_requests, program
 from awsddp.errors import ConfigError, InUse, JobError, NodeError, NotFoundError, UsageError
-from awsddp.jobs import protocol
-from awsddp.jobs.supervisor import requests
-from awsddp.jobs.supervisor.follow import MAGIC
-from awsddp.spec import JobSection, JobSpec
+from awsddp.model.node_answers import Slots
+from awsddp.settings.spec import JobSection, JobSpec
 
 if TYPE_CHECKING:
     from tests.jobs.conftest import Fleet
 
 TYPES = ("awsddp",)
 """Where requests.py has the types of answers from, for type checkers alone."""
-SUPERVISOR = Path(protocol.__file__).parent / "supervisor"
+SUPERVISOR = Path(calls.__file__).parent / "supervisor"
 SAVER = ("checkpoints", "objects", "pages", "saver", "shelf", "trial")
 """What saves results: a program of its own, in a Python with boto3."""
 
 
 def test_command_is_the_same_for_every_request() -> None:
-    argv, _ = protocol.program()
+    argv, _ = program.program()
     assert argv[:3] == ["python3", "-I", "-c"]
     assert "$" not in "".join(argv)
-    message = protocol.message(requests.Cancel(job="$(touch canary)"))
+    message = calls.message(messages.Cancel(job="$(touch canary)"))
     assert message == b'73\n{"do": "cancel", "job": "$(touch canary)", "grace": null, "launch": null}'
 
 
 def test_program_that_is_sent_is_small() -> None:
-    _, stdin = protocol.program()
+    _, stdin = program.program()
     assert len(stdin) < 14 * 1460, "it is to fit the first window of a TCP connection"
 
 
 def test_program_that_is_sent_is_whole_and_in_order() -> None:
-    _, stdin = protocol.program()
+    _, stdin = program.program()
     length, _, rest = stdin.partition(b"\n")
     modules = json.loads(bz2.decompress(rest[: int(length)]))
     sent = [name.rpartition(".")[2] for name, _ in modules]
     # these travel with the requests that need them
     others = {"__init__", "helper", "copying", *SAVER}
-    others = others.union(*(kind.extra for kind in requests.KINDS.values()))
+    others = others.union(*(kind.extra for kind in messages.KINDS.values()))
     assert sorted(sent) == sorted(path.stem for path in SUPERVISOR.glob("*.py") if path.stem not in others)
     texts = [text for _, text in modules]
     for place, name in enumerate(sent):
@@ -69,7 +69,7 @@ def test_program_of_the_node_is_python_3_8_and_needs_nothing_else(path: Path) ->
         names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
         for name in names:
             assert (
-                name.startswith("awsddp.jobs.supervisor.")
+                name.startswith("awsddp.agent.")
                 or name in TYPES
                 or name.partition(".")[0]
                 in {
@@ -97,7 +97,7 @@ def test_requests_differ_only_in_what_is_the_nodes_own(fleet: "Fleet") -> None:
 
 
 def test_ports_follow_the_slot(fleet: "Fleet") -> None:
-    fleet.port = protocol.FIRST_PORT + 30
+    fleet.port = launch_requests.FIRST_PORT + 30
     request = fleet.requests("main.py", slot=3)[0]
     assert (request.master_port, request.link_port) == (29430, 29431)
 
@@ -119,7 +119,7 @@ def test_record_of_the_arguments_is_bounded_and_unicode(fleet: "Fleet") -> None:
 def test_job_without_a_script_is_refused(fleet: "Fleet") -> None:
     fleet.requests("main.py")
     with pytest.raises(UsageError, match="no script"):
-        protocol.launch_requests(JobSpec(), job="job", ranks=fleet.ranks, hosts=fleet.hosts, slot=0)
+        launch_requests.launch_requests(JobSpec(), job="job", ranks=fleet.ranks, hosts=fleet.hosts, slot=0)
 
 
 def test_node_without_an_address_is_named(make_fleet: "Callable[[int], Fleet]") -> None:
@@ -143,12 +143,12 @@ def test_node_without_an_address_is_named(make_fleet: "Callable[[int], Fleet]") 
 )
 def test_answer_that_is_none_becomes_an_error_of_its_kind(said: bytes, error: type[Exception]) -> None:
     with pytest.raises(error, match="node4"):
-        protocol.answer(said, request=requests.State(), node=4, stderr=b"sh: no")
+        calls.answer(said, request=messages.State(), node=4, stderr=b"sh: no")
 
 
 def test_answer_is_found_behind_the_words_of_a_login_script() -> None:
     said = b"Welcome {\n" + MAGIC + b'{"jobs": []}\n'
-    assert protocol.answer(said, request=requests.State(), node=0).jobs == ()
+    assert calls.answer(said, request=messages.State(), node=0).jobs == ()
 
 
 def test_lowest_slot_that_is_free_everywhere_is_chosen() -> None:
@@ -156,14 +156,14 @@ def test_lowest_slot_that_is_free_everywhere_is_chosen() -> None:
         0: Slots(used=(0,), taken=(29411,), jobs={}),
         1: Slots(used=(2,), taken=(29430,), jobs={}),
     }
-    assert protocol.choose_slot(answers, first=0) == 3
+    assert launch_requests.choose_slot(answers, first=0) == 3
     every = [port + 10 * slot for port in (29400, 29401) for slot in range(64)]
     with pytest.raises(ConfigError, match="node0 has no free ports"):
-        protocol.choose_slot({0: Slots(used=(), taken=tuple(every), jobs={})}, first=0)
+        launch_requests.choose_slot({0: Slots(used=(), taken=tuple(every), jobs={})}, first=0)
 
 
 def test_spec_reaches_the_request_in_seconds(fleet: "Fleet") -> None:
     fleet.requests("main.py")
     spec = JobSpec(job=JobSection(script="x.py", timeout="90m", grace="1m", outputs=("out",)))
-    request = protocol.launch_requests(spec, job="j", ranks=fleet.ranks, hosts=fleet.hosts, slot=0)[1]
+    request = launch_requests.launch_requests(spec, job="j", ranks=fleet.ranks, hosts=fleet.hosts, slot=0)[1]
     assert (request.timeout, request.grace, request.outputs) == (5400.0, 60.0, ("out",))

@@ -4,8 +4,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from awsddp.errors import UsageError
-from awsddp.jobs.ranks import (
+from awsddp.agent_client.rank_layout import (
     PLACEHOLDERS,
     Rank,
     Rendezvous,
@@ -16,7 +15,8 @@ from awsddp.jobs.ranks import (
     layout,
     ranks_text,
 )
-from awsddp.spec import JobSection, JobSpec
+from awsddp.errors import UsageError
+from awsddp.settings.spec import JobSection, JobSpec
 
 if TYPE_CHECKING:
     from tests.jobs.conftest import Fleet

@@ -5,15 +5,15 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from awsddp import answers
+from awsddp.agent_client.job_reports import decode, encode, job_document, jobs
 from awsddp.errors import ConfigError, NotFoundError
-from awsddp.jobs.results import decode, encode, job_document, jobs
-from awsddp.records import Saving
+from awsddp.model import node_answers
+from awsddp.model.records import Saving
 
 
 def document(
     node: int, state: str, codes: list[int | None], *, complete: bool, **more: Any
-) -> answers.NodeJob:
+) -> node_answers.NodeJob:
     ranks = [
         {
             "rank": rank,
@@ -27,7 +27,7 @@ def document(
     ]
     more = {"job": "j", "created": "2026-01-01T00:00:00+00:00", "cause": None, **more}
     said = {"node": node, "state": state, "complete": complete, "ranks": ranks, **more}
-    return answers.converted(said, answers.NodeJob)
+    return node_answers.converted(said, node_answers.NodeJob)
 
 
 def lost(node: int) -> dict[str, Any]:

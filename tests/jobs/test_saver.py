@@ -23,15 +23,16 @@ import botocore.session
 import pytest
 from botocore.exceptions import ClientError
 
-from awsddp import data
-from awsddp.answers import Tried, read_answer
-from awsddp.jobs import protocol
-from awsddp.jobs.supervisor import objects, saver
-from awsddp.jobs.supervisor.folder import JobFolder, initial, write_json
-from awsddp.jobs.supervisor.objects import Place, Store
+from awsddp.agent.job_folder import JobFolder, initial, write_json
+from awsddp.agent.s3 import store as objects
+from awsddp.agent.s3 import uploader
+from awsddp.agent.s3.store import Place, Store
+from awsddp.agent_client import program
 from awsddp.local import control
+from awsddp.model.node_answers import Tried, read_answer
 from awsddp.plan.policy import role_policy
-from awsddp.spec import ClusterSpec, JobSection, JobSpec
+from awsddp.settings.spec import ClusterSpec, JobSection, JobSpec
+from awsddp.storage import datasets
 from tests.jobs.conftest import launch_of
 from tests.local.conftest import Cloud, fault_add, fault_clear
 
@@ -125,7 +126,7 @@ class Bucket:
         python: str = sys.executable,
         **changes: Any,
     ) -> Any:
-        argv, stdin = protocol.node_program(python, protocol.SAVER, self.order(do, **changes))
+        argv, stdin = program.node_program(python, program.UPLOADER, self.order(do, **changes))
         environ = {
             "HOME": str(home),
             "PATH": os.environ["PATH"],
@@ -445,7 +446,7 @@ def test_a_name_under_which_others_wrote_is_taken(bucket: Bucket, body: bytes) -
 def test_a_python_with_an_old_boto3_saves_with_that_of_the_client(bucket: Bucket) -> None:
     venv.create(bucket.top / "old", with_pip=False, symlinks=True)
     [packages] = (bucket.top / "old/lib").glob("python*/site-packages")
-    with data._packages() as folder:
+    with datasets._packages() as folder:
         shutil.copytree(folder, packages, dirs_exist_ok=True)
         futures = packages / "s3transfer/futures.py"
         futures.write_text(futures.read_text().replace("def provide_object_etag", "def not_yet"))
@@ -548,13 +549,13 @@ def test_a_file_that_stays_open_for_writing_is_waited_for_no_longer_than_what_fa
     bucket: Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     [node] = bucket.run()
-    monkeypatch.setattr(saver, "_LATE_S", 2.0)
+    monkeypatch.setattr(uploader, "_LATE_S", 2.0)
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     node.saver.kill()
     with (node.run / "open").open("wb"):
         node.state("succeeded")
         os.close(node.lock)
-        code = saver.Saver(bucket.order("save"), node.folder, bucket.store()).run()
+        code = uploader.Saver(bucket.order("save"), node.folder, bucket.store()).run()
     told = json.loads(node.folder.saving.read_text())
     assert (code, told["ended"], told["pending_files"]) == (1, True, 1)
     assert told["error"] == "still being written: node0/run/open"

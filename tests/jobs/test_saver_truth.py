@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from awsddp.jobs.supervisor import saver
-from awsddp.jobs.supervisor.folder import write_json
-from awsddp.jobs.supervisor.saver import Saver
-from awsddp.resources import template
+from awsddp.agent.job_folder import write_json
+from awsddp.agent.s3 import uploader
+from awsddp.agent.s3.uploader import Saver
+from awsddp.util.shipped_files import template
 from tests.jobs import test_saver
 from tests.jobs.conftest import launch_of
 from tests.jobs.test_saver import MB, Bucket, Node, until
@@ -167,7 +167,7 @@ def test_a_fifo_in_the_place_of_a_file_holds_up_nothing(
     path = steps.node.run / "becomes-a-fifo"
     put(path, b"file")
     put(steps.node.run / "other", b"other")
-    listing = saver.manifest
+    listing = uploader.manifest
 
     def listed(*asked: Any) -> Any:
         found = listing(*asked)
@@ -176,8 +176,8 @@ def test_a_fifo_in_the_place_of_a_file_holds_up_nothing(
             os.mkfifo(path)
         return found
 
-    monkeypatch.setattr(saver, "manifest", listed)
-    monkeypatch.setattr(saver, "sample", lambda *_: "")
+    monkeypatch.setattr(uploader, "manifest", listed)
+    monkeypatch.setattr(uploader, "sample", lambda *_: "")
     steps.until(lambda: steps.bucket.saved("node0/run/other") == b"other")
 
 
@@ -201,7 +201,7 @@ def test_checkpoints_go_first_and_sends_that_end_are_followed_by_others_without_
 
 
 def test_a_key_that_job_json_names_is_not_used_again(steps: Steps, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(saver, "_OWN_BEATS", 0)
+    monkeypatch.setattr(uploader, "_OWN_BEATS", 0)
     path = steps.node.run / "model.pt"
     for number in range(4):
         put(path, b"version %d" % number)
@@ -220,7 +220,7 @@ def test_a_key_that_job_json_will_name_is_not_used_again(
     steps: Steps, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """S3 may take job.json late."""
-    monkeypatch.setattr(saver, "_OWN_BEATS", 0)
+    monkeypatch.setattr(uploader, "_OWN_BEATS", 0)
     path, home = steps.node.run / "model.pt", "node0/run/model.pt"
     put(path, b"first")
     steps.until(lambda: steps.bucket.checkpoint["name"])
@@ -241,7 +241,7 @@ def test_a_key_rests_as_long_as_what_was_sent_to_it_may_arrive(
 ) -> None:
     """On other nodes than the first also as long as what they know of job.json may be old."""
     nodes, skew_s, clock = bucket.run(2, starts=False), [0.0], time.monotonic
-    monkeypatch.setattr(saver.time, "monotonic", lambda: clock() + skew_s[0])
+    monkeypatch.setattr(uploader.time, "monotonic", lambda: clock() + skew_s[0])
     steps, home = [Steps(bucket, one, beat_s=10.0) for one in nodes], f"node{node}/run/data"
     steps[0].until(lambda: bucket.json("job.json"))
 
@@ -387,10 +387,10 @@ def test_of_two_savers_of_a_job_one_works(bucket: Bucket) -> None:
 
 
 def test_deadlines_are_those_of_the_docs_and_of_the_node() -> None:
-    assert saver._LATE_S == 1800, "half an hour: docs/saving.md"
+    assert uploader._LATE_S == 1800, "half an hour: docs/saving.md"
     stops = re.findall(r"TimeoutStopSec=(\d+)", template("user_data.yaml") + template("prepare.py"))
-    assert stops and min(map(int, stops)) > saver._HURRY_S
-    assert saver._OTHERS_BEATS * 10 >= 10 * 60, "a request with all its attempts: objects.py"
+    assert stops and min(map(int, stops)) > uploader._HURRY_S
+    assert uploader._OTHERS_BEATS * 10 >= 10 * 60, "a request with all its attempts: objects.py"
 
 
 def test_a_saver_that_was_killed_before_its_first_file_goes_on(steps: Steps) -> None:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from awsddp.config import load, remembered, with_secrets
 from awsddp.errors import ConfigError
-from awsddp.spec import JobSpec
+from awsddp.settings.loader import load, remembered, with_secrets
+from awsddp.settings.spec import JobSpec
 
 if TYPE_CHECKING:
     from tests.jobs.conftest import Fleet

@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from awsddp.answers import Manifest, ResultFile
 from awsddp.errors import ConfigError
-from awsddp.jobs.files import exclude_patterns, name_at_home, over_limit
+from awsddp.model.node_answers import Manifest, ResultFile
+from awsddp.storage.excludes import exclude_patterns
+from awsddp.storage.local_names import name_at_home, over_limit
 
 
 def file(home: str, *, path: str | None = None, size: int = 1, limited: bool = True) -> ResultFile:

@@ -2,7 +2,7 @@
 
 import random
 
-from awsddp.jobs.supervisor.peers import Frame, Session
+from awsddp.agent.peers import Frame, Session
 
 
 def test_message_is_said_again_until_it_is_heard() -> None:

@@ -5,10 +5,10 @@ from typing import Any, cast
 
 import pytest
 
-from awsddp.jobs.supervisor.objects import MOST_BYTES, Changed, Place, Store, Thing
-from awsddp.jobs.supervisor.pages import MOST_PAGES, PageReader, Pages
-from awsddp.jobs.supervisor.saver import _folders
-from awsddp.jobs.supervisor.shelf import Shelf, keys
+from awsddp.agent.s3.checkpoint_index import Shelf, keys
+from awsddp.agent.s3.list_pages import MOST_PAGES, PageReader, Pages
+from awsddp.agent.s3.store import MOST_BYTES, Changed, Place, Store, Thing
+from awsddp.agent.s3.uploader import _folders
 
 MARK, PART = "node0/run/step-1/.metadata", "node1/run/step-1/__1_0.distcp"
 

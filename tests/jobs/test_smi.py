@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from awsddp.jobs.supervisor import probe
-from awsddp.jobs.supervisor.probe import gpus
-from awsddp.jobs.supervisor.requests import Told
+from awsddp.agent import probe
+from awsddp.agent.messages import Told
+from awsddp.agent.probe import gpus
 
 # A DTD of version 12, as driver 535 writes it; of version 11 before.
 LOG = """\

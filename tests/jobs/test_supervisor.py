@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from awsddp.agent import messages
+from awsddp.agent.serve import shutdown
+from awsddp.agent_client.logs import Merger
 from awsddp.errors import JobError, NodeError, NotFoundError, UsageError
-from awsddp.jobs.logs import Merger
-from awsddp.jobs.supervisor import requests
-from awsddp.jobs.supervisor.serve import shutdown
-from awsddp.parallel import soon
+from awsddp.util.parallel import soon
 from tests.jobs.conftest import launch_of
 
 if TYPE_CHECKING:
@@ -190,7 +190,7 @@ def test_guard_reports_a_killed_supervisor_whose_link_was_broken(fleet: "Fleet")
     launches = fleet.requests(SLEEP)
     first = launches[0].first.private_ip
     relay = Relay(first.rpartition(".")[0] + ".99", (first, launches[0].link_port))
-    far = requests.Machine(node=0, private_ip=relay.host, instance_id="i-0")
+    far = messages.Machine(node=0, private_ip=relay.host, instance_id="i-0")
     launches[1].nodes = [far, launches[1].nodes[1]]
 
     def pumped(condition: Any) -> Any:
@@ -236,9 +236,9 @@ def test_silent_node_fails_the_job_and_is_named(fleet: "Fleet") -> None:
     assert fleet.processes() == []
 
 
-def lost(why: str) -> requests.Lost:
+def lost(why: str) -> messages.Lost:
     """Return what tells a node that the first node of the job is gone."""
-    return requests.Lost(job="job", node=0, why=why, kind="node_lost")
+    return messages.Lost(job="job", node=0, why=why, kind="node_lost")
 
 
 def test_nodes_whose_first_node_is_gone_end_their_ranks_when_a_client_says_so(fleet: "Fleet") -> None:
@@ -263,7 +263,7 @@ def test_a_cancelled_job_whose_first_node_is_gone_stays_cancelled(fleet: "Fleet"
     wait(lambda: len(fleet.processes()) == 4)
     first = fleet.document(0)["pid"]
     os.kill(first, signal.SIGSTOP)
-    cancelled = soon(fleet.ask, 1, requests.Cancel(job="job", grace=1))
+    cancelled = soon(fleet.ask, 1, messages.Cancel(job="job", grace=1))
     wait((fleet.folder(1) / "cancel.json").exists)
     wait(lambda: len(fleet.processes()) == 2)
     assert fleet.ask(1, lost("its instance is terminated")).heard
@@ -340,11 +340,11 @@ def test_cancel_gives_time_to_save(fleet: "Fleet") -> None:
         "signal.signal(signal.SIGTERM, save)\nprint('up', flush=True)\ntime.sleep(600)\n"
     )
     wait(fleet.up)
-    answer = fleet.ask(1, requests.Cancel(job="job", grace=20))
+    answer = fleet.ask(1, messages.Cancel(job="job", grace=20))
     assert (answer.state, answer.cause and answer.cause.kind) == ("cancelled", "cancelled")
     assert all(b"saved" in fleet.log(rank) for rank in range(4))
     assert fleet.wait().state == "cancelled"
-    assert fleet.ask(0, requests.Cancel(job="job")).state == "cancelled"
+    assert fleet.ask(0, messages.Cancel(job="job")).state == "cancelled"
 
 
 def test_cancel_kills_after_the_grace(fleet: "Fleet") -> None:
@@ -352,7 +352,7 @@ def test_cancel_kills_after_the_grace(fleet: "Fleet") -> None:
         "import signal, time\nsignal.signal(15, signal.SIG_IGN)\nprint('up', flush=True)\ntime.sleep(600)\n"
     )
     wait(fleet.up)
-    fleet.ask(0, requests.Cancel(job="job", grace=0.5))
+    fleet.ask(0, messages.Cancel(job="job", grace=0.5))
     job = fleet.wait()
     assert (job.state, codes(job)) == ("cancelled", [-9] * 4)
 
@@ -413,7 +413,7 @@ def test_shutdown_is_still_the_cause_where_the_supervisor_did_not_see_the_end(fl
     os.kill(pid, signal.SIGKILL)
     wait(lambda: fleet.document(1)["state"] == "interrupted")
     assert "was shut down" in fleet.document(1)["cause"]["explanation"]
-    fleet.ask(0, requests.Cancel(job="job", grace=0))
+    fleet.ask(0, messages.Cancel(job="job", grace=0))
 
 
 def test_restarted_node_says_interrupted(fleet: "Fleet") -> None:
@@ -465,9 +465,9 @@ def test_launch_says_what_is_wrong_and_leaves_nothing(fleet: "Fleet") -> None:
         request.processes[0].argv = ["/no/python"]
         fleet.ask(0, request)
     with pytest.raises(NotFoundError, match="job other not found"):
-        fleet.ask(0, requests.Cancel(job="other"))
+        fleet.ask(0, messages.Cancel(job="other"))
     with pytest.raises(UsageError, match="invalid job name"):
-        fleet.ask(0, requests.Cancel(job="../job"))
+        fleet.ask(0, messages.Cancel(job="../job"))
     assert not list((fleet.homes[0] / ".awsddp").glob("jobs/*"))
 
 
@@ -504,7 +504,7 @@ def test_results_are_said_to_be_saved_before_their_saver_has_spoken_and_how_it_s
     assert (folder / "saver.json").stat().st_mode & 0o777 == 0o600
     assert (folder / "saver.lock").exists()
     assert saving["stdin"] not in (folder / "job.json").read_text()
-    [job] = fleet.ask(0, requests.State()).jobs
+    [job] = fleet.ask(0, messages.State()).jobs
     assert job.saving is not None
     assert (job.saving.files, job.saving.ended, job.saving.silent_s < 60) == (0, False, True)
 
@@ -515,7 +515,7 @@ def test_results_are_said_to_be_saved_before_their_saver_has_spoken_and_how_it_s
         ("?", False, False),
     ):
         (folder / "saving.json").write_text(json.dumps({**said, "at": at, "ended": ended}))
-        [job] = fleet.ask(0, requests.State()).jobs
+        [job] = fleet.ask(0, messages.State()).jobs
         assert job.saving is not None
         assert job.saving.is_silent == is_silent
 

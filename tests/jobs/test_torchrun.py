@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from awsddp.jobs.logs import Merger
-from awsddp.jobs.supervisor import requests
+from awsddp.agent import messages
+from awsddp.agent_client.logs import Merger
 
 if TYPE_CHECKING:
     from tests.jobs.conftest import Fleet
@@ -158,7 +158,7 @@ def test_cancel_gives_ranks_the_grace_and_leaves_nothing(fleet: "Fleet") -> None
         launcher="torchrun",
     )
     wait_for_all(fleet)
-    answer = fleet.ask(1, requests.Cancel(job="job", grace=6))
+    answer = fleet.ask(1, messages.Cancel(job="job", grace=6))
     assert answer.state == "cancelled"
     job = fleet.wait()
     assert [rank.exit_code for rank in job.ranks] == [1, 1, 1, -9]

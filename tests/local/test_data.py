@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 
-from awsddp import data
+from awsddp.agent.s3.store import MOST_BYTES, Place, Store
 from awsddp.errors import CloudError, ConfigError, NodeError
-from awsddp.jobs.lists import TRIES
-from awsddp.jobs.supervisor.objects import MOST_BYTES, Place, Store
-from awsddp.nodes.failures import NodeFailure
-from awsddp.parallel import NodesFailed
-from awsddp.records import Target
-from awsddp.saved import SavedCheckpoint, store_at
-from awsddp.values import data_sources
+from awsddp.model.records import Target
+from awsddp.nodes.node_failures import NodeFailure
+from awsddp.settings.values import data_sources
+from awsddp.storage import datasets
+from awsddp.storage.saved_job import SavedCheckpoint, store_at
+from awsddp.storage.saved_lists import TRIES
+from awsddp.util.parallel import NodesFailed
 from tests.local.conftest import Cloud, fault_add, fault_clear
 
 
@@ -54,7 +54,7 @@ class Sender:
         )
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(Store, "put", noted)
-            data._by_bucket(cluster, source.name, data._files(source), self.above)
+            datasets._by_bucket(cluster, source.name, datasets._files(source), self.above)
         return sorted(sent)
 
     @property
@@ -150,7 +150,7 @@ def test_a_list_that_no_awsddp_wrote_tells_nothing(sender: Sender, spoil: str) -
 def test_the_list_of_many_files_is_split_and_only_what_changed_of_it_is_written(
     sender: Sender, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rows: Mapping[str, data._Row] = {
+    rows: Mapping[str, datasets._Row] = {
         f"{number:05}{'ü' * 100}": (1, 1 << 60, 1 << 60, 1 << 30, "e" * 32) for number in range(20_000)
     }
     with store_at(sender.target, sender.above) as store:
@@ -162,7 +162,7 @@ def test_the_list_of_many_files_is_split_and_only_what_changed_of_it_is_written(
             return put(where, name, body, **more)
 
         monkeypatch.setattr(store, "put", noted)
-        sent = data._Sent(store, sender.above, "set", secret="ours")
+        sent = datasets._Sent(store, sender.above, "set", secret="ours")
         sent.rows = dict(rows)
         sent.write()
         assert len(written) > 5 and max(size for _, size in written) <= MOST_BYTES
@@ -170,7 +170,7 @@ def test_the_list_of_many_files_is_split_and_only_what_changed_of_it_is_written(
         sent.rows["z"] = (1, 2, 3, 4, "e")
         sent.write()
         assert [name for name, _ in written][1:] == ["set.json"], "its last page, and the list of pages"
-        again = data._Sent(store, sender.above, "set", secret="ours")
+        again = datasets._Sent(store, sender.above, "set", secret="ours")
         again.read(lambda path, row: True)
         assert again.rows == sent.rows
         written.clear()
@@ -181,12 +181,12 @@ def test_the_list_of_many_files_is_split_and_only_what_changed_of_it_is_written(
 def test_a_file_that_becomes_a_pipe_blocks_nothing(sender: Sender) -> None:
     sender.write(a="1")
     (source,) = data_sources([str(sender.home / "set")])
-    files = data._files(source)
+    files = datasets._files(source)
     (sender.home / "set/a").unlink()
     os.mkfifo(sender.home / "set/a")
     cluster: Any = SimpleNamespace(target=sender.target, on_event=lambda _: None, home=sender.home)
     with pytest.raises(OSError, match="is no file any more"):
-        data._by_bucket(cluster, "set", files, sender.above)
+        datasets._by_bucket(cluster, "set", files, sender.above)
 
 
 # ---- a store
@@ -236,8 +236,8 @@ class Asked(list[int]):
 
     def __init__(self, patch: pytest.MonkeyPatch, times: int, newest: str) -> None:
         self.times, self.newest = times, newest
-        patch.setattr(data, "_ask", self.ask)
-        patch.setattr(data, "opened", self.opened)
+        patch.setattr(datasets, "_ask", self.ask)
+        patch.setattr(datasets, "opened", self.opened)
 
     def ask(self, cluster: Any, nodes: Any, message: Any, folder: str) -> None:
         ((_, size, *_),) = next(iter(message["files"].values()))
@@ -257,13 +257,13 @@ class Asked(list[int]):
 def test_a_checkpoint_that_was_replaced_meanwhile_is_named_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster: Any = None
     asked = Asked(monkeypatch, 2, "model.pt")
-    data.bring_checkpoint(cluster, checkpoint("model.pt", 0), {0, 1})
+    datasets.bring_checkpoint(cluster, checkpoint("model.pt", 0), {0, 1})
     assert asked == [0, 1, 2]
     asked = Asked(monkeypatch, 99, "model.pt")
     with pytest.raises(NodeError, match=r"node1: .* changed while it was copied"):
-        data.bring_checkpoint(cluster, checkpoint("model.pt", 0), {0, 1})
+        datasets.bring_checkpoint(cluster, checkpoint("model.pt", 0), {0, 1})
     assert len(asked) == 1 + TRIES
     asked = Asked(monkeypatch, 1, "step-2.pt")
     with pytest.raises(ConfigError, match=r"step-1\.pt was replaced while it was brought") as caught:
-        data.bring_checkpoint(cluster, checkpoint("step-1.pt", 0), {0, 1})
+        datasets.bring_checkpoint(cluster, checkpoint("step-1.pt", 0), {0, 1})
     assert "run/step-2.pt is the newest one now" in caught.value.why

@@ -16,7 +16,7 @@ from awsddp.errors import LocalCloudError
 from awsddp.local import client as local
 from awsddp.local import control
 from awsddp.local.machine import Place
-from awsddp.report import Event
+from awsddp.model.events import Event
 from tests.http_answers import BAD_ANSWERS, answering
 from tests.local.conftest import Cloud, left_over, until
 

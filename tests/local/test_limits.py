@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from awsddp.limits import TAGS
+from awsddp.settings.ec2_limits import TAGS
 from tests.local.conftest import Cloud, refusal
 
 

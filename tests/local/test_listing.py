@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from awsddp.local.listing import Listing
-from awsddp.local.s3 import Stored
+from awsddp.local.s3_files import Stored
 
 NAMES = some.lists(some.text("ab/\x00\U0010ffff", min_size=1, max_size=6), max_size=20)
 

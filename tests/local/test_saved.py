@@ -15,20 +15,20 @@ from typing import Any
 
 import pytest
 
+from awsddp.agent.s3.store import AT_ONCE, MOST_BYTES, Place, Store
 from awsddp.aws.login import translated
-from awsddp.cluster import Cluster
-from awsddp.config import load
 from awsddp.errors import CloudError, ConfigError, NodeError, NotFoundError
-from awsddp.fetch import fetch
-from awsddp.jobs.lists import Lists
-from awsddp.jobs.supervisor.objects import AT_ONCE, MOST_BYTES, Place, Store
-from awsddp.records import JobNode, JobRecord, Target
-from awsddp.report import Event
-from awsddp.results import is_fetched, saved_job
-from awsddp.returns import NodeFiles
-from awsddp.saved import Changing, Saved, in_bucket, signing_secret, store_at
-from awsddp.search import target_for
+from awsddp.job.fetch import fetch
+from awsddp.model.documents import NodeFiles
+from awsddp.model.events import Event
+from awsddp.model.records import JobNode, JobRecord, Target
+from awsddp.session.context import Cluster
+from awsddp.session.locate import target_for
+from awsddp.settings.loader import load
 from awsddp.state import Folder, Record
+from awsddp.storage.results_dir import is_fetched, saved_job
+from awsddp.storage.saved_job import Changing, Saved, in_bucket, signing_secret, store_at
+from awsddp.storage.saved_lists import Lists
 from tests.local.conftest import Cloud, fault_add, fault_clear
 from tests.local.saved_job import SavedJob, row
 

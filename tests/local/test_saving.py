@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 from botocore.loaders import Loader
 
-from awsddp.cluster import Cluster
-from awsddp.config import load
-from awsddp.doctor import before_launch
+from awsddp.cluster.doctor import before_launch
+from awsddp.cluster.plan import plan
 from awsddp.errors import ConfigError
+from awsddp.job.save_to_s3 import rehearsed
+from awsddp.model.records import Target
 from awsddp.plan.policy import role_policy
 from awsddp.plan.records import LaunchPlan
-from awsddp.records import Target
-from awsddp.saving import rehearsed
+from awsddp.session.context import Cluster
+from awsddp.settings.loader import load
 from awsddp.state import Folder
-from awsddp.up import plan
 from tests.local.conftest import Cloud
 
 SMALL = {

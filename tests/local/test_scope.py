@@ -9,7 +9,7 @@ import pytest
 from botocore.exceptions import ClientError
 
 from awsddp.cli.plan_page import _node_line
-from awsddp.local import offers, scope
+from awsddp.local import offers, operations
 from tests.local.conftest import Cloud, refusal, until
 from tests.local.test_launches import send
 from tests.records import read
@@ -129,7 +129,7 @@ def test_a_value_that_would_have_no_effect_is_refused_by_name(
         records.client("ec2").run_instances(**records.request(**changes))
 
 
-LISTS = sorted(name for name in scope.OPERATIONS["ec2"] if name.startswith("Describe"))
+LISTS = sorted(name for name in operations.OPERATIONS["ec2"] if name.startswith("Describe"))
 
 
 @pytest.mark.parametrize("operation", LISTS)
@@ -137,13 +137,15 @@ def test_a_filter_that_is_not_carried_out_is_named(records: Cloud, operation: st
     asked = {"Filter.1.Name": "no-such-filter", "Filter.1.Value.1": "x"}
     status, text = send(records, "POST", Action=operation, **asked)
     assert status == 400
-    if scope.OPERATIONS["ec2"][operation].filters:
+    if operations.OPERATIONS["ec2"][operation].filters:
         assert "<Code>InvalidParameterValue</Code><Message>The filter 'no-such-filter' is invalid" in text
     else:
         assert f"does not carry out {operation} with Filter" in text
 
 
-FILTERS = [(name, one) for name in LISTS for one in scope.OPERATIONS["ec2"][name].filters if one != "tag:"]
+FILTERS = [
+    (name, one) for name in LISTS for one in operations.OPERATIONS["ec2"][name].filters if one != "tag:"
+]
 
 
 @pytest.mark.parametrize(("operation", "name"), [*FILTERS, ("DescribeInstances", "tag:Name")])
@@ -170,7 +172,7 @@ def test_a_filter_takes_wildcards_as_on_ec2(records: Cloud, instance: str) -> No
 
 
 BEHAVIOUR = "instanceInitiatedShutdownBehavior"
-CHANGES = [name for name in scope.OPERATIONS["ec2"] if not name.startswith(("Describe", "Get"))]
+CHANGES = [name for name in operations.OPERATIONS["ec2"] if not name.startswith(("Describe", "Get"))]
 
 
 def state(records: Cloud) -> str:
@@ -228,12 +230,12 @@ def test_a_dry_run_of_every_change_changes_nothing(records: Cloud, instance: str
 
 
 def test_what_the_page_lists_is_what_is_carried_out() -> None:
-    page = (Path(scope.__file__).parents[2] / "docs/local.md").read_text()
+    page = (Path(operations.__file__).parents[2] / "docs/local.md").read_text()
     rows = re.findall(
         r"^\| ([A-Z0-9]+) \| (.*) \|$", page.partition("## What is carried out")[2], re.MULTILINE
     )
     listed = {service: set(names.split(", ")) for service, names in rows}
-    assert listed == {service.upper(): set(rows) for service, rows in scope.OPERATIONS.items()}
+    assert listed == {service.upper(): set(rows) for service, rows in operations.OPERATIONS.items()}
 
 
 def test_systems_manager_names_images_that_ec2_knows_and_nothing_else(records: Cloud) -> None:

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from awsddp.nodes.fleet import Fleet
 from awsddp.nodes.hostkeys import KeyPair, make_key
 from awsddp.nodes.login import Endpoint, Jump, Login, ssh_config
-from awsddp.nodes.transport import Fleet
 from tests.jobs.conftest import free_ports
 
 SSHD = "/usr/sbin/sshd"

@@ -19,7 +19,7 @@ import pytest
 from awsddp.errors import ConfigError, NodeError
 from awsddp.plan.environment import EnvironmentPlan, make_environment_plan
 from awsddp.plan.indexes import Indexes
-from awsddp.spec import EnvSection
+from awsddp.settings.spec import EnvSection
 from tests.nodes.ssh_hosts import Lab
 from tests.nodes.test_environments import PLAN, imported, index, made, python
 from tests.nodes.wheels import torch_text, wheel

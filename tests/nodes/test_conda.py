@@ -14,7 +14,7 @@ import pytest
 
 from awsddp.errors import NodeError
 from awsddp.plan.environment import EnvironmentPlan, make_environment_plan
-from awsddp.spec import EnvSection
+from awsddp.settings.spec import EnvSection
 from tests.nodes.channel import MINOR, SUBDIR, VERSION, make_channel, served
 from tests.nodes.ssh_hosts import Lab
 from tests.nodes.test_environments import imported, made, python

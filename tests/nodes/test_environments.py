@@ -17,17 +17,17 @@ from typing import Any
 
 import pytest
 
-from awsddp.answers import Environment
 from awsddp.errors import ConfigError, NodeError
+from awsddp.model.events import Event
+from awsddp.model.node_answers import Environment
 from awsddp.nodes import environments
 from awsddp.nodes.environments import ensure
-from awsddp.parallel import soon
 from awsddp.plan.environment import EnvironmentPlan, make_environment_plan
 from awsddp.plan.indexes import Indexes
 from awsddp.plan.project import Project
-from awsddp.report import Event
-from awsddp.resources import template
-from awsddp.spec import EnvSection
+from awsddp.settings.spec import EnvSection
+from awsddp.util.parallel import soon
+from awsddp.util.shipped_files import template
 from tests.nodes.servers import BUILT_BY, PASSWORD, make_repository, serve_folder, serve_git, serve_index
 from tests.nodes.ssh_hosts import Lab
 from tests.nodes.wheels import add, image, installed_wheel, wheel

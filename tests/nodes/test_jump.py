@@ -13,14 +13,15 @@ from typing import Any
 
 import pytest
 
-from awsddp.config import load
 from awsddp.errors import ConfigError
 from awsddp.nodes import hostkeys
 from awsddp.nodes.hostkeys import KeyPair, make_key
 from awsddp.nodes.login import Jump, JumpFailure
-from awsddp.nodes.sync import files_to_send, push
-from awsddp.parallel import NodesFailed
-from awsddp.values import jump_host
+from awsddp.nodes.project_files import files_to_send
+from awsddp.nodes.sync import push
+from awsddp.settings.loader import load
+from awsddp.settings.values import jump_host
+from awsddp.util.parallel import NodesFailed
 from tests.nodes.ssh_hosts import Host, Lab, make_host, wait_until
 
 MakeLab = Callable[[int], Lab]

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from awsddp.errors import ConfigError
-from awsddp.nodes import sync as module
-from awsddp.nodes.sync import ASTRAY, OUT, files_to_send
+from awsddp.nodes import project_files
+from awsddp.nodes.project_files import files_to_send
+from awsddp.nodes.sync import ASTRAY, OUT
 
 HELL = [
     " ",
@@ -285,7 +286,7 @@ def test_far_too_much_is_refused_with_the_names_of_the_largest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make(tmp_path, *(f"data/{number}" for number in range(20)))
-    monkeypatch.setattr(module, "_MOST_FILES", 10)
+    monkeypatch.setattr(project_files, "_MOST_FILES", 10)
     with pytest.raises(ConfigError, match="far too large") as caught:
         files_to_send(tmp_path)
     assert "data/" in caught.value.why

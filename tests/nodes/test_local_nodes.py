@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
+from awsddp.model.records import Node
 from awsddp.nodes import hostkeys
+from awsddp.nodes.fleet import Fleet
 from awsddp.nodes.hostkeys import make_key
 from awsddp.nodes.login import Endpoint, Login
 from awsddp.nodes.provision import prepare, user_data
-from awsddp.nodes.transport import Fleet
-from awsddp.parallel import NodesFailed
-from awsddp.records import Node
+from awsddp.util.parallel import NodesFailed
 from tests.nodes.ssh_hosts import wait_until
 
 boto3 = pytest.importorskip("boto3")

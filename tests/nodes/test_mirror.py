@@ -23,11 +23,11 @@ from uv import find_uv_bin
 
 from awsddp.errors import NodeError
 from awsddp.nodes.catalog import Catalog, signing_key
-from awsddp.nodes.mirror import Mirror
-from awsddp.nodes.transport import Fleet
+from awsddp.nodes.fleet import Fleet
+from awsddp.nodes.package_mirror import Mirror
 from awsddp.nodes.upstream import NodeRequest, Upstream, is_public
-from awsddp.parallel import each, soon
 from awsddp.plan.indexes import Indexes
+from awsddp.util.parallel import each, soon
 from tests.nodes.servers import (
     PASSWORD,
     Reply,

@@ -7,9 +7,9 @@ import pytest
 
 from awsddp.nodes import hostkeys
 from awsddp.nodes.connection import Preconnect, cut, preconnect
+from awsddp.nodes.fleet import Fleet
 from awsddp.nodes.hostkeys import make_key
-from awsddp.nodes.transport import Fleet
-from awsddp.parallel import NodesFailed
+from awsddp.util.parallel import NodesFailed
 from tests.nodes.ssh_hosts import Host, Lab, wait_until
 
 MakeLab = Callable[[int], Lab]

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from awsddp.model.events import Event, OnEvent
+from awsddp.model.records import Node, Prepared
 from awsddp.nodes import hostkeys
 from awsddp.nodes.provision import prepare
-from awsddp.parallel import NodesFailed, ignore
-from awsddp.records import Node, Prepared
-from awsddp.report import Event, OnEvent
-from awsddp.resources import template
+from awsddp.util.parallel import NodesFailed, ignore
+from awsddp.util.shipped_files import template
 from tests.nodes.ssh_hosts import Host, Lab
 
 MakeLab = Callable[[int], Lab]

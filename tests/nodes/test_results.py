@@ -7,14 +7,14 @@ from types import SimpleNamespace
 import pytest
 from msgspec.structs import replace
 
-from awsddp.answers import ResultFile
+from awsddp.agent.manifest import sample
 from awsddp.errors import ConfigError
-from awsddp.jobs.supervisor.manifest import sample
-from awsddp.nodes import results
-from awsddp.nodes.results import PART, VERSIONS
-from awsddp.parallel import NodesFailed
-from awsddp.report import Event
-from awsddp.returns import NodeFiles
+from awsddp.model.documents import NodeFiles
+from awsddp.model.events import Event
+from awsddp.model.node_answers import ResultFile
+from awsddp.nodes import download
+from awsddp.nodes.download import PART, VERSIONS
+from awsddp.util.parallel import NodesFailed
 from tests.nodes.ssh_hosts import Host, Lab
 from tests.nodes.test_listing import HELL
 from tests.nodes.test_sync import tree
@@ -51,8 +51,8 @@ def pull(
         files = [one for node in nodes for one in wanted[node] if Path(one.path).exists()]
         return {(one.node, one.path): described(one) for one in files}
 
-    transfer = results.by_rsync(lab.ssh_config)
-    return results.pull(  # type: ignore[arg-type]
+    transfer = download.by_rsync(lab.ssh_config)
+    return download.pull(  # type: ignore[arg-type]
         wanted, target, transfer=transfer, look=look, begins=begins, **settings
     )
 
@@ -163,7 +163,7 @@ def test_what_is_rewritten_with_its_size_and_time_while_it_comes_is_not_taken(
 ) -> None:
     one = lab(1)
     first = made(one.hosts[0], "a", b"a" * size)
-    come = results.by_rsync(one.ssh_config)
+    come = download.by_rsync(one.ssh_config)
 
     def then_rewritten(*words: object) -> None:
         come(*words)  # type: ignore[arg-type]
@@ -175,7 +175,7 @@ def test_what_is_rewritten_with_its_size_and_time_while_it_comes_is_not_taken(
 
     changed = Changed()
     wanted = {0: [first]}
-    results.pull(wanted, target, transfer=then_rewritten, look=look, begins=begins, also=changed)
+    download.pull(wanted, target, transfer=then_rewritten, look=look, begins=begins, also=changed)
     assert changed == [first]
     assert not (target / first.home).exists()
 
@@ -183,14 +183,14 @@ def test_what_is_rewritten_with_its_size_and_time_while_it_comes_is_not_taken(
 def test_what_was_rewritten_since_a_fetch_was_cut_comes_as_it_is_now(lab: MakeLab, target: Path) -> None:
     one = lab(1)
     first = made(one.hosts[0], "a", b"a" * 1_000_000)
-    come = results.by_rsync(one.ssh_config)
+    come = download.by_rsync(one.ssh_config)
 
     def cut(*words: object) -> None:
         come(*words)  # type: ignore[arg-type]
         raise OSError("cut")
 
     with pytest.raises(ConfigError):
-        results.pull({0: [first]}, target, transfer=cut, begins=begins)
+        download.pull({0: [first]}, target, transfer=cut, begins=begins)
     with Path(first.path).open("r+b") as file:
         file.seek(20_000)  # between the blocks of a sample
         file.write(b"b")

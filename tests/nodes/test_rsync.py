@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from awsddp.answers import ResultFile
+from awsddp.model.node_answers import ResultFile
 from awsddp.nodes import rsync
-from awsddp.nodes.failures import NodeFailure
-from awsddp.nodes.results import by_rsync
-from awsddp.parallel import ignore
+from awsddp.nodes.download import by_rsync
+from awsddp.nodes.node_failures import NodeFailure
+from awsddp.util.parallel import ignore
 
 NONE = Path("/none")
 PROC = "/proc/self/fd/"

@@ -10,7 +10,7 @@ import pytest
 
 from awsddp.errors import ConfigError
 from awsddp.nodes.login import JumpFailure, Ssm
-from awsddp.parallel import NodesFailed
+from awsddp.util.parallel import NodesFailed
 from tests.nodes.ssh_hosts import Lab
 from tests.nodes.ssm import StandIn
 

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from awsddp.errors import ConfigError
+from awsddp.model.documents import NodeFiles
+from awsddp.model.events import Event
 from awsddp.nodes import rsync, sync
 from awsddp.nodes.hostkeys import make_key
 from awsddp.nodes.login import Endpoint, Login, ssh_config
-from awsddp.nodes.sync import files_to_send
-from awsddp.parallel import NodesFailed
-from awsddp.report import Event
-from awsddp.returns import NodeFiles
+from awsddp.nodes.project_files import files_to_send
+from awsddp.util.parallel import NodesFailed
 from tests.nodes.ssh_hosts import Host, Lab, wait_until
 from tests.nodes.test_listing import HELL, make
 

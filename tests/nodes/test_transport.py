@@ -9,15 +9,15 @@ from pathlib import Path
 import paramiko
 import pytest
 
-from awsddp import parallel
 from awsddp.errors import ConfigError, NodeError
+from awsddp.model.events import Event
 from awsddp.nodes import hostkeys
 from awsddp.nodes.connection import connect, load_key
-from awsddp.nodes.failures import NodeFailure
+from awsddp.nodes.fleet import Fleet, Result, command_line
 from awsddp.nodes.hostkeys import make_key
-from awsddp.nodes.transport import Fleet, Result, command_line
-from awsddp.parallel import NodesFailed, ignore, split
-from awsddp.report import Event
+from awsddp.nodes.node_failures import NodeFailure
+from awsddp.util import parallel
+from awsddp.util.parallel import NodesFailed, ignore, split
 from tests.nodes.ssh_hosts import Lab, wait_until
 
 MakeLab = Callable[[int], Lab]

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from awsddp.limits import USER_DATA_BYTES
 from awsddp.nodes.hostkeys import make_key
 from awsddp.nodes.provision import user_data
+from awsddp.settings.ec2_limits import USER_DATA_BYTES
 from tests.nodes.ssh_hosts import wait_until
 
 yaml = pytest.importorskip("yaml")

@@ -13,10 +13,10 @@ import pytest
 from msgspec import structs
 
 from awsddp.compat.types import GPU_TYPES, QUOTA_G, QUOTA_P, SPOT_G, SPOT_P5
-from awsddp.config import load
 from awsddp.plan import make_plan
 from awsddp.plan.records import Facts, Group, Image, LaunchPlan, Reservation, Subnet, document, names
 from awsddp.plan.requests import Values
+from awsddp.settings.loader import load
 
 ZONES = ("us-east-1a", "us-east-1b", "us-east-1c")
 PLAIN = (

@@ -8,7 +8,7 @@ import pytest
 from awsddp.errors import ConfigError
 from awsddp.plan.environment import EnvironmentPlan, make_environment_plan
 from awsddp.plan.requirements import Requirements, read_requirements
-from awsddp.spec import EnvSection
+from awsddp.settings.spec import EnvSection
 
 
 def read(folder: Path, text: str) -> Requirements:

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from awsddp.billing import Rate
-from awsddp.config import load
 from awsddp.errors import ConfigError
+from awsddp.model.billing import Rate
+from awsddp.model.records import Listed, Node
 from awsddp.plan.converge import Convergence, Standing, converge
 from awsddp.plan.records import Step
-from awsddp.records import Listed, Node
-from awsddp.spec import ClusterSpec
+from awsddp.settings.loader import load
+from awsddp.settings.spec import ClusterSpec
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 CREATED = NOW - timedelta(hours=20)

@@ -17,7 +17,7 @@ from awsddp.plan.environment import (
 from awsddp.plan.indexes import Indexes
 from awsddp.plan.project import source_folders
 from awsddp.plan.requirements import read_requirements
-from awsddp.spec import EnvSection
+from awsddp.settings.spec import EnvSection
 
 
 def test_a_requirements_file_is_read_with_what_it_includes(tmp_path: Path) -> None:

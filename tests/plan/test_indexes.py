@@ -7,7 +7,7 @@ import pytest
 
 from awsddp.plan.environment import make_environment_plan
 from awsddp.plan.indexes import Indexes, indexes_here
-from awsddp.spec import EnvSection
+from awsddp.settings.spec import EnvSection
 
 PIP = """
 [global]

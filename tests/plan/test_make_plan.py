@@ -7,18 +7,18 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from awsddp import limits
 from awsddp.aws.power import TAG
 from awsddp.compat.releases import PARTS_IMAGE
 from awsddp.compat.types import QUOTA_G, QUOTA_P, GpuType
-from awsddp.config import load
 from awsddp.errors import AwsddpError, CloudError, ConfigError
+from awsddp.model.records import TargetName
 from awsddp.plan import make_plan, refuse_untried
 from awsddp.plan.policy import least_policy
 from awsddp.plan.records import Data, Facts, Group, Image, LaunchPlan, Reservation, Saving, Subnet, document
 from awsddp.plan.selection import offers
-from awsddp.records import TargetName
-from awsddp.spec import AccessSection, CapacitySection, ClusterSection, ClusterSpec, NetworkSection
+from awsddp.settings import ec2_limits
+from awsddp.settings.loader import load
+from awsddp.settings.spec import AccessSection, CapacitySection, ClusterSection, ClusterSpec, NetworkSection
 
 ZONES = ("us-east-1a", "us-east-1b", "us-east-1c")
 DLAMI = Image(
@@ -73,10 +73,10 @@ def plan(
 
 
 def test_most_tags_of_a_users_own_leave_room_for_those_that_awsddp_writes() -> None:
-    own = {f"k{number}": "v" for number in range(limits.TAGS - limits.OWN_TAGS)}
+    own = {f"k{number}": "v" for number in range(ec2_limits.TAGS - ec2_limits.OWN_TAGS)}
     launch = plan(replace(FACTS, host="laptop"), tags=own).request("RunInstances").parameters
     [instance] = [one for one in launch["TagSpecifications"] if one["ResourceType"] == "instance"]
-    assert len(instance["Tags"]) + len([TAG]) == limits.TAGS
+    assert len(instance["Tags"]) + len([TAG]) == ec2_limits.TAGS
 
 
 def test_without_a_type_the_cheapest_virtualised_one_with_eight_gpus_is_taken() -> None:

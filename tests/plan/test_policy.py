@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from awsddp.errors import ConfigError
-from awsddp.local.rights import decide
+from awsddp.local.iam import decide
 from awsddp.plan.policy import least_policy, role_policy
-from awsddp.spec import (
+from awsddp.settings.spec import (
     AccessSection,
     CapacitySection,
     ClusterSection,

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 from uv import find_uv_bin
 
-from awsddp.answers import Platform
 from awsddp.errors import ConfigError
+from awsddp.model.node_answers import Platform
 from awsddp.plan import resolve
 from awsddp.plan.environment import EnvironmentPlan, make_environment_plan
 from awsddp.plan.indexes import Indexes
 from awsddp.plan.requirements import name_of, read_requirements
 from awsddp.plan.resolve import check, choose, target_of
-from awsddp.spec import EnvSection
+from awsddp.settings.spec import EnvSection
 from tests.nodes.servers import make_repository, serve_folder
 from tests.nodes.wheels import sdist, wheel
 

@@ -8,7 +8,7 @@ from msgspec import structs
 from awsddp.errors import ConfigError
 from awsddp.plan import make_plan
 from awsddp.plan.records import LaunchPlan, Saving
-from awsddp.spec import AccessSection, ClusterSection, ClusterSpec, NetworkSection
+from awsddp.settings.spec import AccessSection, ClusterSection, ClusterSpec, NetworkSection
 from tests.plan.test_make_plan import FACTS
 
 ROLE = "arn:aws:iam::123456789012:role/trainers"

@@ -4,16 +4,15 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from awsddp import status as everywhere
-from awsddp import whole_run as run
 from awsddp.aws import power
-from awsddp.cluster import Cluster
-from awsddp.doctor import before_launch as doctor
+from awsddp.cluster import inventory
+from awsddp.cluster.doctor import before_launch as doctor
 from awsddp.errors import CloudError, NodeError
-from awsddp.reach import use_reachable
-from awsddp.records import Target
-from awsddp.returns import JobDocument
-from awsddp.search import aws_of
+from awsddp.model.documents import JobDocument
+from awsddp.model.records import Target
+from awsddp.session.connect import use_reachable
+from awsddp.session.context import Cluster, run
+from awsddp.session.locate import aws_of
 
 
 def trained(ctx: Cluster, **choices: object) -> dict[str, Any]:
@@ -82,4 +81,4 @@ def whoami(ctx: Cluster) -> dict[str, Any]:
 
 def status_all(ctx: Cluster) -> dict[str, Any]:
     """`status --all`, as a document."""
-    return {"clusters": everywhere.status_all(ctx)}
+    return {"clusters": inventory.status_all(ctx)}

@@ -20,9 +20,9 @@ from typing import Any
 from moto.core import DEFAULT_ACCOUNT_ID
 from moto.iam.models import iam_backends
 
+from awsddp.local.ec2_http import Refusal, Request
 from awsddp.local.emulator import USER
-from awsddp.local.front import Front
-from awsddp.local.requests import Refusal, Request
+from awsddp.local.http_server import Front
 
 ACCOUNT = "123456789012"
 _FREE = ("GetCallerIdentity",)

@@ -4,9 +4,8 @@ from typing import Any
 
 import pytest
 
-from awsddp import whole_run as run
-from awsddp.cluster import Cluster
-from awsddp.returns import JobDocument
+from awsddp.model.documents import JobDocument
+from awsddp.session.context import Cluster, run
 from tests.local.conftest import fault_add
 from tests.provisioning.acts import fetched, trained
 from tests.provisioning.world import World, yes

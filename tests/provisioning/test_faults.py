@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 
-from awsddp import status as everywhere
-from awsddp.down import down, stop
-from awsddp.status import status
-from awsddp.up import plan, up
+from awsddp.cluster import inventory
+from awsddp.cluster.down import down
+from awsddp.cluster.plan import plan
+from awsddp.cluster.status import status
+from awsddp.cluster.stop import stop
+from awsddp.cluster.up import up
 from tests.provisioning.acts import checked, fetched, trained
 from tests.provisioning.world import Kill, Outcome, World, yes
 from tests.seed import FULL, SEED
@@ -56,9 +58,9 @@ ACTS = {
     "train": Act(verb=trained, asks=False),
     "fetch": Act(verb=fetched, ground="owing", asks=False),
     "down": Act(verb=down, living=0),
-    "down --orphans": Act(verb=everywhere.down_orphans, ground="orphans", living=0, most=0),
+    "down --orphans": Act(verb=inventory.down_orphans, ground="orphans", living=0, most=0),
     "status": Act(verb=status, asks=False),
-    "status --all": Act(verb=everywhere.status_all, asks=False),
+    "status --all": Act(verb=inventory.status_all, asks=False),
     "plan": Act(verb=plan, asks=False),
     "doctor": Act(verb=checked, asks=False),
 }
@@ -148,7 +150,7 @@ def strike(world: World, act: Act, operation: str, trouble: Trouble) -> Outcome:
 def check(world: World, act: Act, operation: str, trouble: Trouble) -> None:
     """Strike; it ends as it may, with what it says it has made or ended, and `down` then leaves nothing."""
     outcome = strike(world, act, operation, trouble)
-    ends = act.verb in (down, everywhere.down_orphans) or operation == "TerminateInstances"
+    ends = act.verb in (down, inventory.down_orphans) or operation == "TerminateInstances"
     told = (8,) if ends and not trouble.choices else ()  # what could not be ended
     assert outcome.code in trouble.ends + told, f"{outcome.code}: {outcome.told}"
     states = [one["State"]["Name"] for one in world.cloud.living()]

@@ -5,9 +5,9 @@ import sys
 
 import pytest
 
-from awsddp.down import down
-from awsddp.status import status
-from awsddp.up import up
+from awsddp.cluster.down import down
+from awsddp.cluster.status import status
+from awsddp.cluster.up import up
 from tests.provisioning.world import World, yes
 from tests.seed import FULL, SEED
 

@@ -25,13 +25,15 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from awsddp import status as everywhere
 from awsddp.aws.clusters import node_of
-from awsddp.doctor import before_launch as doctor
-from awsddp.down import down, stop
+from awsddp.cluster import inventory
+from awsddp.cluster.doctor import before_launch as doctor
+from awsddp.cluster.down import down
+from awsddp.cluster.plan import plan
+from awsddp.cluster.status import status
+from awsddp.cluster.stop import stop
+from awsddp.cluster.up import up
 from awsddp.state import Folder
-from awsddp.status import status
-from awsddp.up import plan, up
 from tests.provisioning.acts import detached, fetched, held, hold, ran, status_all, trained, whoami
 from tests.provisioning.world import PHASES, Kill, Login, Outcome, World, tags, yes
 from tests.seed import FULL, SEED
@@ -195,7 +197,7 @@ class Histories(RuleBasedStateMachine):
         kept = set() if discard else orphans & {before[key] for key in self.owed()}
         orphans -= kept
         self.may_lose = discard
-        outcome = self.run(everywhere.down_orphans, harm, home, discard=discard, confirm=yes)
+        outcome = self.run(inventory.down_orphans, harm, home, discard=discard, confirm=yes)
         stays = {key for key, cluster in before.items() if cluster not in orphans}
         assert stays <= self.alive().keys()
         if harm is None:

@@ -2,8 +2,8 @@
 
 import pytest
 
-from awsddp.status import down_orphans
-from awsddp.up import up
+from awsddp.cluster.inventory import down_orphans
+from awsddp.cluster.up import up
 from tests.provisioning.world import PHASES, Kill, World, yes
 
 

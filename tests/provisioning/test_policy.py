@@ -16,17 +16,19 @@ import pytest
 from moto.core.utils import get_service_model
 
 import awsddp
-from awsddp import status as everywhere
-from awsddp.aws.facts import enabled_regions
-from awsddp.cluster import Cluster
-from awsddp.config import load
-from awsddp.doctor import before_launch as doctor
-from awsddp.doctor import request_quota
-from awsddp.down import down, stop
+from awsddp.aws.plan_facts import enabled_regions
+from awsddp.cluster import inventory
+from awsddp.cluster.doctor import before_launch as doctor
+from awsddp.cluster.doctor import request_quota
+from awsddp.cluster.down import down
+from awsddp.cluster.plan import offers, plan
+from awsddp.cluster.status import status
+from awsddp.cluster.stop import stop
+from awsddp.cluster.up import up
 from awsddp.plan.policy import least_policy
-from awsddp.search import aws_of, target_for
-from awsddp.status import status
-from awsddp.up import offers, plan, up
+from awsddp.session.context import Cluster
+from awsddp.session.locate import aws_of, target_for
+from awsddp.settings.loader import load
 from tests.provisioning.acts import fetched, status_all, trained
 from tests.provisioning.iam import Need, allowed, held_to
 from tests.provisioning.world import REGION, Kill, World, yes
@@ -176,7 +178,7 @@ def drive(world: World, asked: Settings) -> Driven:
             assert run(request_quota, many, confirm=yes)["request"]
         run(up, confirm=yes, kill=Kill("RunInstances", 1, "before it is sent"))
         world.clock.move(world.clock.read() + 3600)
-        run(everywhere.down_orphans, confirm=yes)
+        run(inventory.down_orphans, confirm=yes)
         run(up, confirm=yes)
         run(up, {"network.ssh_cidr": "198.51.100.7/32", "cluster.expires": "48h"}, confirm=yes)
         run(trained)

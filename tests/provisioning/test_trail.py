@@ -5,9 +5,9 @@ import stat
 from pathlib import Path
 from typing import Any
 
-from awsddp.down import down
-from awsddp.status import down_orphans
-from awsddp.up import up
+from awsddp.cluster.down import down
+from awsddp.cluster.inventory import down_orphans
+from awsddp.cluster.up import up
 from tests.provisioning.world import Kill, World, yes
 
 SECRET = b"PRIVATE KEY-----"

@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from awsddp.down import down, stop
-from awsddp.status import down_orphans
-from awsddp.up import up
+from awsddp.cluster.down import down
+from awsddp.cluster.inventory import down_orphans
+from awsddp.cluster.stop import stop
+from awsddp.cluster.up import up
 from tests.provisioning.world import REGION, World, tags, yes
 
 AWS = Path(sys.executable).with_name("aws")

@@ -38,15 +38,15 @@ from moto.iam import access_control
 from moto.moto_api._internal import mock_random
 from moto.sts.models import sts_backends
 
-from awsddp.aws import access, clusters, facts, instances, power, teardown, waits
-from awsddp.aws.session import Call, Trail
+from awsddp.aws import clusters, instances, launch_resources, plan_facts, power, teardown, waits
+from awsddp.aws.client import Call, Trail
 from awsddp.cli.command_line import WATCH
-from awsddp.cluster import Cluster
-from awsddp.config import load
 from awsddp.errors import AwsddpError, LetGo
-from awsddp.local import control, daemon, emulator, faults, front, lifecycle, requests, scope
+from awsddp.local import control, daemon, ec2_http, emulator, faults, http_server, lifecycle, operations
 from awsddp.local.machine import Place, write_json
 from awsddp.nodes import provision
+from awsddp.session.context import Cluster
+from awsddp.settings.loader import load
 from awsddp.state import Folder
 from tests.local.conftest import fault_add, fault_clear
 from tests.provisioning import iam
@@ -54,7 +54,15 @@ from tests.provisioning.clock import SLEEP, Clock
 
 REGION = "us-east-1"
 PATIENCE_S = 120
-PRELOADED = (access, facts, instances, lifecycle, power, provision, teardown)  # for all children
+PRELOADED = (
+    launch_resources,
+    plan_facts,
+    instances,
+    lifecycle,
+    power,
+    provision,
+    teardown,
+)  # for all children
 Phase = Literal["before it is sent", "before the reply", "before it is written down"]
 PHASES: tuple[Phase, ...] = ("before it is sent", "before the reply", "before it is written down")
 # What an account may hold that costs or blocks something: the operation, the key of its answer.
@@ -86,9 +94,9 @@ def _warm() -> None:
     for service in ("ec2", "sts", "ssm", "service-quotas", "pricing"):
         get_service_model(service)
         _session().create_client(service, region_name=REGION)
-    front.create_backend_app = functools.cache(front.create_backend_app)
+    http_server.create_backend_app = functools.cache(http_server.create_backend_app)
     for service in ("ec2", "sts", "ssm"):
-        front.create_backend_app(service)
+        http_server.create_backend_app(service)
 
 
 class Cloud:
@@ -130,12 +138,12 @@ class Cloud:
             log = os.open(self.place.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
             os.dup2(log, 1)
             os.dup2(log, 2)
-            front.Front._strike = iam.held(front.Front._strike, self.place.home)  # type: ignore[method-assign]
-            front.Front._view = _of_account(front.Front._view)  # type: ignore[method-assign]
+            http_server.Front._strike = iam.held(http_server.Front._strike, self.place.home)  # type: ignore[method-assign]
+            http_server.Front._view = _of_account(http_server.Front._view)  # type: ignore[method-assign]
             access_control.create_access_key = _with_roles(access_control.create_access_key)
             faults.time = emulator.time = SimpleNamespace(time=self.clock.read)  # type: ignore[assignment]
             lifecycle.BUSY_POLL_S = 0.001
-            scope.OPERATIONS["ec2"] |= _LEAVING
+            operations.OPERATIONS["ec2"] |= _LEAVING
             if ahead_s:
                 right = time.time
                 time.time = lambda: right() + ahead_s
@@ -247,10 +255,10 @@ source_profile = key
 
 # What makes a disk and an interface that no instance has: a launch that AWS broke off leaves such.
 _LEAVING = {
-    "CreateVolume": scope.Operation(
+    "CreateVolume": operations.Operation(
         parameters=("AvailabilityZone", "Size", "ClientToken"), makes=("volume",)
     ),
-    "CreateNetworkInterface": scope.Operation(
+    "CreateNetworkInterface": operations.Operation(
         parameters=("SubnetId", "ClientToken"), makes=("network-interface",)
     ),
 }
@@ -268,7 +276,7 @@ def _of_account(view: Callable[..., Any]) -> Callable[..., Any]:
 
     @contextlib.contextmanager
     def look(self: Any, request: Any, fault: Any) -> Iterator[None]:
-        role = _role(re.findall(requests.SCOPE, request.environ["HTTP_AUTHORIZATION"])[0][0])
+        role = _role(re.findall(ec2_http.SCOPE, request.environ["HTTP_AUTHORIZATION"])[0][0])
         with contextlib.ExitStack() as stack:
             stack.enter_context(view(self, request, fault))
             if role is not None and role.account_id != iam.ACCOUNT:

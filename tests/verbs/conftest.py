@@ -12,19 +12,20 @@ from typing import Any
 
 import pytest
 
-from awsddp import train as starting
+from awsddp.agent_client import launch_requests
+from awsddp.agent_client.rank_layout import layout
 from awsddp.aws import power
-from awsddp.cluster import Cluster
-from awsddp.config import load
 from awsddp.errors import CloudError, NodeError
-from awsddp.jobs import protocol
-from awsddp.jobs.ranks import layout
-from awsddp.nodes import rsync, sync, transport
-from awsddp.nodes.failures import NodeFailure
+from awsddp.job import submit
+from awsddp.model.events import Event
+from awsddp.model.records import JobRecord, Listed, Node, Target
+from awsddp.nodes import fleet as transport
+from awsddp.nodes import rsync, sync
+from awsddp.nodes.fleet import Result
 from awsddp.nodes.login import Endpoint
-from awsddp.nodes.transport import Result
-from awsddp.records import JobRecord, Listed, Node, Target
-from awsddp.report import Event
+from awsddp.nodes.node_failures import NodeFailure
+from awsddp.session.context import Cluster
+from awsddp.settings.loader import load
 from awsddp.state import Folder, Record
 from tests.jobs.conftest import Fleet as Homes
 from tests.jobs.conftest import free_ports
@@ -235,7 +236,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
             (workdir.parent / folder / name.name).write_text(name.read_text())
 
     monkeypatch.setattr(sync, "push", push)
-    monkeypatch.setattr(protocol, "FIRST_PORT", free_ports())  # the nodes share this machine's
+    monkeypatch.setattr(launch_requests, "FIRST_PORT", free_ports())  # the nodes share this machine's
 
     def transfer(words: list[str], names: list[str], **_: object) -> None:
         for name in names:  # a node's files are this machine's
@@ -259,4 +260,4 @@ def start(world: World, script: str, **job: Any) -> JobRecord:
     (world.project / "w.py").write_text(script)
     ranks = layout([0, 1], gpus=0, world_size=2)
     cluster = world.handle(world.ctx(script="w.py", **job))
-    return starting.start(cluster, ranks, None)  # type: ignore[arg-type]
+    return submit.start(cluster, ranks, None)  # type: ignore[arg-type]

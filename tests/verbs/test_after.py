@@ -5,13 +5,13 @@ import signal
 
 import pytest
 
-from awsddp.doctor import why
 from awsddp.errors import InUse, NotFoundError, UsageError
-from awsddp.fetch import fetch, fetch_jobs
-from awsddp.known import cancel_jobs, end_ranks
-from awsddp.reach import told_jobs
-from awsddp.records import JobRecord
-from awsddp.returns import FetchDocument
+from awsddp.job.cancel import cancel_jobs, end_ranks
+from awsddp.job.fetch import fetch, fetch_jobs
+from awsddp.job.why import why
+from awsddp.model.documents import FetchDocument
+from awsddp.model.records import JobRecord
+from awsddp.session.connect import told_jobs
 from tests.jobs.conftest import until
 from tests.verbs.conftest import World, start
 

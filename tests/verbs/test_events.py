@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from awsddp import follow as events
 from awsddp.errors import NodeError
-from awsddp.follow import Events
-from awsddp.nodes.failures import NodeFailure
-from awsddp.nodes.transport import Result
-from awsddp.records import JobRecord
+from awsddp.job import follow as events
+from awsddp.job.follow import Events
+from awsddp.model.records import JobRecord
+from awsddp.nodes.fleet import Result
+from awsddp.nodes.node_failures import NodeFailure
 from tests.verbs.conftest import Line, World, start
 
 WRITES = """

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from awsddp.advice import explained
-from awsddp.cluster import Cluster
-from awsddp.config import load
-from awsddp.jobs.supervisor.causes import Evidence, explain
-from awsddp.nodes.sync import files_to_send
-from awsddp.records import Cause, JobRecord, Target
-from awsddp.rehearsal import lacking
+from awsddp.agent.diagnosis.causes import Evidence, explain
+from awsddp.job.explain import explained
+from awsddp.job.rehearsal_gaps import lacking
+from awsddp.model.records import Cause, JobRecord, Target
+from awsddp.nodes.project_files import files_to_send
+from awsddp.session.context import Cluster
+from awsddp.settings.loader import load
 from awsddp.state import Folder
 from tests.cli.test_advice import RECORD
 

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from awsddp import doctor as health
-from awsddp.answers import RankStep
+from awsddp.agent import messages
+from awsddp.agent_client.node_checks import Group
+from awsddp.agent_client.rank_layout import layout
+from awsddp.cluster import doctor as health
 from awsddp.errors import InUse
-from awsddp.jobs.health import Group
-from awsddp.jobs.ranks import layout
-from awsddp.jobs.supervisor import requests
-from awsddp.reach import told_jobs
-from awsddp.records import Check
+from awsddp.model.node_answers import RankStep
+from awsddp.model.records import Check
+from awsddp.session.connect import told_jobs
 from tests.jobs.test_health import probes
 from tests.verbs.conftest import Line, World, start
 
@@ -147,7 +147,7 @@ def test_while_another_client_starts_a_job_nothing_is_measured(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(health, "CLAIM_S", 0.0)
-    holder = world.homes.start(0, requests.Claim(owner="ann", wait_s=0), close=False)
+    holder = world.homes.start(0, messages.Claim(owner="ann", wait_s=0), close=False)
     assert holder.stdout is not None
     while b"claimed" not in holder.stdout.readline():
         pass

@@ -5,10 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-from awsddp import train as starting
 from awsddp.errors import InUse, UsageError
-from awsddp.known import end_ranks
-from awsddp.reach import told_jobs
+from awsddp.job import submit
+from awsddp.job import train as starting
+from awsddp.job.cancel import end_ranks
+from awsddp.session.connect import told_jobs
 from tests.verbs.conftest import World
 
 SLEEPS = "import os, time; print('up', os.getcwd(), flush=True); time.sleep(600)\n"
@@ -24,7 +25,7 @@ def start(world: World, name: str, on: str | None, **job: object) -> list[dict[i
     """Start a job, and return the requests of each round trip."""
     (world.project / "w.py").write_text(SLEEPS)
     cluster = world.handle(world.ctx(script="w.py", name=name, on=on, **job))
-    starting.start(cluster, starting._layout(cluster), None)  # type: ignore[arg-type]
+    submit.start(cluster, starting._layout(cluster), None)  # type: ignore[arg-type]
     return cluster.fleet.asked  # type: ignore[attr-defined, no-any-return]
 
 

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from awsddp.cluster import Cluster
-from awsddp.jobs import protocol
-from awsddp.known import end_ranks, name_left_out
-from awsddp.reach import told_jobs
+from awsddp.agent_client import launch_requests
+from awsddp.cluster.replaced_nodes import name_left_out
+from awsddp.job.cancel import end_ranks
+from awsddp.session.connect import told_jobs
+from awsddp.session.context import Cluster
 from tests.jobs.conftest import all_processes, until
 from tests.verbs.conftest import World, start
 
@@ -87,7 +88,7 @@ def test_job_that_failed_as_it_waited_is_named_once_without_the_values_of_its_va
     begin(world, name="one")
     until(lambda: world.homes.document(0, "one")["ranks"][0]["started"])
     # Its supervisors may not have met yet when the node goes: then the first waits this long for the other.
-    monkeypatch.setattr(protocol, "JOIN_SECONDS", 5.0)
+    monkeypatch.setattr(launch_requests, "JOIN_SECONDS", 5.0)
     begin(world, name="two", after="one")
     lose_node(world, 1)
     until(lambda: set(states(world).values()) == {"failed"})

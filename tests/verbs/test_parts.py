@@ -8,21 +8,22 @@ from typing import Any
 
 import pytest
 
-from awsddp import fetch as fetching
-from awsddp import follow as watching
-from awsddp import search
 from awsddp.aws import clusters, power
-from awsddp.cluster import Cluster
-from awsddp.down import fetch_all
+from awsddp.cluster.fetch_unfetched import fetch_all
+from awsddp.cluster.status import cluster_document
 from awsddp.errors import CloudError, ConfigError, NodeError
-from awsddp.fetch import bring, fetch
-from awsddp.follow import Watch, attend, finish, logs, merger_of
-from awsddp.known import jobs_of_all as jobs
-from awsddp.known import told_job
-from awsddp.nodes.failures import NodeFailure
-from awsddp.records import JobRecord, Node
-from awsddp.search import require_live
-from awsddp.status import cluster_document
+from awsddp.job import fetch as fetching
+from awsddp.job import follow as watching
+from awsddp.job.fetch import bring, fetch
+from awsddp.job.follow import Watch, attend, finish, merger_of
+from awsddp.job.jobs import jobs_of_all as jobs
+from awsddp.job.logs import logs
+from awsddp.job.registry import told_job
+from awsddp.model.records import JobRecord, Node
+from awsddp.nodes.node_failures import NodeFailure
+from awsddp.session import locate
+from awsddp.session.context import Cluster
+from awsddp.session.locate import require_live
 from tests.verbs.conftest import World, start
 
 SAVES = """
@@ -293,9 +294,9 @@ def test_a_verb_whose_cluster_another_command_terminated_says_so(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ctx = world.ctx()
-    monkeypatch.setattr(search, "_search", lambda cluster, *_, **__: cluster)
+    monkeypatch.setattr(locate, "_search", lambda cluster, *_, **__: cluster)
     how = {"whole": False, "everywhere": False, "names_holder": True}
-    with pytest.raises(NodeError) as refused, search.found(ctx, world.record, **how):
+    with pytest.raises(NodeError) as refused, locate.found(ctx, world.record, **how):
         world.folder.retire("0a1b2c3d")
         raise NodeError("node0: the connection was lost", "Channel is not open", "awsddp status")
     assert refused.value.why == "Channel is not open\nanother command has terminated the cluster"

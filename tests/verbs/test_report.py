@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from awsddp.cluster import Cluster
-from awsddp.config import load
 from awsddp.errors import NotFoundError
-from awsddp.known import jobs_document
-from awsddp.records import RankProgress
-from awsddp.results import job_result, saved_job
+from awsddp.job.jobs import jobs_document
+from awsddp.job.report import write_report as report
+from awsddp.model.records import RankProgress
+from awsddp.session.context import Cluster
+from awsddp.settings.loader import load
 from awsddp.state import Folder
-from awsddp.status import write_report as report
+from awsddp.storage.results_dir import job_result, saved_job
 from tests.numbers_of_a_page import Page, check
 from tests.test_report import record
 

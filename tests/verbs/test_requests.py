@@ -2,22 +2,22 @@
 
 import pytest
 
-from awsddp.answers import Slots
+from awsddp.agent import messages
+from awsddp.agent_client import calls
+from awsddp.agent_client.calls import answers_in_turn, answers_of
 from awsddp.errors import NodeError, UsageError
-from awsddp.jobs import protocol
-from awsddp.jobs.protocol import answers_in_turn, answers_of
-from awsddp.jobs.supervisor import requests
+from awsddp.model.node_answers import Slots
 from tests.verbs.conftest import World
 
 
-class Nothing(requests.Request["answers.Jobs"]):
+class Nothing(messages.Request["answers.Jobs"]):
     """A request that no node knows."""
 
 
 def test_request_that_fails_does_not_keep_a_node_from_the_next_one(world: World) -> None:
     line = world.line()
     line.cut = {1}
-    turns = [Nothing(), requests.State(), requests.Slots()]
+    turns = [Nothing(), messages.State(), messages.Slots()]
     answers = answers_in_turn(line, dict.fromkeys((0, 1), turns))
     unknown, state, slots = answers[0]
     assert isinstance(unknown, UsageError)
@@ -30,11 +30,11 @@ def test_request_that_fails_does_not_keep_a_node_from_the_next_one(world: World)
 def test_program_that_ends_between_two_requests_leaves_the_later_ones_without_an_answer(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    message = protocol.message
+    message = calls.message
     monkeypatch.setattr(
-        protocol, "message", lambda one: b"no length\n" if isinstance(one, Nothing) else message(one)
+        calls, "message", lambda one: b"no length\n" if isinstance(one, Nothing) else message(one)
     )
-    turns = [requests.State(), Nothing(), requests.State()]
+    turns = [messages.State(), Nothing(), messages.State()]
     first, *others = answers_in_turn(world.line(), {0: turns})[0]
     assert first.jobs == ()
     for one in (*others, answers_of(world.line(), {0: Nothing()})[0]):
@@ -56,4 +56,4 @@ def test_program_that_ends_between_two_requests_leaves_the_later_ones_without_an
     ],
 )
 def test_answers_are_whole_once_the_last_one_has_ended(said: bytes, count: int, whole: bool) -> None:
-    assert protocol.is_whole(said, count=count) is whole
+    assert calls.is_whole(said, count=count) is whole

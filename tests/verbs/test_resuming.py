@@ -6,17 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from awsddp import follow
+from awsddp.agent_client import job_reports
 from awsddp.cli.command_line import WATCH, resuming
 from awsddp.cli.pages import job_page
-from awsddp.cluster import Cluster
-from awsddp.config import load
 from awsddp.errors import ConfigError, Interrupted
-from awsddp.jobs import results
-from awsddp.known import checkpoint_of
-from awsddp.records import JobRecord, JobState
-from awsddp.results import job_result
+from awsddp.job import follow
+from awsddp.job.checkpoint import checkpoint_of
+from awsddp.model.records import JobRecord, JobState
+from awsddp.session.context import Cluster
+from awsddp.settings.loader import load
 from awsddp.state import Folder
+from awsddp.storage.results_dir import job_result
 
 NOTE = "   # the script has to read $AWSDDP_RESUME"
 BUNDLED = "/home/ubuntu/awsddp/train/main.py"
@@ -50,7 +50,7 @@ def test_last_job_is_the_one_that_started_last_and_not_the_one_fetched_last(
         started = f"2026-11-{day}T00:00:00Z"
         job = JobRecord(job=name, state="failed", cause=None, ranks=(), home="", script=ran, started=started)
         path = tmp_path / "runs" / name / "job.json"
-        path.write_bytes(results.encode(job))
+        path.write_bytes(job_reports.encode(job))
         os.utime(path, (moment, moment))
     (tmp_path / "runs" / "broken").mkdir()
     (tmp_path / "runs" / "broken" / "job.json").write_text("{")

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from awsddp import whole_run as verb
 from awsddp.aws import waits
+from awsddp.cluster import run as verb
+from awsddp.cluster.run import run_job as run
 from awsddp.errors import (
     AwsddpError,
     CloudError,
@@ -19,10 +20,9 @@ from awsddp.errors import (
     NotFoundError,
     UsageError,
 )
-from awsddp.jobs.files import check_script
-from awsddp.returns import JobDocument, RunDocument
+from awsddp.job.script import check_script
+from awsddp.model.documents import JobDocument, RunDocument
 from awsddp.state import Folder
-from awsddp.whole_run import run_job as run
 from tests.verbs.conftest import World
 
 DONE = JobDocument(job="j", state="succeeded", cause=None, ranks=(), home="runs/j")

@@ -11,32 +11,32 @@ from typing import Any
 
 import pytest
 
-from awsddp import down as ending
-from awsddp import fetch as fetching
-from awsddp import follow as watching
-from awsddp import saving
-from awsddp import status as looking
-from awsddp import train as starting
-from awsddp.answers import Tried
+from awsddp.agent.messages import Launch
+from awsddp.agent_client.calls import answers_of
+from awsddp.agent_client.job_reports import encode
+from awsddp.agent_client.rank_layout import layout
 from awsddp.aws import clusters
-from awsddp.cluster import Cluster
-from awsddp.down import fetch_all
+from awsddp.cluster import down as ending
+from awsddp.cluster import status as looking
+from awsddp.cluster.fetch_unfetched import fetch_all
 from awsddp.errors import CloudError, ConfigError, NodeError
-from awsddp.follow import Watch, merger_of
-from awsddp.jobs.protocol import answers_of
-from awsddp.jobs.ranks import layout
-from awsddp.jobs.results import encode
-from awsddp.jobs.supervisor.requests import Launch
-from awsddp.known import jobs_of_all
+from awsddp.job import environment, save_to_s3, submit
+from awsddp.job import fetch as fetching
+from awsddp.job import follow as watching
+from awsddp.job import train as starting
+from awsddp.job.follow import Watch, merger_of
+from awsddp.job.jobs import jobs_of_all
+from awsddp.job.save_to_s3 import abort, wait_until_saved
+from awsddp.model.documents import FetchDocument
+from awsddp.model.node_answers import Tried
+from awsddp.model.records import MORE, JobNode, JobRecord, Saving
 from awsddp.nodes import rsync
-from awsddp.nodes.failures import NodeFailure
-from awsddp.reach import told_jobs
-from awsddp.records import MORE, JobNode, JobRecord, Saving
-from awsddp.results import missing, refuse_another
-from awsddp.returns import FetchDocument
-from awsddp.saved import signing_secret
-from awsddp.saving import abort, wait_until_saved
-from awsddp.search import require_live
+from awsddp.nodes.node_failures import NodeFailure
+from awsddp.session.connect import told_jobs
+from awsddp.session.context import Cluster
+from awsddp.session.locate import require_live
+from awsddp.storage.results_dir import missing, refuse_another
+from awsddp.storage.saved_job import signing_secret
 from tests.jobs.conftest import until
 from tests.verbs.conftest import World, start
 
@@ -79,7 +79,7 @@ def test_who_looks_releases_the_nodes_once_all_is_saved_and_not_while_a_node_has
 def owed(world: World, monkeypatch: pytest.MonkeyPatch) -> World:
     """A cluster whose job `j` has succeeded, and saves to S3; what its nodes say of that is up to a test."""
     monkeypatch.setattr(starting, "claim", lambda *_: None)
-    monkeypatch.setattr(saving, "_POLL_S", 0.01)
+    monkeypatch.setattr(save_to_s3, "_POLL_S", 0.01)
     start(world, SAVES, name="j", save_to=TO)
     world.homes.wait("j")
     return world
@@ -95,7 +95,7 @@ class Bucket:
             self.asked.append(job.job)
             return holds
 
-        for module in (ending, saving):
+        for module in (ending, save_to_s3):
             monkeypatch.setattr(module, "in_bucket", in_bucket)
 
 
@@ -263,8 +263,8 @@ def test_a_password_that_goes_to_the_nodes_with_the_folder_is_seen(
     file = tmp_path / "project" / "requirements.txt"
     file.parent.mkdir()
     file.write_text(f"six\n{line}\n")
-    assert starting._shows_password(file, file.parent) == shows
-    assert not starting._shows_password(file, tmp_path / "another")
+    assert environment._shows_password(file, file.parent) == shows
+    assert not environment._shows_password(file, tmp_path / "another")
 
 
 class Clock:
@@ -288,8 +288,8 @@ def told(monkeypatch: pytest.MonkeyPatch, step_s: float, says: list[Saving | Non
     def told_jobs(*_: object, **__: object) -> tuple[JobRecord]:
         return (replace(job, saving=next(answers, says[-1])),)
 
-    monkeypatch.setattr(saving, "told_jobs", told_jobs)
-    monkeypatch.setattr(saving, "time", Clock(step_s))
+    monkeypatch.setattr(save_to_s3, "told_jobs", told_jobs)
+    monkeypatch.setattr(save_to_s3, "time", Clock(step_s))
     return job
 
 
@@ -311,7 +311,7 @@ def test_a_saver_is_waited_for_while_anything_moves_and_two_minutes_longer(
     assert wait_until_saved(world.ctx(), job)
     job = told(monkeypatch, 1.0, [Saving(files=1, pending_files=1)])
     assert not wait_until_saved(world.ctx(), job)
-    assert saving.time.monotonic() == saving._STILL_S  # type: ignore[attr-defined]
+    assert save_to_s3.time.monotonic() == save_to_s3._STILL_S  # type: ignore[attr-defined]
     assert world.said[-1] == "not all results of j are in s3://results/runs/j: its nodes do not go on"
 
 
@@ -328,7 +328,7 @@ def test_uploads_of_jobs_that_have_ended_are_given_up_by_the_place_that_they_wer
     def store_at(*_: object) -> Iterator[Store]:
         yield Store()
 
-    monkeypatch.setattr(saving, "store_at", store_at)
+    monkeypatch.setattr(save_to_s3, "store_at", store_at)
     places = {"a": TO, "b": "s3://other", "c": TO, "d": None}
     job = JobRecord(job="", state="failed", cause=None, ranks=(), home="")
     abort(world.handle(), [replace(job, job=name, save_to=place) for name, place in places.items()])
@@ -416,11 +416,11 @@ def begin(world: World, monkeypatch: pytest.MonkeyPatch, *outcomes: Tried) -> li
         orders.append(order)
         return next(said)
 
-    monkeypatch.setattr(saving, "_tried", tried)
+    monkeypatch.setattr(save_to_s3, "_tried", tried)
     (world.project / "w.py").write_text("")
     cluster = world.handle(world.ctx(script="w.py", name="j", save_to=TO))
     aws: Any = SimpleNamespace(region="us-east-1")
-    starting.start(cluster.but(gateway=aws), layout([0, 1], gpus=0, world_size=2), None)  # type: ignore[arg-type]
+    submit.start(cluster.but(gateway=aws), layout([0, 1], gpus=0, world_size=2), None)  # type: ignore[arg-type]
     return orders
 
 
@@ -428,7 +428,7 @@ def test_the_nodes_get_the_launch_and_the_secret_with_their_order(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     launched: list[Launch] = []
-    fill = saving.claim
+    fill = save_to_s3.claim
 
     def claim(cluster: Cluster, launches: dict[int, Launch], refused: list[str]) -> None:
         fill(cluster, launches, refused)
@@ -444,7 +444,7 @@ def test_the_nodes_get_the_launch_and_the_secret_with_their_order(
         orders.append(order)
         return [python], b""
 
-    monkeypatch.setattr(saving, "node_program", program)
+    monkeypatch.setattr(save_to_s3, "node_program", program)
     orders += begin(world, monkeypatch, Tried(code=""))
     assert len(orders) == 3
     secret = signing_secret(world.ctx(), "j")

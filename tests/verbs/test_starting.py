@@ -11,20 +11,22 @@ from typing import Any
 
 import pytest
 
-from awsddp import train as starting
-from awsddp.advice import advise
-from awsddp.answers import Slots
-from awsddp.cluster import Cluster
+from awsddp.agent import messages as requests
+from awsddp.agent_client.rank_layout import layout
+from awsddp.cluster.status import refresh
 from awsddp.errors import InUse, NodeError, NotFoundError, UsageError
-from awsddp.fetch import fetch
-from awsddp.follow import logs
-from awsddp.jobs.ranks import layout
-from awsddp.jobs.supervisor import requests
-from awsddp.known import cancel, end_ranks, jobs_of_all
-from awsddp.reach import told_jobs
-from awsddp.records import MORE
+from awsddp.job import job_names, submit
+from awsddp.job import train as starting
+from awsddp.job.cancel import cancel, end_ranks
+from awsddp.job.fetch import fetch
+from awsddp.job.jobs import jobs_of_all
+from awsddp.job.logs import logs
+from awsddp.model.node_answers import Slots
+from awsddp.model.records import MORE
+from awsddp.session.connect import told_jobs
+from awsddp.session.context import Cluster
+from awsddp.session.next_steps import advise
 from awsddp.state import read_rows
-from awsddp.status import refresh
 from tests.verbs.conftest import Line, World, start
 
 SLEEPS = "import time; time.sleep(600)\n"
@@ -151,8 +153,8 @@ def test_name_that_only_the_tag_of_a_node_names_which_is_not_asked_is_taken(worl
     world.tags["i-1"] = ["away"]
     cluster, known = world.handle(), Slots(used=(), taken=(), jobs={})
     told = "node1 holds results of a job of that name, by its tag"
-    assert starting._why_taken(cluster, "away", {0: known}) == told
-    assert starting._why_taken(cluster, "away", {0: known, 1: known}) == ""
+    assert job_names._why_taken(cluster, "away", {0: known}) == told
+    assert job_names._why_taken(cluster, "away", {0: known, 1: known}) == ""
 
 
 def tagged_and_killed(world: World, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
@@ -236,7 +238,7 @@ def test_automatic_name_is_the_number_after_those_of_the_nodes_their_tags_the_re
     def name(*nodes: int) -> str:
         (world.project / "w.py").write_text("")
         ranks = layout(nodes or (0, 1), gpus=0, world_size=len(nodes) or 2)
-        started = starting.start(world.handle(world.ctx(script="w.py")), ranks, None)  # type: ignore[arg-type]
+        started = submit.start(world.handle(world.ctx(script="w.py")), ranks, None)  # type: ignore[arg-type]
         world.homes.wait(started.job, nodes=[rank.node for rank in started.ranks])
         return started.job
 

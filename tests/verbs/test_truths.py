@@ -9,23 +9,28 @@ from typing import Any
 
 import pytest
 
-from awsddp.cluster import Cluster
-from awsddp.config import load
-from awsddp.down import fetch_all
+from awsddp.agent_client import job_reports
+from awsddp.api.job import Job as ApiJob
+from awsddp.cluster.fetch_unfetched import fetch_all
+from awsddp.cluster.inventory import home
+from awsddp.cluster.status import cluster_document
 from awsddp.errors import AwsddpError, ConfigError, NodeError, NotFoundError, UsageError
-from awsddp.fetch import bring, fetch
-from awsddp.follow import logs, merger_of
-from awsddp.job import Job as ApiJob
-from awsddp.jobs import results
-from awsddp.known import checkpoint_of, full_name, jobs_document, launched
-from awsddp.known import jobs_of_all as jobs
-from awsddp.records import JobNode, JobRecord, JobState, Listed, Node, Prepared, RankResult, Target
-from awsddp.report import iso
-from awsddp.results import job_result
-from awsddp.search import require_live
+from awsddp.job.checkpoint import checkpoint_of
+from awsddp.job.fetch import bring, fetch
+from awsddp.job.follow import merger_of
+from awsddp.job.jobs import jobs_document
+from awsddp.job.jobs import jobs_of_all as jobs
+from awsddp.job.logs import logs
+from awsddp.job.registry import full_name
+from awsddp.job.report import write_report as report
+from awsddp.model.records import JobNode, JobRecord, JobState, Listed, Node, Prepared, RankResult, Target
+from awsddp.session.context import Cluster
+from awsddp.session.cost import launched
+from awsddp.session.locate import require_live
+from awsddp.settings.loader import load
 from awsddp.state import Folder, Record
-from awsddp.status import cluster_document, home
-from awsddp.status import write_report as report
+from awsddp.storage.results_dir import job_result
+from awsddp.util.format import iso
 
 ID = "0a1b2c3d"
 BEGAN = datetime.now(UTC).replace(microsecond=0) - timedelta(hours=2)
@@ -108,7 +113,7 @@ class Desk:
         folder = self.ctx(project).results / job.job
         (folder / "node0" / "run").mkdir(parents=True)
         (folder / "node0" / "run" / "a.pt").touch()
-        (folder / "job.json").write_bytes(results.encode(job))
+        (folder / "job.json").write_bytes(job_reports.encode(job))
 
     def handle(self, ctx: Cluster | None = None) -> Cluster:
         """The cluster as a search finds it."""

@@ -6,11 +6,11 @@ import pytest
 
 from awsddp.cli.command_line import Globals
 from awsddp.cli.screen import Screen
-from awsddp.cluster import Cluster
-from awsddp.config import load, words_of
-from awsddp.nodes.sync import project_files
+from awsddp.job.unsynced_data import with_named_data
+from awsddp.nodes.project_files import project_files
+from awsddp.session.context import Cluster
+from awsddp.settings.loader import load, words_of
 from awsddp.state import Folder
-from awsddp.unsent import with_named_data
 
 READS = 'rows = open("data/train.csv").read()\n'
 
@@ -165,7 +165,7 @@ def test_what_is_no_data_or_was_decided_is_not_asked(
 
 
 def test_a_folder_of_many_files_is_counted_in_part(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("awsddp.unsent._MOST_FILES", 3)
+    monkeypatch.setattr("awsddp.job.unsynced_data._MOST_FILES", 3)
     project.add({f"data/{number}": "x" * 1_000_000 for number in range(6)})
     (project.folder / "data" / "train.csv").unlink()
     project.checked(True)

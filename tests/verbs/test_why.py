@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from awsddp.agent.diagnosis.stacks import DUMP, Answer, Process, sources
+from awsddp.agent.messages import plain
 from awsddp.cli.doctor_page import why_page
-from awsddp.doctor import why
-from awsddp.jobs.supervisor.requests import plain
-from awsddp.jobs.supervisor.stacks import DUMP, Answer, Process, sources
+from awsddp.job.why import why
 from tests.verbs.test_report import CAUSE, Home
 
 

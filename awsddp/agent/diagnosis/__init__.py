@@ -1,0 +1,1 @@
+"""Why a rank or a job ended, and where ranks hang."""

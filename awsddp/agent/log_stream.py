@@ -1,0 +1,123 @@
+"""What a job says, as it says it: the logs of this node's ranks and its document, in frames.
+
+Following reads files only: any number may follow, at any time, and none can hold the job up.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import struct
+import time
+from typing import BinaryIO
+
+from awsddp.agent.job_folder import Document, JobFolder
+from awsddp.agent.messages import Follow
+
+MAGIC = b"\0awsddp\n"
+"""Comes before every answer: a login script of the node's user may have said something first."""
+
+HEADER = struct.Struct(">cIQI")
+"""Of a frame: kind, rank, offset, length of the payload that comes after it.
+
+L is a piece of a rank's log at that offset; P says that the rank paused in the middle of its last line, and
+that all of it was sent; S the document, changed; H nothing new for 2 s; E the final document, after the last
+byte.
+"""
+_CHUNK = 1 << 18
+_POLL_SECONDS = 0.03
+_BEAT_SECONDS = 2.0
+_PAUSE_SECONDS = 1.0
+_TAIL_BYTES = 4 << 20
+
+
+def follow(request: Follow, out: BinaryIO) -> None:
+    """Write frames to `out` until all was sent, and where asked `to_the_end` until the job has ended.
+
+    Raises BrokenPipeError when the reader has gone.
+    """
+    stream = _Stream(JobFolder(request.job), request, out)
+    while True:
+        document = stream.document()  # read before the logs: after a final one nothing is written any more
+        sent = stream.logs()
+        if not sent and (document.final or not request.to_the_end):
+            stream.frame(b"E", payload=json.dumps(document.to_json()).encode())
+            return
+        stream.beat()
+        if not sent:
+            time.sleep(_POLL_SECONDS)
+
+
+def tail_start(log: int, count: int) -> int:
+    """Return where the last `count` lines of the open file `log` begin, at most 4 MB before its end."""
+    size = os.fstat(log).st_size
+    begin = max(0, size - _TAIL_BYTES)
+    data = os.pread(log, size - begin, begin)
+    at = len(data) - 1  # a newline at the end begins no line
+    for _ in range(count):
+        at = data.rfind(b"\n", 0, max(0, at))
+    return begin + at + 1
+
+
+class _Stream:
+    def __init__(self, folder: JobFolder, request: Follow, out: BinaryIO) -> None:
+        self._folder = folder
+        self._out = out
+        self._tail, offsets = request.tail, request.offsets
+        self._offsets = dict.fromkeys(folder.request().own_ranks, 0)
+        self._offsets.update({int(rank): offset for rank, offset in offsets.items()})  # JSON's keys are text
+        self._files: dict[int, int] = {}
+        # Ranks whose last line may have no end, and since when nothing has come after it.
+        self._unfinished = {rank: time.monotonic() for rank, offset in self._offsets.items() if offset}
+        self._sent_at = 0.0
+        self._seen: tuple[int, int, bool] | None = None
+        self._document: Document
+
+    def document(self) -> Document:
+        """Return the document; what is new in it is sent."""
+        alive = self._folder.held()
+        try:
+            info = self._folder.state.stat()
+            seen = (info.st_ino, info.st_mtime_ns, alive)
+        except FileNotFoundError:
+            seen = (0, 0, alive)
+        if seen != self._seen:
+            self._seen, self._document = seen, self._folder.document()
+            self.frame(b"S", payload=json.dumps(self._document.to_json()).encode())
+        return self._document
+
+    def logs(self) -> bool:
+        """Send the next piece of each log; tell whether there was any."""
+        return sum(self._log(rank) for rank in self._offsets) > 0
+
+    def _log(self, rank: int) -> bool:
+        if rank not in self._files:
+            try:
+                self._files[rank] = os.open(str(self._folder.log(rank)), os.O_RDONLY)
+            except FileNotFoundError:
+                return False
+            if self._tail and not self._offsets[rank]:
+                self._offsets[rank] = tail_start(self._files[rank], self._tail)
+        offset = self._offsets[rank]
+        data = os.pread(self._files[rank], _CHUNK, offset)
+        if data:
+            self.frame(b"L", rank=rank, offset=offset, payload=data)
+            self._offsets[rank] += len(data)
+            self._unfinished.pop(rank, None)
+            if not data.endswith(b"\n"):
+                self._unfinished[rank] = time.monotonic()
+        elif time.monotonic() - self._unfinished.get(rank, math.inf) >= _PAUSE_SECONDS:
+            del self._unfinished[rank]
+            self.frame(b"P", rank=rank)
+        return bool(data)
+
+    def beat(self) -> None:
+        """Send a heartbeat where nothing was sent for a while."""
+        if time.monotonic() - self._sent_at > _BEAT_SECONDS:
+            self.frame(b"H")
+
+    def frame(self, kind: bytes, *, rank: int = 0, offset: int = 0, payload: bytes = b"") -> None:
+        self._out.write(HEADER.pack(kind, rank, offset, len(payload)) + payload)
+        self._out.flush()
+        self._sent_at = time.monotonic()

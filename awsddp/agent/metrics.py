@@ -1,0 +1,70 @@
+"""The progress of this node's ranks, from the rows that they append to $AWSDDP_RUN_DIR/metrics.jsonl."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from pathlib import Path
+from typing import Any
+
+from awsddp.agent.file_tree import open_file
+from awsddp.agent.job_folder import JobFolder
+from awsddp.agent.messages import Told
+
+_BYTES = 64 * 1024
+"""How much of the end of the file is read; the steps per second are those of its rows."""
+
+
+def metrics(folder: JobFolder) -> list[Told]:
+    """Return how far each rank with rows is. A row without `rank` is of the node's first rank."""
+    return progress(folder.run / "metrics.jsonl", folder.request().own_ranks)
+
+
+def progress(path: Path, ranks: list[int]) -> list[Told]:
+    """Return the same of the rows in a file, for the ranks of a node."""
+    by_rank: dict[int, list[dict[str, float]]] = {}
+    for read in rows(path):
+        row = {key: value for key, value in read.items() if _is_number(value)}
+        by_rank.setdefault(int(row.get("rank", ranks[0])), []).append(row)
+    return [_progress(rank, by_rank[rank]) for rank in ranks if rank in by_rank]
+
+
+def rows(path: Path) -> list[Any]:
+    """Return each whole row at the end of a file, a JSON object."""
+    try:
+        with open_file(path) as file:
+            file.seek(max(0, path.stat().st_size - _BYTES))
+            lines = file.read(_BYTES).split(b"\n")
+    except OSError:
+        return []
+    found = []
+    for line in lines:
+        with contextlib.suppress(ValueError, RecursionError):
+            found.append(json.loads(line))
+    return [row for row in found if isinstance(row, dict)]
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and abs(value) < 1e15
+
+
+def _progress(rank: int, rows: list[dict[str, float]]) -> Told:
+    last = {key: value for row in rows for key, value in row.items()}
+    step, fraction = last.get("step"), None
+    for done, total in (("step", "total_steps"), ("epoch", "epochs")):
+        if fraction is None and done in last and last.get(total, 0) > 0:
+            fraction = min(1.0, max(0.0, last[done] / last[total]))
+    step = None if step is None else int(step)
+    return Told(rank=rank, step=step, loss=last.get("loss"), steps_per_second=_rate(rows), fraction=fraction)
+
+
+def _rate(rows: list[dict[str, float]]) -> float | None:
+    """Return the steps per second of the last rows, since the steps or the clock began anew."""
+    points = [(row["time"], row["step"]) for row in rows if "time" in row and "step" in row]
+    first = len(points) - 1
+    while first > 0 and points[first - 1][0] < points[first][0] and points[first - 1][1] <= points[first][1]:
+        first -= 1
+    if first >= len(points) - 1:
+        return None
+    seconds, steps = points[-1][0] - points[first][0], points[-1][1] - points[first][1]
+    return round(steps / seconds, 3)

@@ -1,0 +1,351 @@
+"""The processes of a job on this node: started, reaped, and ended to the last grandchild.
+
+Each rank leads a session of its own and writes into its log itself, so that nothing is lost when somebody
+else dies. The supervisor is a child subreaper (prctl(2)): whatever its ranks started stays its descendant,
+also across setsid and a double fork, and is found by descent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from awsddp.agent.coordinator import Said
+from awsddp.agent.diagnosis.causes import ECHOES, Evidence, explain
+from awsddp.agent.diagnosis.evidence import (
+    exceptions,
+    full_disk,
+    kernel_log,
+    last_lines,
+    last_loss,
+    read_tail,
+    recorded,
+)
+from awsddp.agent.job_folder import JobFolder, Report, counters, programs, read_report
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from awsddp.agent.messages import Launch
+    from awsddp.agent.messages import Process as Planned
+
+_PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 1, 15, 36
+_LIBC = ctypes.CDLL(None, use_errno=True)
+STRAY_SECONDS = 1.0
+_HARD_KILL_SECONDS = 0.5  # a worker kills its rank at the end of the grace; then it still has to say so
+_UNKILLABLE_SECONDS = 20.0
+
+
+class Process:
+    """A process of the launcher, and the ranks that end with it. `child` is None if it did not start."""
+
+    def __init__(self, ranks: list[int], log: Path) -> None:
+        self.ranks = ranks
+        self.log = log
+        self.started = time.time()
+        self.since = time.monotonic()
+        self.child: subprocess.Popen[bytes] | None = None  # kept: Popen reaps those that nobody holds itself
+        self.error = ""  # why it could not be started
+        self.exit_code: int | None = None
+        self.seconds = 0.0
+
+    def report(self, rank: int) -> Report:
+        """Return what is known of one of its ranks."""
+        return Report(rank, self.started, self.seconds, self.exit_code)
+
+
+class Ranks:
+    """The ranks of this node, from their start until nothing of them is left."""
+
+    ended = "exit"
+    """What is said when a process has ended."""
+
+    def __init__(self, request: Launch, folder: JobFolder) -> None:
+        self._request = request
+        self._folder = folder
+        self._oom_kills = oom_kills()
+        self._since = time.monotonic()
+        self._stopped_at = 0.0  # time.time(): what a log says later may be our doing
+        self._kill_at: float | None = None
+        self._killed_at = 0.0  # 0: nothing was killed yet
+        self._strays_told = False
+        self.processes: list[Process] = []
+
+    @property
+    def stopping(self) -> bool:
+        """Whether `stop` was called."""
+        return self._kill_at is not None
+
+    @property
+    def reports(self) -> dict[int, Report]:
+        """What is known of each rank that has started."""
+        return {rank: process.report(rank) for process in self.processes for rank in process.ranks}
+
+    @property
+    def alive(self) -> list[Process]:
+        """The processes that have not ended."""
+        return [process for process in self.processes if process.exit_code is None]
+
+    def start(self) -> None:
+        """Start the launcher's processes; the log of one that does not start says why."""
+        for entry in self._request.processes:
+            self.processes.append(self._start(entry))
+
+    def _start(self, planned: Planned) -> Process:
+        path = self._folder.logs / planned.log
+        process = Process(list(planned.ranks), path)
+        parent = os.getpid()
+        log = -1
+        try:
+            log = os.open(str(path), os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
+            process.child = subprocess.Popen(
+                planned.argv,
+                cwd=self._request.workdir,
+                env={
+                    **self._request.defaults,
+                    **os.environ,
+                    "PATH": programs(self._request.path),
+                    **planned.environment,
+                    **self._helped(planned.environment),
+                },
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                preexec_fn=lambda: _before_program(parent),  # noqa: PLW1509 (this process has one thread)
+            )
+        except (OSError, ValueError) as error:
+            process.error = f"awsddp could not start this process: {error}\n"
+            with contextlib.suppress(OSError):
+                os.write(log, process.error.encode("utf-8", "replace"))
+        finally:
+            if log >= 0:
+                os.close(log)
+        return process
+
+    def _helped(self, environment: Mapping[str, str]) -> dict[str, str]:
+        """Return what puts the helper before a rank's program."""
+        paths = environment.get("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
+        helper = str(self._folder.helper)
+        return {
+            "PYTHONPATH": f"{helper}{os.pathsep}{paths}" if paths else helper,
+            "AWSDDP_STACKS_DIR": str(self._folder.stacks),
+        }
+
+    def reap(self) -> list[Said]:
+        """Reap what has ended, and return what to say of each rank that ended with it."""
+        ended = [(process, 127) for process in self.alive if process.child is None]
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                break
+            if pid == 0:
+                break
+            for process in self.alive:
+                if process.child is not None and process.child.pid == pid:
+                    ended.append((process, _code(status)))
+        reports = [report for process, code in ended for report in self._ended(process, code)]
+        return [Said(kind=self.ended, reports=[report]) for report in reports]
+
+    def _ended(self, process: Process, code: int) -> list[Report]:
+        process.exit_code = code
+        process.seconds = round(time.monotonic() - process.since, 3)
+        said = "" if code == 0 else process.error or read_tail(process.log)
+        reports = map(process.report, process.ranks)
+        return [self._explained(report, said, asked_at=self._stopped_at) for report in reports]
+
+    def _explained(self, report: Report, said: str, *, asked_at: float) -> Report:
+        """Return the report with why its rank ended after it `said` so much.
+
+        `asked_at` is when it was asked to end (0: never). A rank that is still taking itself down after an
+        exception when it is asked has a reason of its own.
+        """
+        code, rank = report.exit_code, report.rank
+        if not code:
+            return report
+        text = said + recorded(self._folder.path / "errors" / f"rank{rank}.json")
+        first = self._request.processes[0].ranks[0]
+        evidence = Evidence(
+            code,
+            text,
+            oom_kills=oom_kills() - self._oom_kills,
+            loss=last_loss(self._folder.run / "metrics.jsonl", rank, first=first),
+            kernel=lambda: kernel_log(self._since),
+        )
+        cause = explain(evidence)
+        full = full_disk(self._folder.path, Path(self._request.workdir), Path("/tmp"))
+        fault = "echo" if cause.kind in ECHOES else "own"
+        if asked_at and not (exceptions(text) and _written(self._folder.log(rank)) < asked_at):
+            fault = "stopped"
+        ended = cause._replace(
+            explanation=f"{cause.explanation} {full}".rstrip(),
+            rank=rank,
+            exit_code=code,
+            signal=-code if code < 0 else None,
+            tail=last_lines(said),
+        )
+        return report._replace(cause=ended, fault=fault)
+
+    def stop(self, grace: float) -> None:
+        """Ask the ranks to end; what is left after `grace` seconds is killed, with all that it started.
+
+        Only the ranks are asked: a loader worker that got TERM, too, would spoil a checkpoint on the way.
+        """
+        kill_at = time.monotonic() + grace
+        if self._kill_at is not None:
+            self._kill_at = min(self._kill_at, kill_at)
+            return
+        self._kill_at, self._stopped_at = kill_at, time.time()
+        for process in self.alive:
+            if process.child is not None:
+                _signal(process.child.pid, signal.SIGTERM)
+
+    def gone(self) -> bool:
+        """Carry a stop on, and tell whether all has ended here and was reaped. Call it often after `stop`."""
+        if self._kill_at is None:
+            return False
+        left = descendants()
+        now = time.monotonic()
+        if not (left or self.alive):
+            return True
+        if now >= self._kill_at:
+            self._killed_at = self._killed_at or now  # this process may have stood still since `_kill_at`
+            if now > self._killed_at + _UNKILLABLE_SECONDS:
+                return True
+            for pid in left:
+                _signal(pid, signal.SIGKILL)
+        elif not self.alive and not self._strays_told:
+            self._strays_told = True
+            self._kill_at = min(self._kill_at, now + STRAY_SECONDS)
+            for pid in left:
+                _signal(pid, signal.SIGTERM)
+        return False
+
+
+class Workers(Ranks):
+    """The ranks of this node under their agent, by what its workers have noted."""
+
+    ended = "agent"
+
+    def __init__(self, request: Launch, folder: JobFolder) -> None:
+        super().__init__(request, folder)
+        self._offset = 0  # in their notes
+        self._known: dict[int, Report] = {}
+
+    def reap(self) -> list[Said]:
+        """Return what to say of each worker that has started or ended, and of an agent that has ended."""
+        ended = super().reap()
+        return [self._noted(note) for note in self._notes()] + ended
+
+    @property
+    def reports(self) -> dict[int, Report]:
+        """What is known of each rank that has started."""
+        return self._known
+
+    def stop(self, grace: float) -> None:
+        """Ask the agent to end its workers, which give their ranks `grace` seconds."""
+        (self._folder.path / "grace").write_text(str(grace), encoding="ascii")
+        super().stop(grace + _HARD_KILL_SECONDS)
+
+    def _ended(self, process: Process, code: int) -> list[Report]:
+        """Return the agent's own report: its workers have noted theirs."""
+        process.ranks = process.ranks[:1]
+        return super()._ended(process, code)
+
+    def _notes(self) -> list[Any]:
+        """Return what the workers have noted since the last call (launchers/worker.py)."""
+        try:
+            with self._folder.workers.open("rb") as file:
+                file.seek(self._offset)
+                whole, newline, _ = file.read().rpartition(b"\n")
+        except FileNotFoundError:
+            return []
+        self._offset += len(whole) + len(newline)
+        return [json.loads(line) for line in whole.splitlines()]
+
+    def _noted(self, note: Any) -> Said:
+        report = read_report(note)
+        self._known[report.rank] = report
+        if report.exit_code is None:
+            return Said(kind="worker", reports=[report], world_size=note["world_size"])
+        said = read_tail(self._folder.log(report.rank), note["offset"]) if report.exit_code else ""
+        return Said(kind="exit", reports=[self._explained(report, said, asked_at=note["stopped_at"] or 0.0)])
+
+
+def adopt_orphans(name: str) -> None:
+    """Become the parent of every orphan among the descendants, and go by `name` in lists of processes."""
+    if _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER) failed")
+    _LIBC.prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)
+
+
+def sweep(seconds: float = _UNKILLABLE_SECONDS) -> None:
+    """Kill every descendant and wait until none is left, for at most `seconds`."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        left = descendants()
+        for pid in left:
+            _signal(pid, signal.SIGKILL)
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            return
+        time.sleep(0.02)
+
+
+def descendants() -> list[int]:
+    """Return the pids of all living descendants of this process."""
+    children: dict[int, list[int]] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, parent = path.read_bytes().rpartition(b")")[2].split()[:2]
+        except OSError:
+            continue
+        if state not in (b"Z", b"X"):
+            children.setdefault(int(parent), []).append(int(path.parent.name))
+    found: list[int] = []
+    level = children.get(os.getpid(), [])
+    while level:
+        found += level
+        level = [child for pid in level for child in children.get(pid, [])]
+    return found
+
+
+def oom_kills() -> int:
+    """Return how many processes this kernel has killed for memory since it booted (0: it does not say)."""
+    return counters(Path("/proc/vmstat")).get("oom_kill", 0)
+
+
+def _before_program(parent: int) -> None:
+    """In a rank: end with the supervisor, also where that gets kill -9, and not with the login (SIGHUP)."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    _LIBC.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    if os.getppid() != parent:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _signal(pid: int, number: signal.Signals) -> None:
+    try:
+        os.kill(pid, number)
+    except (ProcessLookupError, PermissionError):  # gone, or a program with another user's rights
+        return
+
+
+def _written(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def _code(status: int) -> int:
+    return -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)

@@ -1,0 +1,1 @@
+"""Saving to S3, and copying from it, on a node."""

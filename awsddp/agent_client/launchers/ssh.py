@@ -1,0 +1,34 @@
+"""The launcher `ssh`: the supervisor starts each rank as a process of its own."""
+
+from collections.abc import Sequence
+
+from awsddp.agent.messages import Process
+from awsddp.agent_client.rank_layout import Host, Rank, Rendezvous, expand, identity, interpreter
+from awsddp.settings.spec import JobSpec
+
+
+def processes(
+    spec: JobSpec, ranks: Sequence[Rank], *, host: Host, rendezvous: Rendezvous
+) -> tuple[Process, ...]:
+    """Return one process per rank, with the environment that torchrun gives a worker."""
+    folder = host.folder(rendezvous.job)
+    texts = (spec.job.script or "", *spec.job.args, *spec.job.prefix)
+
+    def process(rank: Rank) -> Process:
+        script, *words = (
+            expand(text, rank, rendezvous=rendezvous, folder=folder, resume=host.resume, data=host.only_data)
+            for text in texts
+        )
+        args, prefix = words[: len(spec.job.args)], words[len(spec.job.args) :]
+        before, begin = interpreter(spec, script, python=host.prepared.ranks_python)
+        file = begin + script
+        return Process(
+            ranks=(rank.rank,),
+            argv=(*prefix, *before, file, *args),
+            environment=host.environment(rendezvous.job, spec.env.variables)
+            | identity(rank, rendezvous=rendezvous, folder=folder),
+            log=f"rank{rank.rank}.log",
+            script=None if spec.job.module else file,
+        )
+
+    return tuple(map(process, ranks))

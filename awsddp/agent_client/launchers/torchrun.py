@@ -1,0 +1,82 @@
+"""The launcher `torchrun`: torch's elastic agent on each node starts, watches and restarts the ranks."""
+
+import json
+import math
+from collections.abc import Sequence
+from functools import partial
+
+from awsddp.agent.messages import Process
+from awsddp.agent_client.program import source_of
+from awsddp.agent_client.rank_layout import Host, Rank, Rendezvous, interpreter, template
+from awsddp.settings.spec import JobSpec
+from awsddp.settings.values import seconds
+
+_JOIN_SECONDS = 600
+_LAST_CALL_SECONDS = 30
+
+
+def processes(
+    spec: JobSpec, ranks: Sequence[Rank], *, host: Host, rendezvous: Rendezvous
+) -> tuple[Process, ...]:
+    """Return the agent of `host`, which runs worker.py for each of its ranks."""
+    folder, first = host.folder(rendezvous.job), ranks[0]
+
+    def templates(texts: Sequence[str]) -> list[list[str]]:
+        filled = partial(
+            template, nnodes=first.nnodes, folder=folder, resume=host.resume, data=host.only_data
+        )
+        return [filled(text) for text in texts]
+
+    script, *args = templates([spec.job.script or "", *spec.job.args])
+    python = host.prepared.ranks_python
+    before, begin = interpreter(spec, "".join(script), python=python)
+    script[0] = begin + script[0]
+    rank = [*templates(spec.job.prefix), *([word] for word in before), script, *args]
+    worker = ("-E", "-s", "-S", f"{folder}/worker.py", folder, str(first.rank), json.dumps(rank))
+    return (
+        Process(
+            ranks=tuple(rank.rank for rank in ranks),
+            argv=(*_agent(spec, len(ranks), host, rendezvous, first.nnodes), python, *worker),
+            environment={
+                # A store that outlives the round gives its keys to the next: restarts over several nodes hang
+                # or meet addresses of ranks that are gone. https://github.com/pytorch/pytorch/issues/135712
+                "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+                **host.environment(rendezvous.job, spec.env.variables),
+                # Between TERM and KILL for its workers, which end their ranks earlier.
+                "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(math.ceil(seconds(spec.job.grace)) + 5),
+            },
+            log=f"launcher{host.node.node}.log",
+            script=script[0] if len(script) == 1 and not spec.job.module else None,
+            files={"worker.py": source_of("torchrun_worker")},
+        ),
+    )
+
+
+def _agent(spec: JobSpec, count: int, host: Host, rendezvous: Rendezvous, nodes: int) -> tuple[str, ...]:
+    """Return the agent's command, up to the program that it starts for each rank."""
+    return (
+        *(host.prepared.ranks_python, "-m", "torch.distributed.run"),
+        *("--nnodes", f"{spec.job.min_nodes(nodes)}:{nodes}", "--nproc-per-node", str(count)),
+        *("--rdzv-backend", "c10d", "--rdzv-id", rendezvous.job),
+        *("--rdzv-endpoint", f"{rendezvous.master_addr}:{rendezvous.master_port}"),
+        *("--rdzv-conf", _rendezvous_conf(spec, is_first=host.node.private_ip == rendezvous.master_addr)),
+        *("--local-addr", str(host.node.private_ip), "--log-dir", f"{host.folder(rendezvous.job)}/agent"),
+        *("--max-restarts", str(spec.job.max_restarts or 0), "--no-python"),
+    )
+
+
+def _rendezvous_conf(spec: JobSpec, *, is_first: bool) -> str:
+    """Return what makes torch give a node up after `job.heartbeat_timeout`, not after 15 s.
+
+    https://docs.pytorch.org/docs/stable/elastic/rendezvous.html
+    """
+    silent_s = int(seconds(spec.job.heartbeat_timeout))
+    interval = 5 if silent_s >= 15 else 1
+    conf = {
+        "is_host": int(is_first),
+        "join_timeout": _JOIN_SECONDS + silent_s,
+        "last_call_timeout": min(_LAST_CALL_SECONDS, silent_s),
+        "keep_alive_interval": interval,
+        "keep_alive_max_attempt": math.ceil(silent_s / interval),
+    }
+    return ",".join(f"{key}={value}" for key, value in conf.items())

@@ -1,0 +1,340 @@
+"""What is wrong with which node: what nodes are asked, and the checks from their answers.
+
+Where no figure is promised nodes are compared with each other.
+"""
+
+import re
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from awsddp.agent import messages
+from awsddp.agent_client.calls import Carrier, answers_of
+from awsddp.agent_client.rank_layout import Rank
+from awsddp.errors import AwsddpError, NodeError
+from awsddp.model.node_answers import Gpu, Probed, RankStep
+from awsddp.model.records import Check, Node, Prepared, write_numbers
+from awsddp.util.format import node_name, size_text
+
+DIAL_S = 2.0
+"""How long a connection between two nodes may take."""
+MOST_SKEW_S = 2.0
+LEAST_BYTES = 1_000_000_000
+"""How much of its disk and of its memory a node must have free."""
+ALIKE = 0.75
+"""A node has as much memory as the others that has more than this part of theirs."""
+SLOW = 1 / 3
+"""A node is slow that reaches less than this part of what the others reach."""
+
+Dial = tuple[int, int, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Probes:
+    """What the nodes answered to `probe`, and this machine's clock before and after (Unix time).
+
+    `silent` holds why a node gave no answer.
+    """
+
+    nodes: Mapping[int, Node]
+    prepared: Mapping[int, Prepared]
+    answers: Mapping[int, Probed]
+    asked: tuple[float, float]
+    silent: Mapping[int, str] = field(default_factory=dict)
+
+
+def replacement(node: Node) -> str:
+    """Return the command that replaces a node."""
+    return f"awsddp up -o cluster.replace={node.instance_id}   # replaces {node_name(node.node)}"
+
+
+def node_check(node: Node, name: str, ok: bool | None, value: str, expected: str = "") -> Check:
+    """Return a check of one node; where it failed its hint replaces the node."""
+    hint = replacement(node) if ok is False else ""
+    return Check(name=name, node=node.node, ok=ok, value=value, expected=expected, hint=hint)
+
+
+def _check(probes: Probes, node: int, name: str, ok: bool, value: str, expected: str = "") -> Check:
+    return node_check(probes.nodes[node], name, ok, value, expected)
+
+
+def failing(checks: Sequence[Check]) -> set[int]:
+    """Return the nodes that have a check that failed."""
+    return {check.node for check in checks if check.ok is False and check.node is not None}
+
+
+def preflight(
+    fleet: Carrier,
+    nodes: Sequence[Node],
+    prepared: Mapping[int, Prepared],
+    launches: Mapping[int, messages.Launch],
+) -> None:
+    """Check the nodes of a job before its launch: connections, GPUs, disk, memory, clock.
+
+    Raises NodeError that names the nodes that are not fit.
+    """
+    launch = launches[min(launches)]
+    probes = probed(fleet, nodes, prepared, ports=(launch.master_port, launch.link_port))
+    checks = quick_checks(probes)
+    bad = [check for check in [*checks, *dialed(fleet, probes)] if check.ok is False]
+    if bad:
+        raise NodeError(
+            "; ".join(_sentence(check) for check in bad),
+            "checked before the ranks start",
+            "awsddp doctor   # check everything\n" + "\n".join(dict.fromkeys(check.hint for check in bad)),
+        )
+
+
+def _sentence(check: Check) -> str:
+    who = "" if check.node is None else f"{node_name(check.node)}: "
+    return f"{who}{check.name}: {check.value}"
+
+
+def probed(
+    fleet: Carrier,
+    nodes: Sequence[Node],
+    prepared: Mapping[int, Prepared],
+    *,
+    ports: tuple[int, ...] = (),
+    thorough: bool = False,
+) -> Probes:
+    """Ask nodes what they have; `ports` are those of the job on its first node."""
+    numbers = {node.node: node for node in nodes}
+    wishes = {
+        number: messages.Probe(
+            address=str(node.private_ip), ports=ports if number == min(numbers) else (), thorough=thorough
+        )
+        for number, node in numbers.items()
+    }
+    began = time.time()
+    found = answers_of(fleet, wishes)
+    return Probes(
+        nodes=numbers,
+        prepared=prepared,
+        answers={node: one for node, one in found.items() if not isinstance(one, AwsddpError)},
+        asked=(began, time.time()),
+        silent={node: one.message for node, one in found.items() if isinstance(one, AwsddpError)},
+    )
+
+
+def dialed(fleet: Carrier, probes: Probes) -> list[Check]:
+    """Return the checks of the connections between every two nodes, in both directions."""
+    targets = {
+        node: [(node, str(probes.nodes[node].private_ip), port) for port in answer.ports]
+        for node, answer in probes.answers.items()
+    }
+    wishes = {
+        node: messages.Dial(
+            peers=[peer for other, peers in targets.items() if other != node for peer in peers],
+            seconds=DIAL_S,
+        )
+        for node in targets
+    }
+    found = answers_of(fleet, wishes)
+    dials = {node: one.dials for node, one in found.items() if not isinstance(one, AwsddpError)}
+    return dial_checks(probes, dials)
+
+
+def quick_checks(probes: Probes) -> list[Check]:
+    """Return the checks that take no time: an answer, GPUs, disk, memory, clock."""
+    checks = [_check(probes, node, "answer", False, why) for node, why in sorted(probes.silent.items())]
+    here = sum(probes.asked) / 2
+    ahead = {node: answer.time - here for node, answer in probes.answers.items()}
+    middle = statistics.median([0.0, *ahead.values()])  # of all clocks, this machine's among them
+    for node, answer in sorted(probes.answers.items()):
+        checks += _gpus(probes, node)
+        for name, free in (("disk", answer.disk_free), ("memory", answer.memory_free)):
+            value, least = f"{size_text(free)} free", f"{size_text(LEAST_BYTES)} free"
+            checks.append(_check(probes, node, name, free >= LEAST_BYTES, value, least))
+        checks.append(_clock(probes, node, ahead[node] - middle))
+    return checks
+
+
+def thorough_checks(probes: Probes) -> list[Check]:
+    """Return those that need a thorough probe: ECC, Xid, NVLink; and whether the nodes are alike."""
+    checks = []
+    for node, answer in sorted(probes.answers.items()):
+        for name, problems in _gpu_problems(answer).items() if answer.smi else ():
+            checks.append(_check(probes, node, name, not problems, ", ".join(problems) or "none"))
+    return checks + _alike(probes)
+
+
+def _gpus(probes: Probes, node: int) -> list[Check]:
+    """Return the check of how many GPUs the driver sees; none on nodes that have none, or pretended ones."""
+    prepared, answer = probes.prepared[node], probes.answers[node]
+    if prepared.driver is None:
+        return []
+    seen = len(answer.smi) if answer.smi is not None else answer.gpus or 0
+    ok = seen >= prepared.gpus
+    return [_check(probes, node, "GPUs", ok, f"{seen} of {prepared.gpus}", f"{prepared.gpus}")]
+
+
+def _clock(probes: Probes, node: int, offset: float) -> Check:
+    within = f"within {MOST_SKEW_S:g} s"
+    ok = abs(offset) <= MOST_SKEW_S + probes.asked[1] - probes.asked[0]
+    value = within if ok else f"{abs(offset):.0f} s {'ahead' if offset > 0 else 'behind'}"
+    return _check(probes, node, "clock", ok, value, f"{within} of the other clocks")
+
+
+def _gpu_problems(answer: Probed) -> dict[str, list[str]]:
+    """Return, by the name of the check, what is wrong with a node's GPUs."""
+    gpus, links = list(enumerate(answer.smi or ())), answer.links_down
+    times = {xid: f" ({count} times)" if count > 1 else "" for xid, count in Counter(answer.xids).items()}
+    return {
+        "ECC": [f"GPU {number}: {gpu.errors} uncorrectable" for number, gpu in gpus if gpu.errors],
+        "GPU state": [f"GPU {number}: {fault}" for number, gpu in gpus for fault in gpu.faults],
+        "Xid": [f"Xid {xid}{count}" for xid, count in times.items()],
+        "NVLink": [f"{links} inactive links"] if links else [],
+    }
+
+
+def _alike(probes: Probes) -> list[Check]:
+    """Return, for each thing that a job needs alike, the nodes that differ from most others.
+
+    Where as many nodes have another value, the greater one is right.
+    """
+    if len(probes.answers) < 2:
+        return []
+    kinds: dict[str, Callable[[int, Probed], str]] = {
+        "CPUs": lambda node, answer: f"{answer.cpus:g}",
+        "memory": lambda node, answer: _memory(probes, answer.memory_size),
+        "GPUs": lambda node, answer: ", ".join(_models(answer.smi or ())),
+        "driver": lambda node, answer: str(probes.prepared[node].driver or ""),
+        "torch": lambda node, answer: str(probes.prepared[node].torch or ""),
+        "CUDA": lambda node, answer: str(probes.prepared[node].cuda or ""),
+        "kernel": lambda node, answer: answer.kernel,
+    }
+    checks, same = [], []
+    for kind, read in kinds.items():
+        values = {node: read(node, answer) for node, answer in sorted(probes.answers.items())}
+        counts = Counter(values.values())
+        usual = max(counts, key=lambda value: (counts[value], [*map(int, re.findall(r"\d+", value))]))
+        odd = {node: value or "none" for node, value in values.items() if value != usual}
+        for node, value in odd.items():
+            checks.append(_check(probes, node, f"alike: {kind}", False, value, f"{usual} as the others"))
+        same += [] if odd else [kind]
+    return [*checks, Check(name="alike", ok=True, value=", ".join(same))] if same else checks
+
+
+def _memory(probes: Probes, size: int) -> str:
+    """Return a node's memory; of nodes that are alike it differs a little from boot to boot."""
+    usual = statistics.median_high(answer.memory_size for answer in probes.answers.values())
+    return f"{(usual if size > usual * ALIKE else size) / 2**30:.1f} GiB"
+
+
+def _models(gpus: Sequence[Gpu]) -> list[str]:
+    counts = Counter((gpu.name, gpu.memory_mib) for gpu in gpus)
+    return [f"{count} x {name} {memory} MiB" for (name, memory), count in counts.items()]
+
+
+def slow_nodes(rates: Mapping[int, float]) -> list[int]:
+    """Return the nodes below a third of the median of all, with two nodes of the better one; and with 0."""
+    usual = statistics.median_high(rates.values())
+    return [node for node, rate in sorted(rates.items()) if rate < usual * SLOW or not rate]
+
+
+def rate_checks(probes: Probes, name: str, rates: Mapping[int, float]) -> list[Check]:
+    """Return the checks of a measured rate (MB/s): of the nodes that are slow, and one of the others."""
+    usual, slow = statistics.median_high(rates.values()), slow_nodes(rates)
+    checks = [
+        _check(probes, node, name, False, f"{rates[node]:.1f} MB/s", f"about {usual:.1f} MB/s")
+        for node in slow
+    ]
+    good = [rate for node, rate in rates.items() if node not in slow]
+    if not good:
+        return [Check(name=name, ok=False, value="no two nodes form a process group")]
+    return [*checks, Check(name=name, ok=True, value=f"{min(good):.1f} to {max(good):.1f} MB/s")]
+
+
+def dial_checks(probes: Probes, dials: Mapping[int, Sequence[Dial]]) -> list[Check]:
+    """Return the check of the connections between the nodes; `dials` are the answers to `dial` by node.
+
+    The nodes are named that explain what failed: each time the one that most of the rest has in common.
+    """
+    failed = {(node, to): why for node, found in dials.items() for to, _, why in found if why}
+    pairs = {frozenset(pair) for pair in failed}
+    possible = {frozenset((node, to)) for node, found in dials.items() for to, _, _ in found}
+    if not pairs:
+        every = len(possible)
+        value = "the pair of nodes connects" if every == 1 else f"all {every} pairs of nodes connect"
+        return [Check(name="ports", ok=True, value=value)] if possible else []
+    whys = ", ".join(sorted(set(failed.values())))
+    if pairs == possible:
+        hint = "the security group must allow all traffic from itself: docs/security.md"
+        value = f"{_names(sorted(frozenset().union(*pairs)))} do not reach each other: {whys}"
+        return [Check(name="ports", ok=False, value=value, hint=hint)]
+    checks = []
+    while pairs:
+        count = Counter(node for pair in pairs for node in pair)
+        (worst, most), (_, second_most), *_ = count.most_common()
+        if most == second_most:
+            one, two = min(map(sorted, pairs))
+            pairs.discard(frozenset((one, two)))
+            value = f"{node_name(one)} and {node_name(two)} do not reach each other: {whys}"
+            hint = replacement(probes.nodes[two])
+            checks.append(Check(name="ports", ok=False, value=value, hint=hint))
+            continue
+        to = sorted(node for pair in pairs if worst in pair for node in pair - {worst})
+        checks.append(_check(probes, worst, "ports", False, f"no connection with {_names(to)}: {whys}"))
+        pairs = {pair for pair in pairs if worst not in pair}
+    return checks
+
+
+def _names(nodes: Sequence[int]) -> str:
+    if len(nodes) < 4:
+        return ", ".join(map(node_name, nodes))
+    return f"nodes {write_numbers(nodes)}"
+
+
+def rounds(nodes: Sequence[int]) -> list[list[tuple[int, int]]]:
+    """Return rounds of disjoint pairs in which each of three or more nodes meets its neighbours in a ring."""
+    ring = list(zip(nodes, [*nodes[1:], nodes[0]], strict=True))
+    even = len(ring) // 2 * 2
+    return [pairs for pairs in (ring[:even:2], ring[1:even:2], ring[even:]) if pairs]
+
+
+_STEPS = ("", "failed", "started", "arrived", "joined", "reduced")
+
+
+class Group:
+    """The ranks of a process group, and the last step of each that was heard of, the latest one last."""
+
+    def __init__(self, ranks: Sequence[Rank]) -> None:
+        self.ranks = ranks
+        self.steps = {one.rank: RankStep(rank=one.rank) for one in ranks}
+
+    def hear(self, step: RankStep) -> None:
+        """Take a step of a rank up; what happens after its all-reduce does not matter."""
+        if self.steps[step.rank].at != "reduced":
+            del self.steps[step.rank]
+            self.steps[step.rank] = step
+
+    @property
+    def gbyte_s(self) -> float | None:
+        """The bus bandwidth, None where not all ranks have timed an all-reduce."""
+        if any(step.at != "reduced" for step in self.steps.values()):
+            return None
+        return min(step.gbyte_s for step in self.steps.values())
+
+
+def group_check(probes: Probes, group: Group) -> Check:
+    """Return the check of a process group: the ranks that came least far and why, of their node if one."""
+    if group.gbyte_s is not None:
+        return Check(name="process group", ok=True, value=f"{len(group.ranks)} ranks")
+    node_of = {one.rank: one.node for one in group.ranks}
+    steps = sorted(group.steps.values(), key=lambda step: _STEPS.index(step.at))
+    behind = [step for step in steps if step.at == steps[0].at]
+    came = [f"rank {one.rank} ({node_name(node_of[one.rank])}): {_came(one)}" for one in behind[:8]]
+    more = f"; and {len(behind) - 8} more" if len(behind) > 8 else ""
+    rest = len(steps) - len(behind)
+    others = f"; the other {rest}: {steps[-1].at}" if rest else ""
+    value, nodes = "; ".join(came) + more + others, {node_of[one.rank] for one in behind}
+    if rest and len(nodes) == 1:
+        return _check(probes, nodes.pop(), "process group", False, value, "all ranks join")
+    return Check(name="process group", ok=False, value=value, expected="all ranks join")
+
+
+def _came(step: RankStep) -> str:
+    return step.why or step.at or "did not start"

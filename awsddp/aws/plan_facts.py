@@ -1,0 +1,328 @@
+"""Reads from AWS what a plan needs, its image too: independent reads side by side, nothing changed."""
+
+import ipaddress
+import re
+import socket
+import urllib.request
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, wait
+from dataclasses import replace
+from datetime import UTC, datetime
+from functools import partial
+from http.client import HTTPException
+from typing import Any, TypeVar
+
+from awsddp.aws import account_resources, prices
+from awsddp.aws.api_errors import Refused, unless_refused
+from awsddp.aws.client import Aws, Reply, Shape
+from awsddp.aws.clusters import Filters, tags_of
+from awsddp.compat import releases
+from awsddp.compat.types import GPU_TYPES, GpuType, Market, quota_of
+from awsddp.errors import ConfigError
+from awsddp.model.records import TargetName
+from awsddp.plan.network import ssh_cidrs
+from awsddp.plan.records import Facts, Group, Image
+from awsddp.settings.spec import ClusterSpec
+from awsddp.util.parallel import each, soon
+
+T = TypeVar("T")
+_MARKETS: dict[str | None, Market] = {"spot": "spot", "capacity-block": "capacity-block"}
+"""By EC2's InstanceLifecycle; all others are on-demand."""
+# What a tag may hold: https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/Using_Tags.html#tag-restrictions
+_NO_TAG = re.compile(r"[^\w .:/=+@-]")
+# Each answers with the address that it sees, over HTTPS.
+ADDRESS_SOURCES = ("https://checkip.amazonaws.com", "https://api.ipify.org")
+
+
+def gather(
+    aws: Aws,
+    spec: ClusterSpec,
+    *,
+    caller_address: str | None,
+    target: TargetName = "aws",
+    cluster_id: str = "",
+) -> Facts:
+    """Return what a plan for `spec` needs to know, for a new cluster or the one of `cluster_id`.
+
+    `caller_address` is this machine as the nodes see it; where it is None, and there is neither a
+    `network.ssh_cidr` nor a `network.jump`, two sources on the internet are asked. Raises CloudError where
+    AWS cannot be read, ConfigError where something that `spec` names does not exist.
+    """
+
+    def look(read: Callable[[Aws, str], T], named: str | None, otherwise: T) -> Future[T]:
+        return soon(lambda: read(aws, named) if named else otherwise)
+
+    # The longest chain first, and who is asking: that fails fast, and then nothing else is waited for.
+    image = soon(find_image, aws, spec.cluster.image)
+    caller = soon(aws.identity)
+    places = soon(account_resources.subnets, aws, spec.network.subnet)
+    callers = soon(_callers, spec, caller_address)
+    key = look(account_resources.own_key, spec.access.key, "")
+    role = look(account_resources.role_of, spec.access.instance_profile, None)
+    checks: list[Future[Any]] = [
+        soon(account_resources.check_sources, aws, spec.network.ssh_cidr),
+        role,
+        look(account_resources.check_disk_key, spec.access.kms_key, None),
+    ]
+    reserved = look(account_resources.reservation, spec.capacity.reservation, None)
+    if spec.capacity.reservation:
+        caller.result()
+    found = reserved.result()
+    asked = spec.cluster.types or ((found.instance_type,) if found else ())
+    known = sorted({*GPU_TYPES, *asked})
+    offers = soon(_offers, aws, known)
+    described = {name: soon(_describe_type, aws, name) for name in asked if name not in GPU_TYPES}
+    quotas = {code: soon(_quota, aws, code) for code in _quota_codes(spec, asked)}
+    used = soon(_used_vcpus, aws, cluster_id)
+    listed = soon(prices.on_demand, aws, known, named=next(iter(asked), None))
+    on_spot = known if spec.cluster.spot else []
+    market = soon(prices.spot, aws, on_spot)
+    budgeted = on_spot if spec.cluster.budget_usd is not None else []
+    highest = soon(prices.spot, aws, budgeted and (asked or known), days=7)
+    group = look(partial(_own_group, spec, callers), spec.network.security_group, None)
+    owner = caller.result().user_id
+    reads: list[Future[Any]] = [image, places, callers, key, offers, listed, market, highest, group]
+    wait([used, *checks, *reads, *described.values(), *quotas.values()])
+    for check in checks:
+        check.result()
+    ends = aws.credentials_end()
+    return Facts(
+        region=aws.region,
+        target=target,
+        owner=owner,
+        offers=offers.result(),
+        image=image.result().as_requested(rehearse=spec.local.gpus == "on"),
+        subnets=places.result(),
+        quotas={code: future.result() for code, future in quotas.items()},
+        used_vcpus=used.result(),
+        callers=callers.result(),
+        described={name: future.result() for name, future in described.items()},
+        prices=listed.result(),
+        price_date=datetime.now(UTC).strftime("%Y-%m-%d"),
+        spot_prices=market.result(),
+        highest_spot_prices=highest.result(),
+        group=group.result(),
+        public_key=key.result(),
+        reservation=found,
+        host=_NO_TAG.sub("-", socket.gethostname())[:256],
+        credentials_s=None if ends is None else (ends - datetime.now(UTC)).total_seconds(),
+        role=role.result(),
+    )
+
+
+def _own_group(spec: ClusterSpec, callers: "Future[tuple[str, ...]]", aws: Aws, asked: str) -> Group:
+    cidrs = ssh_cidrs(spec, ()) if spec.network.ssh_cidr else callers.result()
+    return account_resources.own_group(aws, asked, cidrs=cidrs, efa=spec.capacity.efa)
+
+
+class _Region(Shape):
+    region_name: str
+
+
+def enabled_regions(aws: Aws) -> tuple[str, ...]:
+    """Return the regions that this account may use. Raises CloudError."""
+    found = aws.read(_Region, "DescribeRegions", {"AllRegions": False})
+    return tuple(sorted(region.region_name for region in found))
+
+
+class _Offering(Shape):
+    instance_type: str
+    location: str
+
+
+def _offers(aws: Aws, known: list[str]) -> dict[str, tuple[str, ...]]:
+    """Return the zones that offer each of these types."""
+    filters = [{"Name": "instance-type", "Values": known}]
+    asked = {"LocationType": "availability-zone", "Filters": filters}
+    zones: dict[str, set[str]] = defaultdict(set)
+    for offer in aws.read(_Offering, "DescribeInstanceTypeOfferings", asked):
+        zones[offer.instance_type].add(offer.location)
+    return {name: tuple(sorted(zones[name])) for name in sorted(zones)}
+
+
+def _describe_type(aws: Aws, asked: str) -> GpuType | str:
+    """Return EC2's description of a type that the table does not have, or its refusal."""
+    try:
+        found = aws.pages("DescribeInstanceTypes", {"InstanceTypes": [asked]})
+    except Refused as refusal:
+        if refusal.code in ("InvalidInstanceType", "InvalidParameterValue"):
+            return refusal.why
+        raise
+    return _gpu_type(found[0]) if found else ""
+
+
+def _gpu_type(described: Reply) -> GpuType:
+    found = described.get("GpuInfo", {}).get("Gpus", ())
+    gpus = [gpu for gpu in found if gpu.get("Manufacturer") == "NVIDIA"]
+    name, network = gpus[0]["Name"] if gpus else "", described.get("NetworkInfo", {})
+    return GpuType(
+        name=described["InstanceType"],
+        gpu=name,
+        # Of a part of a GPU, Count is 0: https://github.com/aws/aws-cli/issues/9659
+        gpus=sum(int(gpu.get("Count") or gpu.get("LogicalGpuCount", 0)) for gpu in gpus),
+        memory_gb=gpus[0]["MemoryInfo"]["SizeInMiB"] / 1024 if gpus else 0,
+        vcpus=described["VCpuInfo"]["DefaultVCpus"],
+        ram_gb=described["MemoryInfo"]["SizeInMiB"] / 1024,
+        network=_gbit(network.get("NetworkPerformance", "")),
+        efa=network.get("EfaInfo", {}).get("MaximumEfaInterfaces", 0),
+        cards=int(network.get("MaximumNetworkCards", 1)),
+        bare_metal=bool(described.get("BareMetal")),
+        store_gb=described.get("InstanceStorageInfo", {}).get("TotalSizeInGB", 0),
+        cpu=described.get("ProcessorInfo", {}).get("SupportedArchitectures", ["x86_64"])[-1],
+        share=float(gpus[0].get("GpuPartitionSize", 1)) if gpus else 1,
+    )
+
+
+def _gbit(performance: str) -> str:
+    """Return a network performance as the table has it: "Up to 10 Gigabit" is "<=10"."""
+    text = performance.removesuffix(" Gigabit").replace("Up to ", "<=")
+    return re.sub(r"^(\d+)x ", r"\1 x ", text)
+
+
+def _quota_codes(spec: ClusterSpec, asked: Iterable[str]) -> set[str]:
+    """Return the quotas that what may be chosen counts against."""
+    names = tuple(asked) or tuple(GPU_TYPES)
+    found = (quota_of(name, market) for name in names for market in spec.cluster.markets)
+    return {quota[0] for quota in found if quota is not None}
+
+
+def _quota(aws: Aws, code: str) -> float | None:
+    """Return a quota's vCPUs; None where it cannot be read, which no launch depends on."""
+    asked = {"ServiceCode": "ec2", "QuotaCode": code}
+    reply = unless_refused(lambda: aws.call("GetServiceQuota", asked, service="service-quotas"))
+    return float(reply["Quota"]["Value"]) if reply else None
+
+
+def _used_vcpus(aws: Aws, cluster_id: str) -> dict[str, int]:
+    """Return the vCPUs that run in the region, but for those of a cluster, by the code of their quota.
+
+    Nothing where instances may not be listed, which no launch depends on.
+    """
+    running: Filters = [{"Name": "instance-state-name", "Values": ["pending", "running"]}]
+    read = partial(aws.pages, "DescribeInstances", {"Filters": running}, "Reservations")
+    used: Counter[str] = Counter()
+    for one in (one for reservation in unless_refused(read) or () for one in reservation["Instances"]):
+        kind, cpus = GPU_TYPES.get(one["InstanceType"]), one.get("CpuOptions", {})
+        lifecycle = one.get("InstanceLifecycle")
+        quota = quota_of(one["InstanceType"], _MARKETS.get(lifecycle, "on-demand"))
+        if quota is not None and tags_of(one).get("awsddp:id") != cluster_id:
+            used[quota[0]] += kind.vcpus if kind else cpus.get("CoreCount", 0) * cpus.get("ThreadsPerCore", 1)
+    return dict(used)
+
+
+def _callers(spec: ClusterSpec, caller_address: str | None) -> tuple[str, ...]:
+    """Return this machine's addresses as the nodes see them, as CIDRs; none are asked for needlessly."""
+    if spec.network.ssh_cidr or spec.network.jump:
+        return ()
+    if caller_address is not None:
+        return (str(ipaddress.ip_network(caller_address)),)
+    if spec.network.address == "private":
+        return ()
+    addresses = dict.fromkeys(filter(None, each(_ask_address, ADDRESS_SOURCES)))
+    return tuple(f"{address}/32" for address in addresses)
+
+
+def _ask_address(source: str) -> str | None:
+    try:
+        with urllib.request.urlopen(source, timeout=5) as reply:
+            return str(ipaddress.IPv4Address(reply.read(64).decode("ascii").strip()))
+    except (OSError, HTTPException, ValueError):
+        return None
+
+
+def find_image(aws: Aws, asked: str | None) -> Image:
+    """Return the image to launch.
+
+    `asked` is an id ("ami-..."), an SSM parameter ("/aws/service/..."), or a name, in which `*` stands for
+    anything; None means the newest Deep Learning AMI with a PyTorch that the table has. Raises ConfigError
+    where there is none.
+    """
+    place, tried = "cluster.image", asked or releases.DLAMI_NAMES
+    parameter = tried.removeprefix("resolve:ssm:")
+    if asked is None:
+        place, found = "the region's newest Deep Learning AMI", _newest_image(aws)
+    elif asked.startswith("ami-"):
+        found = _image_of_id(aws, asked)
+    elif parameter.startswith("/"):
+        found = _image_of_parameter(aws, parameter)
+    else:
+        found = _newest(_images_of_name(aws, asked))
+    if found is None:
+        raise ConfigError(
+            f"{place}: no image {tried!r} in {aws.region}",
+            releases.explained(tried)
+            or "it was deregistered, is not shared with this account, or is in another region",
+            "name one with --image: an id, a name with *, or an SSM parameter; "
+            "without --image the newest Deep Learning AMI is taken",
+        )
+    return found
+
+
+def _newest_image(aws: Aws) -> Image | None:
+    """Return the newest Deep Learning AMI with a PyTorch that the table has; where it has none, the newest.
+
+    It is looked for by name, as a parameter of SSM would need a permission of its own: what is newest would
+    depend on that.
+    """
+    images = _images_of_name(aws, releases.DLAMI_NAMES, owners=["amazon"])
+    newest = _newest([image for image in images if releases.in_table(image.name)] or images)
+    strange = _newest(images)
+    if newest is None or strange is None or not releases.unknown_torch(strange.name):
+        return newest
+    return replace(newest, newer=strange.name)
+
+
+def _image_of_parameter(aws: Aws, name: str) -> Image | None:
+    """Return the image that an SSM parameter names; None where there is none."""
+    reply = aws.call("GetParameters", {"Names": [name]}, service="ssm")
+    return _image_of_id(aws, reply["Parameters"][0]["Value"]) if reply["Parameters"] else None
+
+
+def _image_of_id(aws: Aws, image_id: str) -> Image | None:
+    none = ("InvalidAMIID.", "InvalidParameterValue")
+    look = partial(_images, aws, {"ImageIds": [image_id]})
+    return _newest(unless_refused(look, lambda refusal: refusal.code.startswith(none)) or ())
+
+
+def _images_of_name(aws: Aws, pattern: str, *, owners: Sequence[str] = ("amazon", "self")) -> list[Image]:
+    """Return the images of this name; only where there are none, deprecated ones."""
+    filters = [{"Name": "name", "Values": [pattern]}, {"Name": "state", "Values": ["available"]}]
+    asked = {"Owners": list(owners), "Filters": filters}
+    return _images(aws, asked) or _images(aws, {**asked, "IncludeDeprecated": True})
+
+
+def _images(aws: Aws, asked: Reply) -> list[Image]:
+    found = aws.pages("DescribeImages", asked)
+    return [_image(image) for image in found if image.get("State") == "available"]
+
+
+def _newest(images: Iterable[Image]) -> Image | None:
+    """Return the image with the newest torch, and of these the newest; None where there is none."""
+    return max(
+        images, key=lambda image: (releases.torch_version(image.name), image.created, image.id), default=None
+    )
+
+
+def _image(described: Reply) -> Image:
+    name, root = described.get("Name", ""), described.get("RootDeviceName", "/dev/sda1")
+    disks = {disk.get("DeviceName"): disk.get("Ebs", {}) for disk in described.get("BlockDeviceMappings", ())}
+    tags = tags_of(described)
+    return Image(
+        id=described["ImageId"],
+        name=name,
+        created=described.get("CreationDate", ""),
+        architecture=described.get("Architecture", "x86_64"),
+        root_device=root,
+        root_gb=int(disks.get(root, {}).get("VolumeSize", 0)),
+        ssh_user=tags.get("awsddp:ssh-user") or releases.ssh_user(name),
+        owner=described.get("ImageOwnerAlias") or described.get("OwnerId", ""),
+        deprecated=_past(described.get("DeprecationTime", "")),
+        platform=described.get("PlatformDetails", "Linux/UNIX"),
+        tags=tags,
+    )
+
+
+def _past(moment: str) -> str:
+    """Return a time of EC2's where it is past, else "": AWS tells it beforehand."""
+    return moment if moment and datetime.fromisoformat(moment) < datetime.now(UTC) else ""

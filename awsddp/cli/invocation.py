@@ -1,0 +1,182 @@
+"""Shared options of the verbs, and the cluster made from them."""
+
+import contextlib
+import dataclasses
+import os
+import re
+import typing
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import click
+
+from awsddp.cli.command_line import WATCH, Globals
+from awsddp.cli.options import files, instance_types, jobs
+from awsddp.cli.screen import Screen
+from awsddp.errors import UsageError
+from awsddp.session.context import Cluster
+from awsddp.session.next_steps import HAS_OPTION
+from awsddp.settings.loader import load, option_words
+from awsddp.settings.spec import FILE, OPTIONS, SECTIONS, ClusterSpec, Given, JobSpec
+from awsddp.settings.values import VARIABLE
+
+_ASSIGNMENT = re.compile(VARIABLE.pattern + "=", re.ASCII)
+
+
+def _per_node(value: Any) -> Any:
+    """Return a number of ranks, or torchrun's word "gpu"."""
+    return value if value == "gpu" else click.INT.convert(value, None, None)
+
+
+_COMPLETIONS = {"cluster.instance_type": instance_types, "env.file": files, "job.resume": jobs}
+
+
+def options_of(verb: str) -> Callable[[Any], Any]:
+    """Return a decorator that adds the options that set keys of awsddp.toml on a verb."""
+
+    def decorate(function: Any) -> Any:
+        for key in reversed(OPTIONS):
+            if key.startswith(HAS_OPTION[verb]):
+                function = _option(key)(function)
+        return function
+
+    return decorate
+
+
+def _option(key: str) -> Callable[[Any], Any]:
+    """Return the option of a key; its type is that of the key, and what has several values is repeatable."""
+    setting, (section, _, name) = OPTIONS[key], key.partition(".")
+    hint = typing.get_type_hints(SECTIONS[section])[name]
+    kinds = {hint, typing.get_origin(hint), *typing.get_args(hint)}
+    first, *rest = setting.option.split()
+    help = setting.help + (f"  [default: {setting.default}]" if setting.default else "")
+    if bool in kinds:
+        return click.option(first, *rest, name, is_flag=True, default=None, help=help)
+    return click.option(
+        first,
+        name,
+        type=_per_node if key == "job.nproc_per_node" else next(iter(kinds & {int, float}), str),
+        multiple=key == "env.file" or not kinds.isdisjoint({tuple, dict}),
+        shell_complete=_COMPLETIONS.get(key),
+        metavar=rest[0],
+        help=help,
+    )
+
+
+def overrides(given: dict[str, Given]) -> dict[str, Given]:
+    """Return the options given on the command line, by key of awsddp.toml.
+
+    `--env NAME=VALUE` is the same as --env-var. Raises UsageError for it on a verb that has no --env-var.
+    """
+    found: dict[str, Given] = {}
+    for key in OPTIONS:
+        value = given.get(key.partition(".")[2])
+        if value is None or value == ():
+            continue
+        texts = [str(one) for one in value] if isinstance(value, tuple) else []
+        if key == "env.file":
+            files = [text for text in texts if not _ASSIGNMENT.match(text) or os.path.exists(text)]  # noqa: PTH110
+            found |= {key: files[-1]} if files else {}
+            texts = [text for text in texts if text not in files]
+            _note(texts, allowed="variables" in given)
+        if key in ("env.file", "env.variables"):
+            found |= dict(map(_variable, texts))
+        elif key == "job.nproc_per_node":
+            found[key] = None if value == "gpu" else value
+        else:
+            found[key] = texts or value
+    return found
+
+
+def _note(variables: list[str], *, allowed: bool) -> None:
+    names = [text.partition("=")[0] for text in variables]
+    if names and not allowed:
+        raise UsageError(
+            f"--env {names[0]}=...: not a file",
+            "variables belong to a job",
+            f"awsddp train --env-var {names[0]}=VALUE",
+        )
+    notes = [f"--env {name}=... sets a variable, as --env-var {name}=... does" for name in names]
+    click.get_current_context().meta["awsddp.notes"] = notes
+
+
+def _variable(text: str) -> tuple[str, str | None]:
+    """Return the key that --env-var sets, and its value: None for a secret. Raises UsageError."""
+    if "=" in text:
+        name, value = _pair(text)
+        return f"env.variables.{name}", value
+    if not VARIABLE.fullmatch(text):
+        raise UsageError(
+            f"--env-var {text}: not the name of a variable", "", "use --env-var NAME or --env-var NAME=VALUE"
+        )
+    return f"env.secrets.{text}", None
+
+
+def _script_of(job: JobSpec) -> JobSpec:
+    """Return the job with its script relative to the work folder, also where it was named from elsewhere."""
+    script, workdir = job.job.script, Path(job.sync.workdir)
+    if script is None or job.job.module:
+        return job
+    try:
+        path = Path(script).parent.resolve() / Path(script).name
+        known = not Path(script).is_absolute() and (workdir / script).exists()
+        if known or not (path.is_file() and path.is_relative_to(workdir.resolve())):
+            return job
+        inside = str(path.relative_to(workdir.resolve()))
+    except (OSError, ValueError, RuntimeError):  # a name that no file can have
+        return job
+    return dataclasses.replace(job, job=dataclasses.replace(job.job, script=inside))
+
+
+def specs(options: Globals, explicit: dict[str, Given] | None = None) -> tuple[ClusterSpec, JobSpec]:
+    """Return what was requested, by the global options, `explicit` and awsddp.toml. Raises ConfigError."""
+    values: dict[str, Given] = dict(_pair(text.removeprefix("="), sign="-o ") for text in options.override)
+    places = {"cluster.region": options.region, "cluster.profile": options.profile}
+    typed = {key: value for key, value in places.items() if value} | (explicit or {})
+    labels = {key: f"-o {key}" for key in values} | {key: _label(key) for key in typed}
+    return load(options.name, file=Path(FILE), overrides=values | typed, labels=labels)
+
+
+@contextlib.contextmanager
+def opened(
+    options: Globals, explicit: dict[str, Given] | None = None, *, verb: Literal["train", "run"] = "train"
+) -> Iterator[tuple[Cluster, Screen]]:
+    """Yield a verb's cluster and its screen; `verb` is the one that starts a job."""
+    spec, job = specs(options, explicit)
+    with contextlib.closing(Screen(options)) as screen:
+        screen.begin()
+        WATCH.pause = screen.pause
+        WATCH.cluster = cluster = Cluster(options.name, local=options.local, on_event=screen.event).but(
+            spec=spec, job_spec=_script_of(job), verb=verb, agree=screen.agree, ask=screen.ask
+        )
+        for note in click.get_current_context().meta.get("awsddp.notes", ()):
+            cluster.say(note)
+        if unread := _unread():
+            cluster.say(f"{unread} is not read: awsddp reads only the {FILE} in the current folder")
+        with cluster.asking():
+            yield cluster, screen
+
+
+def _label(key: str) -> str:
+    """Return what was typed for a key that an option or an argument gave: --nodes, --region, SCRIPT."""
+    section, _, name = key.partition(".")
+    if key in OPTIONS:
+        return option_words(key, "")[0]
+    return {"job": name.upper(), "env": "--env-var"}.get(section, f"--{name}")
+
+
+def _unread() -> Path | None:
+    """Return the awsddp.toml of a folder above this one, where this one has none."""
+    with contextlib.suppress(OSError):  # a folder that is gone, or that cannot be read
+        here = Path.cwd()
+        if not (here / FILE).exists():
+            return next((folder / FILE for folder in here.parents if (folder / FILE).is_file()), None)
+    return None
+
+
+def _pair(text: str, *, sign: str = "--env-var ") -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise UsageError(f"{sign}{text}: no value", "", f"use {sign}NAME=VALUE")
+    return name, value

@@ -1,0 +1,148 @@
+"""`awsddp` without a verb, and `awsddp init`: what to type first, here."""
+
+import contextlib
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from awsddp.cli import invocation
+from awsddp.cli.command_line import WATCH, Globals
+from awsddp.cli.options import Verb
+from awsddp.cli.screen import Screen
+from awsddp.cli.table import line, place_name
+from awsddp.errors import ConfigError
+from awsddp.model.documents import InitDocument
+from awsddp.settings.spec import FILE, SETTINGS, Given, JobSpec
+from awsddp.state import home
+from awsddp.util.format import counted, money
+
+if TYPE_CHECKING:
+    from awsddp.model.documents import HomeDocument, KnownCluster
+
+_FIRST = """\
+  # rehearse here: no AWS account, no cost (without train.py: a sample program)
+  awsddp run --local train.py --nodes 2 --instance-type g6.xlarge --budget 2
+  # the same on EC2: shows the price, asks, terminates everything at the end
+  awsddp run train.py --nodes 2 --instance-type g6.xlarge --budget 2
+  # write a starter awsddp.toml into this folder
+  awsddp init
+"""
+_PACKAGES = "requirements.txt uv.lock pyproject.toml environment.yml"
+_QUESTIONS = (
+    ("cluster.region", "AWS region (empty: as AWS is configured)", "", ""),
+    ("cluster.nodes", "Number of nodes", 2, ""),
+    ("cluster.instance_type", "Instance type (awsddp plan --offers lists them)", "g6.xlarge", ""),
+    ("cluster.budget_usd", "Terminate the nodes when they have cost, in US dollars", 10.0, ""),
+    ("job.script", "Training script (empty: named on the command line)", "", "train.py main.py"),
+    ("env.file", "File with its packages (empty: those of the image)", "", _PACKAGES),
+)
+"""The key, its question and its default, or the first of these files that is there."""
+
+
+def show_home(options: Globals) -> None:
+    """Show the clusters that this machine knows, and the next commands for each."""
+    from awsddp.cluster.inventory import home
+
+    with invocation.opened(options) as (cluster, show):
+        show.result(home(cluster), home_page)
+
+
+def home_page(known: "HomeDocument") -> None:
+    """Show the clusters of `home`, or how to start."""
+    for cluster in known.clusters:
+        line(*_lines(cluster))
+    if not known.clusters:
+        counts = f"now; {counted(known.ended, 'cluster')} ended" if known.ended else "yet"
+        line(f"No clusters on this machine {counts}. {'To begin:' * (not known.last_job)}".rstrip())
+        if last := known.last_job:
+            line(f"The last job, {last.job}: {last.state}. Its page: awsddp report {last.job}")
+            line("All jobs: awsddp jobs")
+            line("To begin again:")
+        print(f"\n{_FIRST}")
+    if known.local_cloud:
+        line("The local cloud is running: awsddp local status, awsddp local stop")
+    line("All commands: awsddp --help")
+
+
+def _lines(cluster: "KnownCluster") -> list[str]:
+    name = "" if cluster.cluster == "default" else f" -c {cluster.cluster}"
+    cost = "" if cluster.target == "local" else f", {money(cluster.price_usd_per_hour)} per hour"
+    until = "expired at" if cluster.expired else "expires at"
+    running = [job.job for job in cluster.jobs if job.state == "running"]
+    return [
+        f"Cluster {cluster.cluster}: {cluster.nodes} x {cluster.instance_type} in "
+        f"{place_name(cluster.target, cluster.region)}{cost}; {until} {cluster.expires}",
+        *(f"  job {job} was running when last seen: awsddp{name} logs -f {job}" for job in running),
+        f"  awsddp{name} status   # its current state",
+        f"  awsddp{name} train    # run a job on it",
+        f"  awsddp{name} down     # terminate it",
+    ]
+
+
+@click.command("init", cls=Verb)
+def init(options: Globals) -> None:
+    """Write a starter awsddp.toml into this folder: every key, its default and meaning.
+
+    At a terminal it asks a few questions first, unless -y or --json is given.
+    """
+    from awsddp.session.next_steps import command_words, script_words
+    from awsddp.settings.starter import refuse_existing, write_starter
+
+    refuse_existing(Path(FILE))
+    ask = sys.stdin.isatty() and sys.stderr.isatty() and not (options.yes or options.json)
+    WATCH.unwritten = FILE
+    chosen = _answers() if ask else {}
+    WATCH.unwritten = ""
+    path = write_starter(Path(), chosen)
+    text = f"It sets {', '.join(chosen)}; the other keys" if chosen else "All keys"
+    found = {} if ask else {key: name for key, *_, files in _QUESTIONS if (name := _found(files))}
+    words = ["awsddp", "run", "--local", *command_words("run", found), *script_words(found)]
+    with contextlib.closing(Screen(options)) as screen:
+        screen.say(f"Wrote {path}. {text} are commented out.")
+        screen.say(f"Next: {shlex.join(words)} (free, on this machine), then awsddp plan")
+        screen.result(InitDocument(file=str(path)), lambda _: None)
+
+
+def _answers() -> dict[str, Given]:
+    """Ask on the terminal, and return the keys that got a value."""
+    from awsddp.job.unsynced_data import data_folders
+
+    answers: dict[str, Given] = {}
+    for key, text, default, files in _QUESTIONS:
+        answer = _answer(key, text, _found(files) or default)
+        answers |= {key: answer} if str(answer) else {}
+    with contextlib.suppress(ConfigError):  # the home folder, or one that is far too large
+        kept = data_folders(JobSpec(), home=home()).items()
+        patterns = [
+            f"!/{path}"
+            for path, about in kept
+            if click.confirm(f"{about}: send it to the nodes?", default=False, err=True)
+        ]
+        answers |= {"sync.ignore": patterns} if patterns else {}
+    return answers
+
+
+def _answer(key: str, text: str, default: "str | float") -> Given:
+    """Ask until the answer can be right; what is only not known is accepted when it is typed twice."""
+    from awsddp.job.starter_doubts import doubt
+
+    last: Given = None
+    while True:
+        answer: Given = click.prompt(text, default=default, err=True)
+        try:
+            if (check := SETTINGS[key].check) is not None:
+                check(answer)
+            if not str(answer) or answer == last or not (why := doubt(key, str(answer))):
+                return answer
+            click.echo(f"  {why} Type it again to keep it.", err=True)
+            last = answer
+        except ConfigError as error:
+            click.echo(f"  {error.summary}: {error.next}", err=True)
+
+
+def _found(files: str) -> str:
+    """Return the first of these files that is here, or ""."""
+    return next((name for name in files.split() if Path(name).is_file()), "")

@@ -1,0 +1,1 @@
+"""The verbs of a cluster, one file each."""

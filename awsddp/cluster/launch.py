@@ -1,0 +1,215 @@
+"""Launching nodes: the plan of each region, its attempts in order, and what a failure leaves."""
+
+import secrets
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+from awsddp.compat.types import quota_of
+from awsddp.errors import AwsddpError, CapacityError, CloudError
+from awsddp.model.records import Intent, Node
+from awsddp.plan import make_plan
+from awsddp.plan.records import Facts, LaunchPlan, names
+from awsddp.plan.requests import Values
+from awsddp.session.cost import launched
+from awsddp.session.locate import aws_of, end, facts_of, own_key_file
+from awsddp.settings.loader import remembered
+from awsddp.settings.values import idle_seconds
+from awsddp.state import Folder, Record
+from awsddp.util.parallel import each
+
+if TYPE_CHECKING:
+    from awsddp.session.context import Cluster
+
+# Between two rounds of capacity.retry_until_up: capacity comes back in minutes, not in seconds.
+FIRST_PAUSE_S, MOST_PAUSE_S = 30.0, 300.0
+
+
+def launch(cluster: "Cluster", plan: LaunchPlan, *, now: datetime | None = None) -> tuple[Node, ...]:
+    """Create the key, the groups and the instances; each step is recorded before it is taken.
+
+    A known cluster keeps its id and nodes; the plan's expiry counts from `now`. Without capacity the plan's
+    alternatives are tried in order; with `capacity.retry_until_up` again and again, until there is capacity.
+    What a refused launch created is removed. The handle then has the record and the gateway of the region of
+    the launch. Raises CapacityError, CloudError or ConfigError.
+    """
+    from awsddp.aws.waits import CLOCK, growing
+
+    cluster_id = cluster.known.id if cluster.known else secrets.token_hex(4)
+    for pause in growing(FIRST_PAUSE_S, MOST_PAUSE_S):
+        begun = now or datetime.now(UTC).replace(microsecond=0)
+        try:
+            return _round(cluster, plan, *_values(cluster, plan, cluster_id, begun))
+        except CapacityError as error:
+            if not cluster.spec.capacity.retry_until_up:
+                raise
+            cluster.say(f"{error.message}: retrying in {pause:.0f} s; Ctrl-C stops")
+            CLOCK.sleep(pause)
+    raise AssertionError("growing() never ends")
+
+
+def _round(cluster: "Cluster", plan: LaunchPlan, values: Values, host_key: str) -> tuple[Node, ...]:
+    """Try the plan and its alternatives once."""
+    from awsddp.aws.api_errors import Refused
+    from awsddp.aws.instances import NEXT_ZONE, OVER_QUOTA
+
+    failures: list[AwsddpError] = []
+    full: set[tuple[str, tuple[str, str] | None]] = set()
+    for one in (plan, *plan.alternatives):
+        quota = one.region, quota_of(one.instance_type, one.market)
+        if quota in full:
+            continue
+        if one.region != cluster.aws.region:
+            _clean_up(cluster, values)
+            cluster.gateway = aws_of(cluster, replace(cluster.target, region=one.region), login=cluster.aws)
+        try:
+            return _attempt(cluster, one, values, host_key)
+        except (CapacityError, Refused) as error:
+            if isinstance(error, Refused) and error.code in OVER_QUOTA:
+                full.add(quota)
+            elif isinstance(error, Refused) and error.code not in NEXT_ZONE:
+                if error.kind != "unavailable":
+                    _clean_up(cluster, values)
+                raise
+            failures.append(error)
+        cluster.say(failures[-1].message)
+    _clean_up(cluster, values)
+    raise _no_capacity(failures)
+
+
+def _values(cluster: "Cluster", plan: LaunchPlan, cluster_id: str, now: datetime) -> tuple[Values, str]:
+    """Return what all attempts of one round send, and the temporary host key that their nodes have."""
+    from awsddp.nodes.hostkeys import login_key, make_key
+    from awsddp.nodes.provision import user_data
+
+    host_key = make_key("awsddp temporary host key")
+    # A budget ends more expensive alternatives earlier; each node gets its own expiry when it is prepared.
+    expires_s = min(one.expires_s for one in (plan, *plan.alternatives))
+    data = user_data(
+        host_key=host_key,
+        expires_at=now + timedelta(seconds=expires_s),
+        idle_s=idle_seconds(cluster.spec.cluster.idle),
+    )
+    own = own_key_file(cluster.spec) if cluster.spec.access.key is not None else None
+    secrets = {"public_key": login_key(cluster.folder, own=own), "user_data": data}
+    return Values(ids=names(cluster.spec.name, cluster_id), secrets=secrets, now=now), host_key.public
+
+
+def _attempt(cluster: "Cluster", plan: LaunchPlan, values: Values, host_key: str) -> tuple[Node, ...]:
+    from awsddp.aws import instances
+    from awsddp.aws.launch_resources import ensure_access
+
+    aws = cluster.aws
+    record = _record(cluster, plan, values)
+    _write(cluster.folder, record)
+    group = ensure_access(aws, plan, values, on_event=cluster.on_event)
+
+    def write_intent(intent: Intent) -> None:
+        _write(cluster.folder, replace(record, intent=replace(intent, host_key=host_key)))
+
+    values = replace(values, ids={**values.ids, "security_group": group})
+    nodes = instances.launch(aws, plan, values, write_intent=write_intent, on_event=cluster.on_event)
+    row = launched(record, (node.instance_id for node in nodes))
+    cluster.folder.note(row.event, **row.facts)
+    cluster.known = cluster.folder.read() or record
+    return nodes
+
+
+def _write(folder: Folder, record: Record) -> None:
+    """Write the record of a launch, with the jobs that other commands have started meanwhile."""
+
+    def change(now: Record) -> Record:
+        return replace(record, jobs=now.jobs, seen=now.seen) if now.id == record.id else record
+
+    if folder.update(change) is None:
+        folder.write(record)
+
+
+def _clean_up(cluster: "Cluster", values: Values) -> None:
+    """Delete what a failed launch created in a region; leftovers are reported, as is a refusal by AWS.
+
+    The folder then has its previous record.
+    """
+    from awsddp.aws.clusters import find_clusters
+
+    aws = cluster.aws
+    record = cluster.folder.read()
+    if record is not None:
+        _write(cluster.folder, cluster.known or replace(record, intent=None, asked={}))
+    try:
+        for one in find_clusters(aws, cluster.spec.name, record.owner if record else aws.identity().user_id):
+            if one.id == values.ids["cluster_id"] and not one.live:
+                for left in end(cluster, one).leftovers:
+                    cluster.say(f"left in {aws.region}: {left}")
+    except CloudError as error:  # the launch's own error counts
+        cluster.say(f"not cleaned up in {aws.region}: {error.message}; later: awsddp down --orphans")
+
+
+def _no_capacity(failures: list[AwsddpError]) -> AwsddpError:
+    if len(failures) == 1 or not any(isinstance(failure, CapacityError) for failure in failures):
+        return failures[-1]
+    return CapacityError(
+        "AWS has no capacity for any listed instance type, zone, region or market",
+        "; ".join(f"{failure.message}: {failure.why}" for failure in failures),
+        "try again later, or list more types (--instance-type A,B) or capacity.regions\n"
+        "-o capacity.retry_until_up=true   # keep retrying until there is capacity",
+    )
+
+
+def _record(cluster: "Cluster", plan: LaunchPlan, values: Values) -> Record:
+    before = cluster.known
+    return Record(
+        id=values.ids["cluster_id"],
+        owner=plan.owner,
+        account=cluster.aws.identity().account,
+        target=replace(cluster.target, region=plan.region),
+        created=values.now,
+        expires=values.now + timedelta(seconds=plan.expires_s),
+        instance_type=plan.instance_type,
+        nodes=plan.nodes,
+        gpus_per_node=plan.kind.gpus,
+        pretended=plan.pretended,
+        internet=plan.image.has_internet,
+        ssh_user=plan.ssh_user,
+        price_usd_per_hour=plan.price_usd_per_hour,
+        disk_usd_per_hour=round(plan.price.disks / plan.nodes, 6),
+        asked=remembered(cluster.spec),
+        prepared=before.prepared if before else (),
+        addresses=before.addresses if before else {},
+    )
+
+
+def plan_everywhere(cluster: "Cluster", facts: Facts) -> LaunchPlan:
+    """Return the plan for the region of `facts`; those for `capacity.regions` are its alternatives.
+
+    A region without a plan is a warning. Raises the first region's error if no region has one.
+    """
+    plans: list[LaunchPlan] = []
+    refusals: list[AwsddpError] = []
+    regions = dict.fromkeys((facts.region, *cluster.spec.capacity.regions))
+    for made in each(lambda region: _plan_in(cluster, region, facts), regions):
+        if isinstance(made, LaunchPlan):
+            plans += [replace(made, alternatives=()), *made.alternatives]
+        else:
+            refusals.append(made)
+    if not plans:
+        raise refusals[0]
+    markets = list(dict.fromkeys(plan.market for plan in plans))
+    first, *later = sorted(plans, key=lambda plan: markets.index(plan.market))
+    warnings = (*first.warnings, *(f"skipped: {refusal.message}" for refusal in refusals))
+    return replace(first, warnings=warnings, alternatives=tuple(later))
+
+
+def _plan_in(cluster: "Cluster", region: str, facts: Facts) -> LaunchPlan | AwsddpError:
+    """Return the plan of a region, or why there is none; `facts` are of the first one."""
+    capacity = cluster.spec.capacity
+    try:
+        if region == facts.region:
+            return make_plan(cluster.spec, facts)
+        zones = tuple(zone for zone in capacity.zones if zone.startswith(region))
+        spec = replace(cluster.spec, capacity=replace(capacity, zones=zones))
+        target = replace(cluster.target, region=region)
+        there = facts_of(aws_of(cluster, target, login=cluster.aws), spec, target, cluster.known)
+        return make_plan(spec, replace(there, data=facts.data, saving=facts.saving))
+    except AwsddpError as error:
+        return error

@@ -1,0 +1,276 @@
+"""From a plan to machines: launch over zones, types, regions and markets, with retries on request; reconcile
+a cluster that exists with the spec: grow, shrink, repair, start, rebuild, keep longer.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from awsddp.cluster.launch import launch
+from awsddp.compat.types import ADDRESS_USD_PER_HOUR
+from awsddp.errors import CapacityError, ConfigError, NodeError
+from awsddp.job.fetch import bring
+from awsddp.model.billing import Rate
+from awsddp.model.records import ACTIVE, Listed, Node, unfetched_jobs
+from awsddp.plan import make_plan, spot_rate
+from awsddp.plan.converge import NODE_KEYS, Convergence, Standing, converge
+from awsddp.plan.records import Facts, LaunchPlan
+from awsddp.session.connect import JUMP, reach_jump, reachable, told_jobs
+from awsddp.session.cost import bill_of
+from awsddp.session.locate import end, facts_of
+from awsddp.session.next_steps import costs
+from awsddp.settings.loader import remembered
+from awsddp.state import Record
+from awsddp.storage.results_dir import is_owed
+from awsddp.util.format import node_name
+
+if TYPE_CHECKING:
+    from awsddp.session.context import Cluster
+
+
+Confirm = Callable[[LaunchPlan | str], None]
+
+# What holds from now on without a launch.
+_REACH = (JUMP, "network.ssh_cidr", "access.user", "cluster.expires", "cluster.idle", "cluster.budget_usd")
+CHANGEABLE = {"cluster.nodes", *NODE_KEYS, *_REACH}
+_LOST = "results are fetched first; everything else on the disks of terminated nodes is lost"
+
+
+def changes(cluster: "Cluster", facts: Facts, *, now: datetime) -> Convergence:
+    """Return the difference between the cluster and the spec.
+
+    Raises ConfigError for an invalid spec, CloudError where AWS does not answer.
+    """
+    from awsddp.aws.instances import impaired
+
+    record, own = cluster.record, own_or_empty(cluster)
+    bill = bill_of(cluster, own)  # what ended meanwhile costs no more
+    standing = Standing(
+        cluster=own,
+        nodes=record.nodes,
+        instance_type=record.instance_type,
+        expires=record.expires,
+        image=record.asked.get("cluster.image"),
+        gpus=record.asked.get("local.gpus", "on") if facts.image.pretends else cluster.spec.local.gpus,
+        spent_usd=bill.cost_usd if bill else None,
+        rate=_rate(cluster, facts, own),
+        impaired=impaired(cluster.aws, own.live),
+        others=tuple(_others(cluster)),
+    )
+    return converge(cluster.spec, standing, image_id=facts.image.id, callers=facts.callers, now=now)
+
+
+def _rate(cluster: "Cluster", facts: Facts, own: Listed) -> Rate:
+    """Return what a budget assumes that the nodes of the record cost per hour."""
+    record, zones = cluster.record, {node.zone for node in own.live if node.spot}
+    if not zones:
+        return Rate(usd_per_hour=record.price_usd_per_hour)
+    address = ADDRESS_USD_PER_HOUR if cluster.spec.network.address == "public" else 0.0
+    fixed_usd = (record.disk_usd_per_hour + address) * record.nodes
+    return spot_rate(fixed_usd, record.nodes, record.instance_type, zones, facts)
+
+
+def own_or_empty(cluster: "Cluster") -> Listed:
+    """Return what AWS lists of the record's own cluster; one without nodes where that is nothing."""
+    record, name = cluster.record, cluster.spec.name
+    region = record.target.region or ""
+    return cluster.own or Listed(name=name, id=record.id, owner=record.owner, region=region, nodes=())
+
+
+def plan_of(cluster: "Cluster", change: Convergence, found: Facts) -> LaunchPlan:
+    """Return the plan that launches what is missing, with all the steps; what its job needs is as `found`.
+
+    Raises as `make_plan` does.
+    """
+    facts = facts_of(cluster.aws, change.spec, cluster.target, cluster.record)
+    facts = replace(facts, data=found.data, saving=found.saving)
+    plan = make_plan(change.spec, facts, numbers=change.numbers, zone=change.zone, spent_usd=change.spent_usd)
+    warnings = (*plan.warnings, *((_LOST,) if change.of("end") else ()))
+    return replace(plan, exists=True, steps=change.steps, warnings=warnings)
+
+
+def reconcile(cluster: "Cluster", facts: Facts, confirm: Confirm) -> tuple[Node, ...]:
+    """Take every step but the last, the expiry, which the nodes get when they are prepared; return the nodes.
+
+    SSH is opened without a question, a new jump host is reached first; `confirm` is called before an instance
+    is started or terminated. Unfetched results are fetched first. Raises ConfigError if a job runs on a node
+    to terminate, NodeError if its results cannot be fetched, and what a launch raises. An interrupted call
+    continues when run again.
+    """
+    from awsddp.aws.launch_resources import move_ssh
+
+    record = cluster.record
+    now = datetime.now(UTC).replace(microsecond=0)
+    change = changes(cluster, facts, now=now)
+    if facts.image.has_hosts and cluster.spec.network.jump != record.asked.get(JUMP):
+        reach_jump(cluster)
+    own = own_or_empty(cluster)
+    for step in change.of("open"):
+        assert own.group is not None, "only an open group can be opened elsewhere"
+        cluster.say(str(step))
+        move_ssh(cluster.aws, own.group, change.spec.network.ssh_cidr, on_event=cluster.on_event)
+    plan = plan_of(cluster, change, facts) if change.numbers else None
+    ending, others = _named("end", change, own.live), _others(cluster)
+    # A launch writes its own size down, once AWS is asked for it: one that is refused changes nothing.
+    size = change.spec.cluster.nodes if plan is None else min(record.nodes, change.spec.cluster.nodes)
+    changed: dict[str, Any] = {
+        "nodes": size,
+        "expires": change.expires,
+        "price_usd_per_hour": _price(record, size),
+        "ssh_user": cluster.spec.access.user or record.ssh_user,
+        "asked": record.asked
+        | {key: value for key, value in remembered(cluster.spec).items() if key in _REACH},
+    }
+    if change.needs_consent:
+        _refuse_running(cluster, own, ending)
+        _refuse_others(others)
+        if plan is not None or change.of("end") or cluster.target.name != "local":
+            confirm(plan or _question(cluster, replace(record, **changed), change))
+    cluster.remember(**changed)
+    if change.expires != record.expires:
+        cluster.folder.note("extended", id=record.id, expires=change.expires)
+    for step in change.steps:
+        if step.do in ("end", "start") or (step.do == "expire" and step.why):
+            cluster.say(str(step))
+    if ending:
+        _end_nodes(cluster, own, ending)
+    for other in others:
+        end(cluster, other)
+    try:
+        _start(cluster, _named("start", change, change.nodes))
+        new = () if plan is None else launch(cluster, plan, now=now)
+    except CapacityError as error:
+        if change.nodes:
+            error.next = _without_capacity(change, grouped=plan is not None and plan.placement is not None)
+        raise
+    return tuple(sorted((*change.nodes, *new), key=lambda node: node.node)) if new else change.nodes
+
+
+def _named(do: str, change: Convergence, nodes: Sequence[Node]) -> list[Node]:
+    """Return those of `nodes` that the steps of one kind name."""
+    keys = {key for step in change.of(do) for key in step.instances}
+    return [node for node in nodes if node.instance_id in keys]
+
+
+def _others(cluster: "Cluster") -> list[Listed]:
+    """Return the living clusters of the same name, which another machine made and `up` ends."""
+    return [one for one in cluster.all_listed if one.id != cluster.record.id and one.live]
+
+
+def _price(record: Record, nodes: int) -> float | None:
+    """Return what so many nodes cost per hour, by what the last launch cost."""
+    known = record.price_usd_per_hour
+    return known if known is None or nodes == record.nodes else round(known / record.nodes * nodes, 4)
+
+
+def _question(cluster: "Cluster", record: Record, change: Convergence) -> str:
+    """Return the question where nothing is launched; `record` is of the cluster as it will be."""
+    steps = "".join(f"\n  {step}" for step in change.steps if step.do != "open")
+    lost = f"\n  {_LOST}" if change.of("end") else ""
+    machines = f"{record.nodes} x {record.instance_type}{costs(record)}"
+    return f"Cluster {cluster.spec.name}, {machines}, once this is done:{steps}{lost}\n"
+
+
+def _refuse_running(cluster: "Cluster", own: Listed, ending: Sequence[Node]) -> None:
+    """Refuse to terminate nodes on which a job runs, or whose results cannot be fetched first."""
+    owed = unfetched_jobs(ending)
+    if not owed:
+        return
+    names = ", ".join(node_name(node.node) for node in ending)
+    off = [node_name(node.node) for node in ending if node.unfetched and node.state != "running"]
+    if off:
+        raise NodeError(
+            f"{names} cannot be ended: the results of {', '.join(owed)} are not fetched",
+            f"{', '.join(off)} is not running",
+            f"awsddp up --nodes {cluster.record.nodes} && awsddp fetch   # first\n"
+            "awsddp down --discard   # or end all",
+        )
+    with cluster.connect(reachable(own.live), partial=True) as fleet:
+        lost = [node_name(node.node) for node in ending if node.unfetched and node.node in fleet.failures]
+        owing = [job for job in told_jobs(cluster) if is_owed(cluster, owed, job)]
+    running = [job.job for job in owing if job.state in ACTIVE]
+    if running:
+        raise ConfigError(
+            f"{names} cannot be ended: job {', '.join(running)} runs there",
+            "",
+            f"awsddp cancel {running[0]}   # end it\nawsddp logs -f {running[0]}   # or wait for it",
+        )
+    if lost:
+        raise NodeError(
+            f"{names} cannot be ended: the results of {', '.join(owed)} are not fetched",
+            f"{', '.join(lost)} cannot be reached",
+            "awsddp up   # again, later\nawsddp down --discard   # or end all, results too",
+        )
+
+
+def _refuse_others(others: Sequence[Listed]) -> None:
+    for other in others:
+        if other.unfetched:
+            raise ConfigError(
+                f"a second cluster {other.name} ({other.id}) holds results of {', '.join(other.unfetched)}",
+                "another machine made it, and only that one can fetch them",
+                f"awsddp -c {other.name}-2 up   # another name here; or there: awsddp fetch",
+            )
+
+
+def _end_nodes(cluster: "Cluster", own: Listed, ending: Sequence[Node]) -> None:
+    """Fetch the nodes' unfetched results, terminate them, and forget them."""
+    from awsddp.aws.teardown import end_nodes, give_up
+    from awsddp.nodes import hostkeys
+
+    folder, record = cluster.folder, cluster.record
+    owed = unfetched_jobs(ending)
+    if owed:
+        cluster.use(reachable(own.live), of=own.live)
+        with cluster.connect():
+            for job in told_jobs(cluster):
+                if is_owed(cluster, owed, job):
+                    cluster.say(f"fetching the results of {job.job}")
+                    bring(cluster, job)
+                    folder.remember(job)
+    left = [node for node in ending if node.node >= record.nodes]
+    if left:
+        give_up(cluster.aws, left)
+    end_nodes(cluster.aws, ending, on_event=cluster.on_event)
+    gone = {node.instance_id for node in ending}
+    hostkeys.forget(folder.known_hosts, gone)
+    _forget_prepared(cluster, gone)
+    folder.note("resized", id=record.id, instances=sorted(gone))
+
+
+def _forget_prepared(cluster: "Cluster", instance_ids: set[str]) -> None:
+    record = cluster.folder.read() or cluster.record
+    cluster.remember(prepared=tuple(one for one in record.prepared if one.instance_id not in instance_ids))
+
+
+def _start(cluster: "Cluster", off: Sequence[Node]) -> None:
+    """Start what is stopped. Its address changes, so it is prepared anew, and gets the new expiry there."""
+    from awsddp.aws.power import start
+
+    if off:
+        keys, capacity = {node.instance_id for node in off}, cluster.spec.capacity
+        _forget_prepared(cluster, keys)
+        start(
+            cluster.aws, off, keeps_group=capacity.efa and capacity.placement_group, on_event=cluster.on_event
+        )
+        record = cluster.record
+        cluster.folder.note("started", id=record.id, instances=sorted(keys), expires=record.expires)
+
+
+def _without_capacity(change: Convergence, *, grouped: bool) -> str:
+    """Return the ways out where AWS has no machines beside the nodes that stay, or none to start.
+
+    `grouped` is whether they are to stand in the placement group. A group that is full is emptied by a stop:
+    https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/placement-strategies.html
+    """
+    ways, kept = ["awsddp up   # again, later"], len(change.nodes)
+    off = change.of("start")
+    if change.spec.capacity.efa and (grouped or off):
+        ways.append("awsddp up -o capacity.placement_group=false   # not close to the others")
+        if not off and not any(node.spot for node in change.nodes):
+            ways.append("awsddp stop && awsddp up   # AWS places all nodes anew, their disks stay")
+    if not off and {node.node for node in change.nodes} == set(range(kept)):
+        ways.append(f"awsddp up --nodes {kept}   # go on with {kept}")
+    ways.append("awsddp down && awsddp up   # other machines, in any zone")
+    return "\n".join(ways)

@@ -1,0 +1,120 @@
+"""exec and ssh: commands and shells on the nodes."""
+
+import posixpath
+import shlex
+from collections.abc import Callable, Collection, Sequence
+from typing import TYPE_CHECKING
+
+from awsddp.errors import NodeError
+from awsddp.model.documents import ExecDocument, NodeOutput
+from awsddp.session.connect import choose_nodes, login_nodes, publish
+from awsddp.state import Record
+from awsddp.util.format import node_name
+from awsddp.util.parallel import split
+
+if TYPE_CHECKING:
+    from awsddp.session.context import Cluster
+
+OnOutput = Callable[[int, bytes, bool], None]
+"""Gets a node's number, what it said, and whether it said so on stderr."""
+
+
+# What is the user's comes as words of its own: nothing is pasted into the script.
+_RUN = 'PATH="$1:$PATH"; export PATH; shift; cd ~/awsddp/work 2>/dev/null || cd; exec "$@"'
+
+
+def exec(
+    cluster: "Cluster", *, words: Sequence[str], node: int | None, stdin: bytes, on_output: OnOutput
+) -> ExecDocument:
+    """Run a command on all nodes (or `node`) and return the `exec` document, whatever its exit codes.
+
+    Several words are a program and its arguments, one word is a line for bash. Placeholders are those of a
+    rank per node. `stdin` goes to every node. Raises NotFoundError or NodeError for nodes that are not there
+    or are lost.
+    """
+    from awsddp.job.unsynced_data import say_unsent
+
+    argv = list(words) if len(words) > 1 else ["bash", "-c", words[0]]
+    said: dict[tuple[int, bool], bytearray] = {}
+
+    def on_data(number: int, data: bytes, error: bool = False) -> None:
+        said.setdefault((number, error), bytearray()).extend(data)
+        on_output(number, data, error)
+
+    with cluster.ready(node=node) as cluster:
+        nodes = choose_nodes(cluster.nodes, node)
+        with cluster.connect(nodes) as fleet:
+            lines = _lines(cluster, {one.node for one in nodes}, argv)
+            requests = {number: (line, stdin) for number, line in lines.items()}
+            ends = fleet.stream(
+                requests,
+                on_data,
+                on_stderr=lambda number, data: on_data(number, data, True),
+            )
+            results = split(ends)
+            say_unsent(cluster, fleet, [node for node, end in results.items() if end.exit_code], words)
+    return ExecDocument(
+        nodes=tuple(
+            NodeOutput(
+                node=number,
+                exit_code=end.exit_code,
+                stdout=bytes(said.get((number, False), b"")).decode(errors="replace"),
+                stderr=bytes(said.get((number, True), b"")).decode(errors="replace"),
+            )
+            for number, end in sorted(results.items())
+        )
+    )
+
+
+def _lines(cluster: "Cluster", chosen: Collection[int], argv: Sequence[str]) -> dict[int, list[str]]:
+    """Return the command of each chosen node; its rank is that among all nodes of the cluster."""
+    from awsddp.agent_client.launch_requests import FIRST_PORT
+    from awsddp.agent_client.rank_layout import Rendezvous, fill, layout
+
+    nodes = sorted(cluster.nodes, key=lambda one: one.node)
+    rendezvous = Rendezvous(job="exec", master_addr=str(nodes[0].private_ip), master_port=FIRST_PORT)
+    return {
+        rank.node: [
+            *("sh", "-c", _RUN, "sh", posixpath.dirname(cluster.record.found[rank.node].ranks_python)),
+            *(fill(word, rank, rendezvous=rendezvous) for word in argv),
+        ]
+        for rank in layout([one.node for one in nodes], gpus=0, nproc_per_node=1)
+        if rank.node in chosen
+    }
+
+
+def ssh(cluster: "Cluster", *, node: int, words: Sequence[str], ports: Sequence[str], tty: bool) -> list[str]:
+    """Return the command line that opens a shell on a node, or runs `words` there as ssh does.
+
+    `ports` are forwarded, as "6006:localhost:6006". With `tty` a command gets a terminal.
+    The node need not be ready, nor the others reachable. Raises NotFoundError, and NodeError for a node that
+    does not run, or whose host key is not known yet.
+    """
+    from awsddp.nodes import hostkeys
+
+    with cluster.find(names_holder=True) as cluster:
+        nodes = login_nodes(cluster)
+        (chosen,) = choose_nodes(nodes, node)
+        if chosen.state != "running" or chosen.address is None:
+            raise NodeError(
+                f"{node_name(node)} is not running", f"it is {chosen.state}", "awsddp up   # start it"
+            )
+        if chosen.instance_id not in hostkeys.read(cluster.folder.known_hosts):
+            raise NodeError(
+                f"{node_name(node)} is being prepared",
+                "its host key is not known yet",
+                "awsddp up   # finish it",
+            )
+        publish(cluster)
+        words = [*(["-t"] if tty and words else []), node_name(node), *_command(cluster.record, node, words)]
+        forwards = [word for port in ports for word in ("-L", port)]
+        options = ["-o", "ExitOnForwardFailure=yes", *forwards] if ports else []
+        return ["ssh", "-F", str(cluster.folder.ssh_config), *options, *words]
+
+
+def _command(record: Record, node: int, words: Sequence[str]) -> list[str]:
+    """Return the command as the node's shell gets it: with the PATH that a login shell has there."""
+    python = next((one.ranks_python for one in record.prepared if one.node == node), None)
+    if not words or python is None:
+        return ["--", *words] if words else []
+    return ["--", f'export PATH={shlex.quote(posixpath.dirname(python))}:"$PATH";', *words]

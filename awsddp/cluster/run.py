@@ -1,0 +1,225 @@
+"""run: up, train, fetch and down in one. Nothing is left, whatever fails."""
+
+import contextlib
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, TypeVar
+
+from awsddp.cluster.down import down
+from awsddp.cluster.reconcile import Confirm
+from awsddp.cluster.stop import stop
+from awsddp.cluster.up import up
+from awsddp.errors import (
+    AwsddpError,
+    CloudError,
+    ConfigError,
+    Interrupted,
+    InUse,
+    LeftoverError,
+    LetGo,
+    NodeError,
+    UsageError,
+)
+from awsddp.job.checkpoint import checkpoint_of
+from awsddp.job.submit import awaited
+from awsddp.job.train import check, check_ranks, train
+from awsddp.model.documents import DownDocument, RunDocument
+from awsddp.plan.records import LaunchPlan
+from awsddp.session.next_steps import costs, what_runs_on
+from awsddp.storage.results_dir import whole_at_home
+
+if TYPE_CHECKING:
+    from awsddp.session.context import Cluster
+
+
+IDLE = "10m"
+"""The idle time of a run's nodes: no user logs in to them."""
+END_S = 600.0
+"""How long a run tries to terminate its nodes while AWS does not answer; then they are idle anyway."""
+_Stage = TypeVar("_Stage")
+
+
+def run_job(
+    cluster: "Cluster", *, confirm: Confirm, on_lines: Callable[[bytes], None], detach: bool = False
+) -> RunDocument:
+    """Launch a cluster, run the job, fetch its results and terminate the cluster, also after a failure.
+
+    With `detach` return once the ranks run; the nodes shut down when they are idle. Raises what `up` raises
+    before anything was created, what `train` does of an invalid job, and InUse: a cluster on which another
+    job runs stays as it is. A later failure is raised with the document as its `result`.
+    """
+    from awsddp.job.unsynced_data import with_named_data
+
+    check(cluster, detach=detach)
+    checkpoint_of(cluster)
+    if cluster.job_spec.job.after not in (None, "all") and cluster.folder.read() is None:
+        awaited(cluster, {})  # new nodes know no job
+    cluster = with_gpus(with_idle(with_named_data(cluster)))
+    result = RunDocument(up=None, train=None, down=None, seconds={})
+    failure: AwsddpError | None
+    try:
+        failure = _work(cluster, result, confirm=confirm, on_lines=_unheard(on_lines), detach=detach)
+        if detach and failure is None:
+            return result
+        failure = _end(cluster, result) or failure
+    except KeyboardInterrupt as stop:
+        cluster.say("interrupted: terminating everything; Ctrl-C again exits immediately")
+        record = cluster.folder.read()
+        jobs = (
+            [f"what could be fetched of {job.job} is in {job.home}" for job in record.jobs[-1:]]
+            if record
+            else []
+        )
+        failure = Interrupted("interrupted", "; ".join([*jobs, "nothing is left"]))
+        if isinstance(stop, LetGo):
+            failure.exit_code = 128 + stop.number
+        failure = _end(cluster, result) or failure
+    if result.train is not None and result.down is not None and whole_at_home(cluster, result.train.job):
+        result.train = replace(result.train, fetched=True)
+        if not isinstance(failure, Interrupted):
+            return result  # what `train` could not, `down` has
+    if failure is not None:
+        failure.result = result
+        raise failure
+    return result
+
+
+def with_idle(cluster: "Cluster") -> "Cluster":
+    """Return the cluster with the idle time of a run, unless the user set one."""
+    spec = cluster.spec
+    if "cluster.idle" in spec.explicit:
+        return cluster
+    idle = replace(spec.cluster, idle=IDLE)
+    return cluster.but(spec=replace(spec, cluster=idle, sources={**spec.sources, "cluster.idle": "run"}))
+
+
+def with_gpus(cluster: "Cluster") -> "Cluster":
+    """Return the cluster with a GPU per node for each of its ranks: one rank, unless the user set more."""
+    needed = cluster.spec.gpus_needed or 1
+    return cluster.but(spec=replace(cluster.spec, gpus_needed=needed))
+
+
+def _work(
+    cluster: "Cluster",
+    result: RunDocument,
+    *,
+    confirm: Confirm,
+    on_lines: Callable[[bytes], None],
+    detach: bool,
+) -> AwsddpError | None:
+    """Run `up` and `train`, and return the failure after something was created."""
+
+    def fitting(what: LaunchPlan | str) -> None:
+        if isinstance(what, LaunchPlan):
+            check_ranks(cluster, what)
+        confirm(what)
+
+    try:
+        result.up = _timed(result, "up", lambda: up(cluster, confirm=fitting))
+        result.train = _timed(result, "train", lambda: train(cluster, on_lines=on_lines, detach=detach))
+    except InUse:  # the cluster was there before, and another job runs on it
+        raise
+    except Interrupted as error:
+        return error if result.up is None else Interrupted(f"{error.message}, nothing is left")
+    except AwsddpError as error:
+        if result.up is None and isinstance(error, ConfigError | UsageError):
+            raise
+        result.train = error.result
+        return error
+    except Exception:  # a defect of ours must not leave a bill either
+        _end(cluster, result)
+        raise
+    return None
+
+
+def _end(cluster: "Cluster", result: RunDocument) -> AwsddpError | None:
+    """Run `down`, and return why it failed."""
+    try:
+        result.down = _timed(result, "down", lambda: down_or_stop(cluster))
+    except AwsddpError as error:
+        return error
+    return None
+
+
+def down_or_stop(cluster: "Cluster") -> DownDocument:
+    """Terminate the cluster and return the `down` document; stop the nodes if results cannot be fetched.
+
+    Tries again for END_S while AWS does not answer. Raises NodeError or ConfigError that says that the nodes
+    were stopped, and what `down` raises, with what may still run, its price and how to end it.
+    """
+    from awsddp.aws.waits import CLOCK, growing
+
+    until = CLOCK.monotonic() + END_S
+    for pause in growing(2.0, 30.0):
+        try:
+            return _down_or_stop(cluster)
+        except AwsddpError as error:
+            if isinstance(error, NodeError | LeftoverError | ConfigError) and not isinstance(error, InUse):
+                raise
+            if not error.retryable or CLOCK.monotonic() >= until:
+                if not (isinstance(error, CloudError) and error.needs_login):  # the command line says it then
+                    what_runs_on(cluster, error)
+                raise
+            cluster.say(
+                f"{error.message}: terminating again in {pause:.0f} s, for up to {END_S / 60:.0f} minutes"
+            )
+            CLOCK.sleep(pause)
+    raise AssertionError("growing() never ends")
+
+
+def _down_or_stop(cluster: "Cluster") -> DownDocument:
+    try:
+        return down(cluster, confirm=lambda _: None)
+    except NodeError as error:
+        if isinstance(error.__cause__, CloudError) and error.__cause__.retryable:
+            raise error.__cause__ from error  # AWS kept the results from being released, no node
+        raise _stopped(cluster, error) from error
+    except InUse:
+        raise
+    except ConfigError as error:  # this machine cannot keep the results
+        raise _stopped(cluster, error) from error
+
+
+def _unheard(on_lines: Callable[[bytes], None]) -> Callable[[bytes], None]:
+    """Return `on_lines` without its BrokenPipeError: the run must reach its end."""
+
+    def tell(data: bytes) -> None:
+        with contextlib.suppress(BrokenPipeError):
+            on_lines(data)
+
+    return tell
+
+
+def _stopped(cluster: "Cluster", error: NodeError | ConfigError) -> NodeError | ConfigError:
+    """Stop the nodes whose results cannot be fetched, and return the error that says so.
+
+    Raises CloudError where AWS does not answer.
+    """
+    record = cluster.folder.read()
+    kind: type[NodeError | ConfigError] = NodeError
+    ways = "awsddp up && awsddp fetch   # once they can be reached\nawsddp down --discard   # terminate them"
+    if isinstance(error, ConfigError):  # a fault of this machine is no reason to lose results
+        kind, ways = ConfigError, "awsddp up && awsddp down   # once this is corrected"
+    try:
+        stop(cluster, confirm=lambda _: None)
+    except AwsddpError as second:
+        if isinstance(second, CloudError) and second.retryable:
+            raise
+        why = f"{error.why}\nstopping the nodes failed as well: {second.message}"
+        still = f"\nthey still run{costs(record)}" if record is not None else ""
+        return kind(error.message, why + still, error.next)
+    cost = "" if record is not None and record.target.name == "local" else ", and cost a little,"
+    return kind(
+        f"{error.message}; the nodes were stopped",
+        f"{error.why}\ntheir disks are kept{cost} until you terminate them",
+        ways,
+    )
+
+
+def _timed(result: RunDocument, stage: str, work: Callable[[], _Stage]) -> _Stage:
+    started = time.monotonic()
+    try:
+        return work()
+    finally:
+        result.seconds[stage] = round(time.monotonic() - started, 2)

@@ -1,0 +1,166 @@
+"""status: the nodes, their cost and expiry, from AWS; the jobs as last seen. Of one cluster, or of all."""
+
+import contextlib
+import re
+from collections.abc import Collection
+from contextlib import AbstractContextManager
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+from awsddp.errors import AwsddpError
+from awsddp.job.registry import jobs_of
+from awsddp.job.release import release_saved, release_unbegun
+from awsddp.model import cluster_state
+from awsddp.model.documents import (
+    ClusterDocument,
+    NodeState,
+    SeenJob,
+)
+from awsddp.model.records import ACTIVE, MORE, JobRecord, Listed, widened
+from awsddp.session.connect import reachable, told_jobs
+from awsddp.session.cost import bill_of
+from awsddp.session.locate import refuse_sessions
+from awsddp.state import Record, living
+from awsddp.storage.results_dir import is_fetched
+from awsddp.util import format
+
+if TYPE_CHECKING:
+    from awsddp.nodes.fleet import Fleet
+    from awsddp.session.context import Cluster
+
+
+ASK_S = 5.0
+"""How long connecting to a node may take before a running job is shown as last seen."""
+
+# This login is not a use of the node: the watchdog ignores its port.
+_READ_IDLE = (
+    'set -- $SSH_CONNECTION; echo "$2" | sudo -n tee -a /run/awsddp/asked > /dev/null; cat /run/awsddp/left'
+)
+
+
+def status(cluster: "Cluster", *, ask_nodes: bool = False) -> ClusterDocument:
+    """Return the cluster as the `status` document; a cluster that is not found is "absent".
+
+    Without a record only the running local cloud and one region are searched; `status_all` searches every
+    region. With `ask_nodes` each node has `idle_left_s`, as its watchdog last counted; None where it did not
+    answer within seconds. Raises CloudError where AWS does not answer, NotFoundError where another session of
+    the caller's role has a cluster of this name.
+    """
+    with cluster.find(newer=True, everywhere=False) as cluster:
+        found = cluster_document(cluster, refresh(cluster))
+        if found.state == "absent":
+            refuse_sessions(cluster)
+        if ask_nodes and cluster.own is not None:
+            left = _idle_left(cluster)
+            for node in found.nodes:
+                node.idle_left_s = left.get(node.node)
+        return found
+
+
+def _idle_left(cluster: "Cluster") -> dict[int, int]:
+    """Return the idle seconds that nodes have left, by number, without those that do not answer."""
+    words: dict[int, bytes] = {}
+
+    def hear(node: int, data: bytes) -> None:
+        words[node] = words.get(node, b"") + data[:99]
+
+    with contextlib.suppress(AwsddpError), _connected(cluster) as fleet:
+        request = (("sh", "-c", _READ_IDLE), b"")
+        fleet.stream(dict.fromkeys(fleet.nodes, request), hear, silent_after_s=ASK_S)
+    return {node: int(word) for node, word in words.items() if re.fullmatch(rb"\d{1,9}\n", word)}
+
+
+def _connected(cluster: "Cluster") -> "AbstractContextManager[Fleet]":
+    """Connect to the nodes that can be reached and were prepared from here, and work with them."""
+    live = cluster.own.live if cluster.own else ()
+    cluster.use([node for node in reachable(live) if cluster.record.is_prepared(node)], of=live)
+    return cluster.connect(deadline_s=ASK_S, partial=True)
+
+
+def refresh(cluster: "Cluster") -> tuple[JobRecord, ...]:
+    """Remember how far jobs are that ran or saved to S3 when last seen; return them, if nodes answer."""
+    record = cluster.known
+    told: tuple[JobRecord, ...] = ()
+    if record is None or cluster.own is None or not _is_due(cluster, record.jobs):
+        return ()
+    with contextlib.suppress(AwsddpError), _connected(cluster):
+        told = told_jobs(cluster, partial=True)
+        cluster.folder.remember(*told)
+        release_saved(cluster, told)
+        release_unbegun(cluster, told)
+        cluster.known = cluster.folder.read()
+    return told
+
+
+def _is_due(cluster: "Cluster", jobs: Collection[JobRecord]) -> bool:
+    """Tell whether the nodes may know more than this machine: of a job that ran or saved when it was last
+    seen, or of one that their tags name and it does not know. Whoever asks them uses them.
+    """
+    if set(cluster.unfetched) - {job.job for job in jobs} - {MORE}:
+        return True
+    return any(job.state in ACTIVE or (job.job in cluster.unfetched and _saves(job)) for job in jobs)
+
+
+def _saves(job: JobRecord) -> bool:
+    """Tell whether a job saved to S3 when last seen, or had saved all, so that its nodes can be released."""
+    saving = job.saving
+    return job.save_to is not None and (saving is None or not saving.ended or saving.is_whole)
+
+
+def cluster_document(cluster: "Cluster", told: Collection[JobRecord] = ()) -> ClusterDocument:
+    """Return the document of `up` and `status` from what AWS, the folder and nodes that were asked know."""
+    record, listed = cluster.known, cluster.listed
+    nodes = listed.live if listed else ()
+    prepared = {found.instance_id: found for found in record.prepared} if record else {}
+    bill = bill_of(cluster, listed)
+    expires = (listed.expires if listed else None) or (record.expires if record and nodes else None)
+    return ClusterDocument(
+        cluster=cluster.spec.name,
+        state=cluster_state.cluster_state(
+            listed,
+            prepared=frozenset(prepared) if record else None,
+            launching=cluster.gateway is not None and _launching(record, listed),
+            size=record.nodes if record else None,
+        ),
+        target=cluster.target.name,
+        region=listed.region if listed else cluster.target.region,
+        instance_type=nodes[0].instance_type if nodes else (record.instance_type if record else None),
+        nodes=tuple(
+            widened(
+                NodeState,
+                node,
+                nic=prepared[node.instance_id].nic if node.instance_id in prepared else None,
+                gpus=record.gpus_per_node if record else 0,
+            )
+            for node in nodes
+        ),
+        jobs=_jobs_of(cluster, record, told) if record else (),
+        price_usd_per_hour=bill.price_usd_per_hour if bill else None,
+        cost_usd=bill.cost_usd if bill else None,
+        budget_usd=record.asked.get("cluster.budget_usd") if record else None,
+        expires=format.iso(expires),
+        idle=record.idle or None if record and nodes else None,
+        looked=cluster.searched,
+    )
+
+
+def _jobs_of(cluster: "Cluster", record: Record, told: Collection[JobRecord]) -> tuple[SeenJob, ...]:
+    return tuple(
+        widened(
+            SeenJob,
+            one.job,
+            last_seen=format.iso(record.seen.get(one.job.job)),
+            fetched=is_fetched(one.folder, one.job),
+            reported=one.reported,
+        )
+        for one in jobs_of(cluster, living(cluster.folder), told)
+    )
+
+
+def _launching(record: Record | None, cluster: Listed | None) -> bool:
+    """Whether a launch was written down that has not answered, and may still show."""
+    if record is None or record.intent is None:
+        return False
+    from awsddp.aws.waits import VISIBLE_S
+
+    return cluster is not None or datetime.now(UTC) - record.created < timedelta(seconds=VISIBLE_S)

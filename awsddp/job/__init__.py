@@ -1,0 +1,1 @@
+"""The verbs of a job, one file each, and what they share."""

@@ -1,0 +1,301 @@
+"""Submitting a job: the right to start it, its name and slot, files, environment, launch."""
+
+import contextlib
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from awsddp.agent import messages
+from awsddp.agent.messages import Launch
+from awsddp.agent_client import launch_requests
+from awsddp.agent_client.calls import ANSWER_S, NameTaken, answers_in_turn, answers_of, ask
+from awsddp.agent_client.node_checks import preflight
+from awsddp.agent_client.rank_layout import Host, Rank, ranks_text
+from awsddp.errors import AwsddpError, InUse, NotFoundError
+from awsddp.job.cancel import end_ranks
+from awsddp.job.environment import ensure_environment
+from awsddp.job.job_names import _NAMES, _free_name
+from awsddp.job.registry import full_name
+from awsddp.job.release import owner, release_unknown
+from awsddp.job.save_to_s3 import claim
+from awsddp.job.script import commit_of
+from awsddp.model.node_answers import Claimed, Slots
+from awsddp.model.records import JobNode, JobRecord, Node, RankResult
+from awsddp.plan.project import source_folders
+from awsddp.settings.loader import overlaid, words_of
+from awsddp.settings.spec import JobSpec
+from awsddp.settings.values import data_sources, gpus_of
+from awsddp.state import TAGS_S
+from awsddp.storage.checkpoints import Checkpoint
+from awsddp.storage.datasets import bring, bring_checkpoint
+from awsddp.util.format import iso, node_name
+from awsddp.util.parallel import both, soon, split
+from awsddp.util.shipped_files import BUNDLED, BUNDLED_SCRIPT
+
+if TYPE_CHECKING:
+    from awsddp.nodes.fleet import Fleet
+    from awsddp.nodes.project_files import Listing
+    from awsddp.session.context import Cluster
+
+CLAIM_S = 60.0
+"""How long another client, here or elsewhere, may be at it, starting a job."""
+
+
+def start(
+    cluster: "Cluster", ranks: tuple[Rank, ...], listing: "Listing", checkpoint: "Checkpoint | None" = None
+) -> JobRecord:
+    """Send the files and start the job; one client at a time does so, on all machines.
+
+    Nothing is sent while a job runs on the nodes, and nothing starts unless the nodes are fit (`preflight`)
+    and AWS agreed that a poweroff keeps their disks. What fails is undone. Where another client, whose claim
+    was not known, has taken the automatic name meanwhile, the next one is used. Raises InUse, UsageError for
+    a name that is taken, CloudError, NodeError.
+    """
+    folder = cluster.folder
+    refused: list[str] = []
+    with folder.lock("train", wait_s=CLAIM_S):
+        for attempt in count(1):
+            try:
+                nodes, launches = _launched(cluster, ranks, listing, checkpoint, refused)
+                break
+            except NameTaken:
+                if cluster.job_spec.job.name is not None or attempt == _NAMES:
+                    raise
+        launch = next(iter(launches.values()))
+        name = launch.job
+        if (first := min(cluster.fleet.nodes)) not in launches:  # a launch there would have ended the claim
+            with contextlib.suppress(AwsddpError):
+                ask(cluster.fleet, {first: messages.Unclaim()})
+    job = JobRecord(
+        job=name,
+        state="waiting" if launch.after else "running",
+        cause=None,
+        world_size=len(ranks),
+        started=iso(datetime.now(UTC)),
+        **launch.facts,
+        ranks=tuple(
+            RankResult(rank=one.rank, local_rank=one.local_rank, node=one.node, exit_code=None, seconds=0.0)
+            for one in ranks
+        ),
+        home=f"{cluster.job_spec.job.results}/{name}",
+        nodes=tuple(JobNode(node=node.node, instance_id=node.instance_id) for node in nodes),
+    )
+    try:
+        folder.note("train", job=name, world_size=len(ranks), home=str((cluster.results / name).absolute()))
+        folder.remember(job)
+    except AwsddpError as error:  # it has started all the same
+        follow = f"awsddp logs -f {name}   # follow it then\nawsddp cancel {name}   # or end it"
+        error.message, error.next = f"job {name} was started, but {error.message}", f"{error.next}\n{follow}"
+        raise
+    record, gpus = cluster.record, cluster.record.found[ranks[0].node].gpus
+    on_ec2 = record.gpus_per_node if record.pretended else gpus
+    if launch.after:
+        cluster.say(f"job {name} starts when these have ended: {', '.join(launch.after)}")
+    else:
+        cluster.say(f"job {name} runs {ranks_text(cluster.job_spec, ranks, gpus=gpus, on_ec2=on_ec2)}")
+    return job
+
+
+def _launched(
+    cluster: "Cluster",
+    ranks: tuple[Rank, ...],
+    listing: "Listing",
+    checkpoint: "Checkpoint | None",
+    refused: list[str],
+) -> tuple[list[Node], dict[int, Launch]]:
+    """Start the job under a name that is not `refused`, and return its nodes and what they were sent.
+
+    Raises NameTaken, once the name is among those `refused`, where a node has a job of that name by now.
+    """
+    launches, sending = _requests(cluster, ranks, listing, checkpoint, refused)
+    nodes = [node for node in cluster.nodes if node.node in launches]
+    launch = next(iter(launches.values()))
+    with _undone(cluster, nodes, launch) as others:
+        checked = soon(preflight, cluster.fleet, nodes, cluster.record.found, launches)
+        both(
+            partial(sending, bundled=cluster.job_spec.job.script is None),
+            lambda: _keep(cluster, nodes, launch.job),
+        )
+        checked.result()
+        if checkpoint is not None:
+            bring_checkpoint(cluster, checkpoint, set(launches))
+        claim(cluster, launches, refused)
+        told = answers_of(cluster.fleet, launches)
+        others.update(node for node, one in told.items() if isinstance(one, NameTaken))
+        refused += [launch.job] if others else []
+        split(told)
+    return nodes, launches
+
+
+def _requests(
+    cluster: "Cluster",
+    ranks: tuple[Rank, ...],
+    listing: "Listing",
+    checkpoint: "Checkpoint | None" = None,
+    refused: Collection[str] = (),
+) -> tuple[dict[int, Launch], Callable[..., object]]:
+    """Return the launch requests by node, once the nodes have said that nothing is in the way, and what sends
+    the job's files. All nodes are asked which names of jobs are taken.
+
+    The claim, on the cluster's first node, holds until that node launches, or is told that another one did.
+    """
+    from awsddp.nodes.sync import push
+
+    fleet = cluster.fleet
+    commit = soon(commit_of, Path(cluster.job_spec.sync.workdir), results=cluster.job_spec.job.results)
+    used = sorted({rank.node for rank in ranks})
+    gpus = gpus_of(cluster.job_spec.job.on) if cluster.job_spec.job.on else {}
+    ports = {used[0]: launch_requests.job_ports()}
+    everyone = sorted({*used, *fleet.nodes})
+    questions = {one: messages.Slots(ports=ports.get(one, ()), gpus=gpus.get(one, ())) for one in everyone}
+    told = _claimed(fleet, questions)
+    release_unknown(cluster, cluster.nodes, {node: one.jobs for node, one in told.items()})
+    answers = {node: told[node] for node in used}
+    after, job = awaited(cluster, answers), _free_name(cluster, told, refused)
+    # A job that waits has a copy, as others use theirs.
+    folder = cluster.job_spec.job.work_folder if cluster.job_spec.job.after is None else f"work-{job}"
+    sending = partial(push, listing, fleet, folder=folder, nodes=set(used), on_event=cluster.on_event)
+    spec = ensure_environment(cluster, send_files=sending)
+    bring(cluster, used, spec)
+    slot = launch_requests.choose_slot(answers, first=used[0])
+    record, (name, dirty) = cluster.record, commit.result()
+    price = record.price_usd_per_hour
+    facts = {
+        "options": words_of(overlaid(cluster.job_spec, record.asked)),
+        "resumed": checkpoint.job if checkpoint else None,
+        "commit": name,
+        "dirty": dirty,
+        "instance_type": record.instance_type,
+        "price_usd_per_hour": None if price is None else round(price / record.nodes * len(used), 6),
+    }
+    launches = launch_requests.launch_requests(
+        _spec(cluster, spec),
+        job=job,
+        ranks=ranks,
+        hosts=_hosts(cluster, used, folder, checkpoint),
+        slot=slot,
+        facts=facts,
+        after=after,
+    )
+    return launches, sending
+
+
+def _claimed(fleet: "Fleet", questions: Mapping[int, messages.Slots]) -> dict[int, Slots]:
+    """Return the answers to `questions`, given while no other client could launch. Raises InUse.
+
+    The claim and they share a round trip. Where another client has held the claim meanwhile, or a job runs,
+    of which some nodes may not know yet, the nodes are asked again; so, too, where one does not answer.
+    """
+    first, began, claimant = min(fleet.nodes), time.monotonic(), owner("train")
+    turns: dict[int, list[messages.Request[Any]]] = {node: [one] for node, one in questions.items()}
+    turns[first] = [messages.Claim(owner=claimant, wait_s=0), *turns.get(first, [])]
+    told = answers_in_turn(fleet, turns)
+    claimed, answers = told[first][0], {node: told[node][-1] for node in questions}
+    is_mine = isinstance(claimed, Claimed) and claimed.free_s >= time.monotonic() - began
+    if is_mine and all(isinstance(one, Slots) and not any(one.jobs.values()) for one in answers.values()):
+        return answers
+    ask(fleet, {first: messages.Claim(owner=claimant, wait_s=CLAIM_S)}, timeout_s=CLAIM_S + ANSWER_S)
+    return ask(fleet, questions)
+
+
+def awaited(cluster: "Cluster", answers: Mapping[int, Slots]) -> tuple[str, ...]:
+    """Return the jobs that a job waits for: the one that it names, and all that are in its way now.
+
+    `answers` are those to `requests.Slots`. Without a name, and "all" is one, nothing may be in the way.
+    Raises InUse, UsageError, NotFoundError.
+    """
+    asked = cluster.job_spec.job.after
+    in_the_way = {job: nodes for told in answers.values() for job, nodes in told.jobs.items() if nodes}
+    if asked is None:
+        named = cluster.job_spec.job.name
+        is_taken = any(named in told.jobs for told in answers.values())
+        name = f" --name {named}" if named and not is_taken else ""
+        for job, nodes in in_the_way.items():
+            raise InUse(
+                f"job {job} runs on {', '.join(map(node_name, nodes))}",
+                f"a node runs one job at a time{', and those that wait come first' * (len(in_the_way) > 1)}",
+                f"awsddp logs -f {job}   # wait for its end and its results\n"
+                f"awsddp cancel {job}   # or end it\n"
+                f"awsddp train --after {job}{name}   # or let this one wait",
+            )
+        return ()
+    known = list(dict.fromkeys(job for told in answers.values() for job in told.jobs))
+    if asked != "all":
+        asked = full_name(cluster, asked, known) or (known[-1] if known else "last")
+    if asked not in (*known, "all"):
+        raise NotFoundError(
+            f"no job {asked} on the nodes of this one",
+            f"they know: {', '.join(known) or 'none'}",
+            "awsddp jobs   # and their nodes",
+        )
+    return tuple(job for job in known if job == asked or job in in_the_way)
+
+
+def _keep(cluster: "Cluster", nodes: Sequence[Node], job: str) -> None:
+    """Have AWS keep the nodes' disks at a poweroff, for the job. Raises CloudError."""
+    from awsddp.aws.power import keep_on_poweroff
+
+    with cluster.folder.lock("train", part="tags", wait_s=TAGS_S):
+        keep_on_poweroff(cluster.aws, nodes, job)
+
+
+@contextlib.contextmanager
+def _undone(cluster: "Cluster", nodes: list[Node], launch: Launch) -> Iterator[set[int]]:
+    """Undo what was begun where it fails: this launch's job, and the tags that only it has written.
+
+    They stay, which is safe, where the nodes cannot be asked to end what may have started, and on the nodes
+    that are yielded, to be filled: where another launch has a job of that name.
+    """
+    from awsddp.aws.power import release
+
+    others: set[int] = set()
+    try:
+        yield others
+    except BaseException:
+        with contextlib.suppress(AwsddpError):
+            end_ranks(cluster, launch.job, grace_s=0, launch=launch.launch)
+            if {node.node for node in nodes} <= set(cluster.fleet.answering):
+                with cluster.folder.lock("train", part="tags", wait_s=TAGS_S):
+                    release(cluster.aws, [one for one in nodes if one.node not in others], launch.job)
+        raise
+
+
+def _spec(cluster: "Cluster", spec: JobSpec) -> JobSpec:
+    """Return the job's spec with the bundled program as its script where none is named."""
+    if spec.job.script is not None:
+        return spec
+    from awsddp.nodes.sync import REMOTE_DIR
+
+    script = f"{cluster.record.prepared[0].home}/{REMOTE_DIR}/{BUNDLED}/{BUNDLED_SCRIPT}"
+    return replace(spec, job=replace(spec.job, script=script, module=False))
+
+
+def _hosts(
+    cluster: "Cluster", used: Collection[int], folder: str, checkpoint: "Checkpoint | None"
+) -> list[Host]:
+    from awsddp.nodes.sync import REMOTE_DIR
+
+    requested = cluster.job_spec.job
+    gpus = gpus_of(requested.on) if requested.on else {}
+    sources = source_folders(Path(cluster.job_spec.sync.workdir))
+    data = tuple(one.name for one in data_sources(cluster.job_spec.data.sources))
+
+    def host(node: Node) -> Host:
+        prepared = cluster.record.found[node.node]
+        remote = f"{prepared.home}/{REMOTE_DIR}"
+        return Host(
+            node=node,
+            prepared=prepared,
+            workdir=f"{remote}/{folder}",
+            gpus=gpus.get(node.node, ()),
+            sources=sources,
+            data=data,
+            resume=f"{remote}/{checkpoint.folder}/{checkpoint.name}" if checkpoint else None,
+        )
+
+    return [host(node) for node in cluster.nodes if node.node in used]

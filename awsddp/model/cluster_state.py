@@ -1,0 +1,29 @@
+"""The state of a cluster from the states of its nodes."""
+
+from awsddp.model.records import ClusterState, Listed
+
+
+def cluster_state(
+    cluster: Listed | None, *, prepared: frozenset[str] | None, launching: bool, size: int | None = None
+) -> ClusterState:
+    """Return the state of a cluster from the states of its nodes.
+
+    `prepared` holds the instance ids that this machine has seen ready (None: it knows nothing of them);
+    `launching` tells that a launch was written down and has not answered; `size` is how many nodes were asked
+    for, so that one which was lost before the cluster became smaller is not missed (None: it is not known).
+    """
+    states = {node.state for node in cluster.live} if cluster else set()
+    if cluster is None or not states:
+        if launching:
+            return "launching"
+        ending = cluster is not None and any(node.state == "shutting-down" for node in cluster.nodes)
+        return "ending" if ending or (cluster and cluster.leftovers) else "absent"
+    if states <= {"stopped", "stopping"}:
+        return "stopped"
+    missed = {node.node for node in cluster.nodes if size is None or node.node < size}
+    if missed - {node.node for node in cluster.live} or states - {"pending", "running"}:
+        return "partial"
+    if "pending" in states:
+        return "launching"
+    ready = prepared is None or {node.instance_id for node in cluster.live} <= prepared
+    return "ready" if ready else "preparing"

@@ -1,0 +1,418 @@
+"""What the methods return, and `--json` prints: docs/schema.json is generated from it (tests/cli/schema.py).
+
+A document on stdout also has "schema". A key with a default may be absent.
+"""
+
+from typing import Literal
+
+from msgspec import UNSET, Struct, UnsetType
+
+from awsddp.model.records import (
+    Check,
+    Choice,
+    ClusterState,
+    JobRecord,
+    JobState,
+    Keyed,
+    RankStack,
+    TargetName,
+)
+
+
+class Document(Struct, Keyed, kw_only=True):
+    """One of them, or a part of one."""
+
+
+class NodeState(Document):
+    """A node, as EC2 reports it; `idle_left_s` is there with `status -v` (null: it did not answer)."""
+
+    node: int
+    instance_id: str
+    state: str
+    public_ip: str | None
+    private_ip: str | None
+    nic: str | None
+    gpus: int
+    zone: str
+    idle_left_s: int | UnsetType | None = UNSET
+
+
+class SeenJob(JobRecord):
+    """A job as last seen; `reported`: its nodes have just told it.
+
+    `fetched`: all its results are on this machine, since its end.
+    """
+
+    last_seen: str | None
+    fetched: bool
+    reported: bool = False
+
+
+class _AnyCluster(Document):
+    """What is said of every cluster."""
+
+    cluster: str
+    state: ClusterState
+    target: TargetName
+    instance_type: str | None
+    nodes: tuple[NodeState, ...]
+    price_usd_per_hour: float | None
+    cost_usd: float | None
+    expires: str | None
+
+
+class ClusterDocument(_AnyCluster):
+    """`up`, `status`, `stop`."""
+
+    region: str | None
+    jobs: tuple[SeenJob, ...]
+    budget_usd: float | None
+    idle: str | None
+    looked: tuple[str, ...]
+
+
+class FoundCluster(_AnyCluster):
+    """One of `status --all`. `jobs` are those whose results are not fetched."""
+
+    id: str
+    region: str
+    owner: str
+    mine: bool
+    orphan: bool
+    jobs: tuple[str, ...]
+    leftovers: tuple[str, ...]
+
+
+class JobDocument(JobRecord):
+    """`train`, `cancel`, `logs`. `step` and `loss` are the last of its first rank that tells them."""
+
+    step: int | None = None
+    loss: float | None = None
+    accuracy: float | None = None
+    data: str | None = None
+    fetched: bool = False
+    checkpoint: str | None = None
+
+
+class ListedJob(JobRecord):
+    """A job of any cluster of this machine, its time, and what its nodes cost meanwhile, by list price: jobs
+    that ran on a node at the same time share its price.
+
+    `reported`: its nodes have just told it; else it is as last seen. `step`, `loss` and `fraction` are the
+    last of its first rank that tells them.
+    """
+
+    step: int | None = None
+    loss: float | None = None
+    fraction: float | None = None
+    cluster: str | None
+    cluster_id: str | None
+    seconds: float | None
+    job_usd: float | None
+    reported: bool
+
+
+class CostedCluster(Document):
+    """A cluster of this machine, living (`ended` null) or ended.
+
+    `cost_usd` is its list price, `idle_usd` the part in which no job ran.
+    """
+
+    cluster: str
+    id: str | None
+    target: TargetName
+    region: str | None
+    instance_type: str
+    nodes: int
+    began: str
+    ended: str | None
+    price_usd_per_hour: float | None
+    cost_usd: float | None
+    idle_usd: float | None
+
+
+class JobsDocument(Document):
+    """`jobs`, the oldest first. The totals are of `clusters`: those on AWS, and those of the local cloud.
+
+    With `since` (--since) they, and the `cost_usd` of `clusters`, are of the time since then.
+    """
+
+    jobs: tuple[ListedJob, ...]
+    clusters: tuple[CostedCluster, ...]
+    total_usd: float
+    would_have_cost_usd: float
+    since: str | None = None
+
+
+class JobReport(JobDocument, ListedJob):
+    """`report`. `measures` are the last and the best value of its loss and accuracy.
+
+    `again` are commands that run it again; `page` is the HTML file.
+    """
+
+    measures: dict[str, dict[str, float]]
+    target: TargetName | None
+    region: str | None
+    again: tuple[str, ...]
+    page: str
+
+
+class NodeFiles(Document):
+    """What was sent to a node or fetched from it: files (links and empty folders counted) and their bytes."""
+
+    node: int
+    files: int
+    bytes: int
+
+
+class DownDocument(Document):
+    """`down`."""
+
+    cluster: str
+    state: Literal["absent", "ending"]
+    target: TargetName
+    terminated: tuple[str, ...]
+    leftovers: tuple[str, ...]
+    removed: int
+    cost_usd: float | None
+    looked: tuple[str, ...]
+    ended: str
+
+
+class PathSize(Document):
+    """A file or a folder at the top of the synced folder."""
+
+    path: str
+    bytes: int
+
+
+class Kept(Document):
+    """What is not sent: `by` is an ignore file, "sync.ignore", or "awsddp" (results, environments)."""
+
+    by: str
+    paths: tuple[str, ...]
+
+
+class SyncDocument(Document):
+    """`sync`. `kept`: what stays here, and which file or key says so."""
+
+    nodes: tuple[NodeFiles, ...]
+    files: tuple[str, ...]
+    largest: tuple[PathSize, ...]
+    kept: tuple[Kept, ...]
+    job: None = None
+    home: None = None
+
+
+class FetchDocument(Document):
+    """`fetch`. `started`: a stopped cluster was started for it, and ended with `down`."""
+
+    nodes: tuple[NodeFiles, ...]
+    job: str
+    home: str
+    started: bool = False
+    down: DownDocument | None = None
+
+
+class Orphans(Document):
+    """`down --orphans`."""
+
+    clusters: tuple[str, ...]
+    terminated: tuple[str, ...]
+    leftovers: tuple[str, ...]
+    looked: tuple[str, ...]
+    unread: tuple[str, ...]
+
+
+class RunDocument(Document):
+    """`run`: the documents of its stages, null where a stage was not reached, and their seconds."""
+
+    up: ClusterDocument | None
+    train: JobDocument | None
+    down: DownDocument | None
+    seconds: dict[str, float]
+
+
+class NodeOutput(Document):
+    """What a command printed on a node."""
+
+    node: int
+    exit_code: int | None
+    stdout: str
+    stderr: str
+
+
+class ExecDocument(Document):
+    """`exec`."""
+
+    nodes: tuple[NodeOutput, ...]
+
+
+class SshDocument(Document):
+    """`ssh`: the command that opens the shell."""
+
+    command: tuple[str, ...]
+
+
+class DoctorDocument(Document):
+    """`doctor`."""
+
+    checks: tuple[Check, ...]
+
+
+class QuotaDocument(Document):
+    """`doctor --request-quota`. `request` is AWS's id of the request, null where none is needed."""
+
+    quota: str
+    name: str
+    region: str
+    need: int
+    have: float | None
+    request: str | None
+
+
+class Offer(Choice):
+    """An instance type that is offered."""
+
+    gpu_memory_gb: float
+    price_date: str
+    spot_usd_per_hour: float | None
+
+
+class OffersDocument(Document):
+    """`plan --offers`."""
+
+    region: str
+    target: TargetName
+    nodes: int
+    price_date: str
+    price_source: str
+    offers: tuple[Offer, ...]
+
+
+class InitDocument(Document):
+    """`init`."""
+
+    file: str
+
+
+class KnownJob(Document):
+    """A job's name and its last known state."""
+
+    job: str
+    state: JobState
+
+
+class KnownCluster(Document):
+    """A cluster that this machine has a record of."""
+
+    cluster: str
+    target: TargetName
+    region: str | None
+    nodes: int
+    instance_type: str
+    price_usd_per_hour: float | None
+    expires: str
+    expired: bool
+    jobs: tuple[KnownJob, ...]
+
+
+class HomeDocument(Document):
+    """`awsddp` without a verb."""
+
+    clusters: tuple[KnownCluster, ...]
+    local_cloud: bool
+    ended: int = 0
+    """How many clusters of this machine have ended."""
+    last_job: KnownJob | None = None
+    """The last job of this machine, where no cluster is left."""
+
+
+class LocalInstance(Document):
+    """An instance of the local cloud."""
+
+    instance_id: str
+    state: str
+    instance_type: str
+    region: str
+    private_ip: str | None
+    name: str | None
+    cluster: str | None
+    node: int | None
+    reason: str | None
+
+
+class Fault(Document):
+    """One of `local fault`. `heals_at` is a Unix time."""
+
+    id: int
+    operation: str
+    effect: str
+    times: int | None
+    seconds: float
+    only: str
+    heals_at: float | None
+
+
+class LocalDocument(Document):
+    """`local start`, `local status`."""
+
+    endpoint: str
+    region: str
+    access_key_id: str
+    secret_access_key: str
+    mode: Literal["nspawn", "loopback", "records"]
+    why: str
+    instances: tuple[LocalInstance, ...]
+    faults: tuple[Fault, ...]
+
+
+class StoppedDocument(Document):
+    """`local stop`: whether one was running."""
+
+    stopped: bool
+
+
+class Failure(Document):
+    """What failed. `kind` is one of docs/design.md; `retryable`: the same command may succeed later."""
+
+    kind: str
+    retryable: bool
+    message: str
+    why: str
+    next: str
+    exit_code: int
+
+
+class ErrorDocument(Document):
+    """An error; a verb's own document stands beside it as far as the verb came."""
+
+    error: Failure
+
+
+class EventLine(Document):
+    """A line on stderr with --json: `who` is at `text`, `fraction` of `size` bytes done."""
+
+    schema: int
+    time: str
+    text: str
+    who: str | None
+    fraction: float | None
+    size: int | None
+
+
+class WhyDocument(Document):
+    """`why`: the ranks that are `behind` those that wait, and what each rank does.
+
+    `silent_s`: for how long no rank has written to its log; `moving`: a collective began just now; `result`:
+    the end of a job that does not run.
+    """
+
+    job: str
+    state: JobState
+    silent_s: float | None
+    moving: bool
+    behind: tuple[int, ...]
+    explanation: str
+    ranks: tuple[RankStack, ...]
+    result: JobDocument | None = None

@@ -1,0 +1,41 @@
+"""The rows of metrics that ranks write (docs/results.md)."""
+
+import contextlib
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+
+def json_lines(text: str) -> list[dict[str, Any]]:
+    """Return the rows of a metrics.jsonl or a ledger; a line that is not a JSON object is skipped."""
+    rows = []
+    for line in text.splitlines():
+        with contextlib.suppress(ValueError, RecursionError):
+            if isinstance(row := json.loads(line), dict):
+                rows.append(row)
+    return rows
+
+
+def values_of(rows: Iterable[Mapping[str, Any]], key: str) -> list[float]:
+    """Return the numbers under `key` in the rows of the first rank that has some: those of the job.
+
+    A row that names no rank is of rank 0.
+    """
+    by_rank: dict[float, list[float]] = {}
+    for row in rows:
+        if (value := number(row.get(key))) is not None:
+            by_rank.setdefault(number(row.get("rank")) or 0.0, []).append(value)
+    return by_rank[min(by_rank)] if by_rank else []
+
+
+def last_value(rows: Iterable[Mapping[str, Any]], key: str) -> float | None:
+    """Return the last of `values_of`."""
+    values = values_of(rows, key)
+    return values[-1] if values else None
+
+
+def number(value: object) -> float | None:
+    """Return a finite number below 1e15 as a float, None for anything else (docs/results.md)."""
+    if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e15:
+        return float(value)
+    return None

@@ -1,0 +1,439 @@
+"""What a node may answer. Every answer is validated here, against its request and its types, before use.
+
+A node is not trusted: a rank runs the user's downloads, and may replace whatever answers for it.
+"""
+
+import contextlib
+import json
+from collections.abc import Collection, Iterator, Mapping
+from datetime import datetime
+from typing import Annotated, Any, Literal, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from awsddp.errors import NodeError
+from awsddp.model.records import (
+    Cause,
+    JobNode,
+    JobState,
+    NodeNumber,
+    RankNumber,
+    RankProgress,
+    RankResult,
+    RankUsage,
+    Saving,
+    Seconds,
+    Text,
+    Word,
+)
+
+Answer = TypeVar("Answer")
+MOST_BYTES = 64 << 20
+"""How long one answer may be, what the node says on stderr included."""
+OURS = ".awsddp/"
+"""Where the results of a job hold what only awsddp reads; the user's files are in those of the nodes."""
+_MOST_TEXT = 1 << 20
+_MOST_ITEMS = 1_000_000
+
+_Size = Annotated[int, Meta(ge=0, lt=1 << 60)]
+Nanoseconds = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
+_Port = Annotated[int, Meta(ge=0, lt=65536)]
+_Pid = Annotated[int, Meta(ge=0, lt=1 << 32)]
+_Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z")]
+_Path = Annotated[str, Meta(min_length=1, max_length=4096)]
+_Remote = Annotated[str, Meta(pattern=r"^/", max_length=4096)]
+_Plain = Annotated[str, Meta(pattern=r"^/[^\x00-\x1f\x7f]*\Z", max_length=4096)]
+_Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
+_Version = Annotated[str, Meta(pattern=r"^[\w.+ -]{0,100}\Z")] | None
+_Of = TypeVar("_Of")
+
+
+class ResultFile(msgspec.Struct, frozen=True, kw_only=True):
+    """A file to fetch: `path` is absolute on the node, `home` relative to runs/JOB, `size` in bytes.
+
+    `limited`: it counts against job.results_limit. `modified` is in ns since 1970, `sample` a hash of some of
+    its blocks (manifest.py); `changed` (ns) and `inode` differ where it was rewritten with its size and time.
+    `digest` is the SHA-256 of all of a synced file whose time of change alone differs since the launch.
+    `data` is what came with the list; `ephemeral` tells that it lies on instance store, `sparse` that it has
+    holes, `writing` that it is in the middle of a write. With `target`, relative to runs/JOB as well, it is a
+    symbolic link. `node` is what the client writes down.
+    """
+
+    path: _Remote
+    home: _Path
+    size: _Size
+    limited: bool = False
+    modified: Nanoseconds = 0
+    changed: Nanoseconds = 0
+    inode: _Size = 0
+    ephemeral: bool = False
+    sparse: bool = False
+    writing: bool = False
+    sample: _Sha256 | None = None
+    digest: _Sha256 | None = None
+    data: bytes | None = None
+    target: _Path | None = None
+    node: NodeNumber = 0
+
+
+class SkippedFile(msgspec.Struct, frozen=True, kw_only=True):
+    """What stays on the node, and why. `owed`: the job made it, so that the node must be kept."""
+
+    path: _Path
+    size: _Size
+    why: Text
+    owed: bool = False
+
+
+class Excluded(msgspec.Struct, frozen=True, kw_only=True):
+    """What job.exclude matches: files, and their bytes."""
+
+    files: _Size = 0
+    size: _Size = 0
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """The results of a job on one node."""
+
+    files: tuple[ResultFile, ...]
+    skipped: tuple[SkippedFile, ...]
+    excluded: Excluded = Excluded()
+
+
+class Platform(msgspec.Struct, frozen=True, kw_only=True):
+    """What packages of a node must fit: its Python and libc, and the `packages` that its image has."""
+
+    version: Annotated[str, Meta(pattern=r"^3\.\d{1,3}\.\d{1,3}\w{0,8}\Z")]
+    machine: Annotated[str, Meta(pattern=r"^\w{1,32}\Z")]
+    libc: Annotated[str, Meta(pattern=r"^[\d.]{0,16}\Z")]
+    packages: dict[_Name, Annotated[str, Meta(pattern=r"^[\w.+!-]{1,64}\Z")]]
+
+
+class Environment(msgspec.Struct, frozen=True, kw_only=True):
+    """A node's environment: the `python` of its ranks and what it has, or `failed`, the step that failed."""
+
+    ready: bool = False
+    python: _Remote | None = None
+    facts: dict[Word, str | int | None] = msgspec.field(default_factory=dict)
+    platform: Platform | None = None
+    failed: Text = ""
+    said: Text = ""
+
+
+class RankLine(RankResult):
+    """A rank as its node tells of it; `started` is Unix time, None before."""
+
+    started: Seconds | None = None
+
+    @property
+    def result(self) -> RankResult:
+        """The same without `started`."""
+        return RankResult(**{key: getattr(self, key) for key in RankResult.__dataclass_fields__})
+
+
+class Facts(msgspec.Struct, frozen=True, kw_only=True):
+    """What the nodes keep of a job's launch."""
+
+    script: Text | None = None
+    args: Annotated[tuple[Text, ...], Meta(max_length=100_000)] = ()
+    commit: Word | None = None
+    dirty: bool | None = None
+    launcher: Word = "ssh"
+    options: Annotated[tuple[Text, ...], Meta(max_length=1000)] = ()
+    resumed: Word | None = None
+    instance_type: Word | None = None
+    price_usd_per_hour: Annotated[float, Meta(ge=0, le=1e6)] | None = None
+    save_to: Text | None = None
+
+
+class NodeJob(msgspec.Struct, frozen=True, kw_only=True):
+    """What a node knows of a job. `complete`: of all its nodes, as the first one does."""
+
+    job: _Name
+    node: NodeNumber
+    state: JobState
+    cause: Cause | None
+    complete: bool
+    created: Annotated[datetime, Meta(tz=True)]
+    ranks: Annotated[tuple[RankLine, ...], Meta(min_length=1, max_length=100_000)]
+    nodes: Annotated[tuple[JobNode, ...], Meta(max_length=10_000)] = ()
+    facts: Facts = Facts()
+    restarts: Annotated[tuple[Text, ...], Meta(max_length=100_000)] = ()
+    metrics: Annotated[tuple[RankProgress, ...], Meta(max_length=100_000)] = ()
+    samples: Annotated[tuple[RankUsage, ...], Meta(max_length=100_000)] = ()
+    saving: Saving | None = None
+
+
+class Jobs(msgspec.Struct, frozen=True, kw_only=True):
+    """All jobs that a node knows."""
+
+    jobs: Annotated[tuple[NodeJob, ...], Meta(max_length=100_000)]
+
+
+class Slots(msgspec.Struct, frozen=True, kw_only=True):
+    """The slots and ports that are taken on a node, and by job the nodes where it is in the way."""
+
+    used: Annotated[tuple[Annotated[int, Meta(ge=0, lt=64)], ...], Meta(max_length=1000)]
+    taken: Annotated[tuple[Annotated[int, Meta(ge=0, lt=65536)], ...], Meta(max_length=1000)]
+    jobs: Annotated[
+        dict[_Name, Annotated[tuple[NodeNumber, ...], Meta(max_length=10_000)]], Meta(max_length=100_000)
+    ]
+
+
+class _Records(msgspec.Struct, frozen=True, kw_only=True):
+    records: Annotated[tuple[tuple[_Size, Word, Word, bool], ...], Meta(max_length=1000)]
+    age: Seconds
+
+
+class _Process(msgspec.Struct, frozen=True, kw_only=True):
+    pid: _Pid
+    parent: _Pid
+    rank: RankNumber
+    joined: bool
+    state: Annotated[str, Meta(pattern=r"^[A-Za-z]\Z")]
+    stacks: Text
+    records: Annotated[dict[Word, _Records], Meta(max_length=10_000)]
+
+
+class Stacks(msgspec.Struct, frozen=True, kw_only=True):
+    """What the processes of a job do, in the form that agent/diagnosis/hang.py reads."""
+
+    workdir: Text
+    silent_s: Seconds
+    processes: Annotated[tuple[_Process, ...], Meta(max_length=10_000)]
+    sources: Annotated[dict[Text, Word], Meta(max_length=1000)] = {}
+
+
+class Gpu(msgspec.Struct, frozen=True, kw_only=True):
+    """A GPU: `errors` are uncorrectable ones of its memory, `faults` what makes it unfit, in words."""
+
+    name: Word
+    memory_mib: _Size
+    errors: _Size
+    faults: Annotated[tuple[Word, ...], Meta(max_length=100)]
+
+
+class Probed(msgspec.Struct, frozen=True, kw_only=True):
+    """What a node has (bytes; `time` is Unix time). `smi` and what follows: of a thorough probe."""
+
+    ports: Annotated[tuple[_Port, ...], Meta(min_length=1, max_length=10)]
+    gpus: Annotated[int, Meta(ge=0, le=1024)] | None
+    disk_free: _Size
+    memory_free: _Size
+    memory_size: _Size
+    cpus: Annotated[float, Meta(ge=0, le=100_000)]
+    time: Seconds
+    kernel: Word = ""
+    smi: Annotated[tuple[Gpu, ...], Meta(max_length=1024)] | None = None
+    links_down: _Size = 0
+    xids: Annotated[tuple[_Size, ...], Meta(max_length=1000)] = ()
+
+
+class Dialed(msgspec.Struct, frozen=True, kw_only=True):
+    """Node, port, and why there was no connection ("" where there was one)."""
+
+    dials: Annotated[tuple[tuple[NodeNumber, _Port, Word], ...], Meta(max_length=100_000)]
+
+
+class Claimed(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether the client has the right to start a job, and how long nobody had it (s)."""
+
+    claimed: bool
+    free_s: Seconds
+
+
+class Heard(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether a supervisor got the report."""
+
+    heard: bool
+
+
+class Launched(msgspec.Struct, frozen=True, kw_only=True):
+    """The job that was started."""
+
+    job: _Name
+
+
+class Tried(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of the claim of a job's name in S3 (trial.py): "" where it is the job's.
+
+    `what` is the right that is missing, or the bucket's region; `names` are those taken that begin alike.
+    "throttled" is whatever may be over in a minute, "unreachable" that there was no connection at all.
+    """
+
+    code: Literal[
+        "", "taken", "right", "bucket", "region", "role", "boto3", "throttled", "unreachable", "other"
+    ]
+    what: Word = ""
+    said: Text = ""
+    names: Annotated[tuple[_Name, ...], Meta(max_length=100_000)] = ()
+
+
+class Failure(msgspec.Struct, frozen=True, kw_only=True):
+    """Why a node did not do what was asked."""
+
+    message: Text
+    why: Text
+    kind: Literal["usage", "taken", "busy", "notfound", "node", "job"]
+
+
+class Failed(msgspec.Struct, frozen=True, kw_only=True):
+    """What comes in place of an answer."""
+
+    error: Failure
+
+
+class Inspected(msgspec.Struct, frozen=True, kw_only=True):
+    """What templates/prepare.py finds on a node."""
+
+    home: _Plain
+    python: _Plain | None
+    nic: Annotated[str, Meta(pattern=r"^[\w.:@-]{1,32}\Z")] | None
+    gpus: Annotated[int, Meta(ge=0, le=1024)]
+    host_key: Annotated[str, Meta(pattern=r"^[a-z][a-z0-9@.-]* [A-Za-z0-9+/]+={0,2}\Z", max_length=5000)]
+    torch: _Version
+    cuda: _Version
+    driver: _Version
+    rehearsed: bool
+    rsync: bool
+    rsync_said: Text
+    watched: bool
+    complaint: Text
+    gpus_said: Text = ""
+
+
+def read_answer(said: bytes, kind: type[_Of], *, node: int, paths: bool = False) -> _Of:
+    """Return an answer of this type; with `paths` its texts may be any bytes of a name. Raises NodeError."""
+    with refused(node):
+        return converted(parsed(said), kind, paths=paths)
+
+
+def converted(answer: object, kind: type[_Of], *, paths: bool = False) -> _Of:
+    """Return what `parsed` returned as an answer of this type. Raises ValueError."""
+    _check_text(answer, paths=paths)
+    return msgspec.convert(answer, kind)
+
+
+def node_job(said: bytes, *, node: int, job: str | None = None, ranks: Mapping[int, int]) -> NodeJob:
+    """Return a job's document in a node's stream. `ranks` has the node of each rank. Raises NodeError."""
+    with refused(node):
+        document = converted(parsed(said), NodeJob)
+        check_job(document, node, job)
+        if {one.rank: one.node for one in document.ranks} != dict(ranks):
+            raise ValueError("its ranks are not those of the job")
+        return document
+
+
+class RankStep(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a rank of `doctor`'s process group is, its bus bandwidth there, or `why` it failed."""
+
+    rank: RankNumber
+    at: Literal["", "started", "arrived", "joined", "reduced", "failed"] = ""
+    gbyte_s: Annotated[float, Meta(ge=0, le=1e6)] = 0.0
+    why: Text = ""
+
+
+def rank_step(said: bytes, *, node: int, ranks: Collection[int]) -> RankStep | None:
+    """Return a line of train/probe.py, None for what others print there. Raises NodeError."""
+    if not said.startswith(b"{"):
+        return None
+    step = read_answer(said, RankStep, node=node)
+    if step.rank not in ranks:
+        raise malformed(node, "it speaks of another rank")
+    return step
+
+
+def take(said: bytearray, data: bytes, *, node: int) -> None:
+    """Add `data` to what `node` has said. Raises NodeError where that is more than one answer may be."""
+    said += data
+    if len(said) > MOST_BYTES:
+        raise malformed(node, f"over {MOST_BYTES >> 20} MB")
+
+
+def malformed(node: int, why: str) -> NodeError:
+    """Return the error for an answer that no supervisor gives."""
+    return NodeError(
+        f"node{node} gave a malformed answer",
+        why[:2000],
+        "awsddp down --discard && awsddp up   # if this happens again: do not trust the node",
+    )
+
+
+@contextlib.contextmanager
+def refused(node: int) -> Iterator[None]:
+    """Raise NodeError, naming the node, for what is wrong with its answer."""
+    try:
+        yield
+    except (ValueError, RecursionError, OverflowError, msgspec.ValidationError) as error:
+        raise malformed(node, str(error)) from error
+
+
+def parsed(said: bytes) -> dict[str, Any]:
+    """Return the object that an answer is, nothing of it checked. Raises ValueError."""
+    if len(said) > MOST_BYTES:
+        raise ValueError(f"over {MOST_BYTES >> 20} MB")
+    answer = json.loads(said.decode("utf-8"), parse_constant=_no_number)
+    if not isinstance(answer, dict):
+        raise ValueError("not a JSON object")
+    return answer
+
+
+def _no_number(text: str) -> float:
+    raise ValueError(f"{text} is not a number")
+
+
+def _check_text(answer: Any, *, paths: bool = False) -> None:
+    """Refuse texts that are no Unicode (with `paths`: nor bytes of a file's name), too long, or too many."""
+    pending, count = [answer], 0
+    while pending:
+        value = pending.pop()
+        count += 1
+        if isinstance(value, str):
+            if len(value) > _MOST_TEXT:
+                raise ValueError(f"a text of {len(value):,} characters")
+            value.encode("utf-8", "surrogateescape" if paths else "strict")
+        elif isinstance(value, dict):
+            pending += [*value, *value.values()]
+        elif isinstance(value, list):
+            if len(value) > _MOST_ITEMS:
+                raise ValueError(f"a list of {len(value):,} items")
+            pending += value
+
+
+def check_job(document: NodeJob, node: int, job: str | None) -> None:
+    """Raise ValueError where a node speaks of another job, for another node, or for ranks of others."""
+    if document.node != node:
+        raise ValueError(f"it speaks for node{document.node}")
+    if job is not None and document.job != job:
+        raise ValueError(f"it speaks of job {document.job!r}, not of {job!r}")
+    if len({rank.rank for rank in document.ranks}) != len(document.ranks):
+        raise ValueError("one rank twice")
+    own = {rank.rank for rank in document.ranks if rank.node == node}
+    for name, rows in (("metrics", document.metrics), ("samples", document.samples)):
+        if not {row.rank for row in rows} <= own:
+            raise ValueError(f"{name} of a rank that does not run there")
+
+
+def check_manifest(manifest: Manifest, node: int, ranks: Collection[int]) -> None:
+    """Raise ValueError where a place in a list of results is not the node's own; it has these ranks."""
+    logs = {f"logs/rank{rank}.log" for rank in ranks}
+    own = (f"supervisor{node}.log", f"launcher{node}.log", f"samples{node}.json")
+    logs |= {f"{OURS}{name}" for name in own}
+    for file in manifest.files:
+        _check_path(file.path[1:])
+        if file.target is not None or file.home not in logs:
+            _check_path(file.home, top=f"node{node}/")
+        if file.target is not None and file.target not in (f"node{node}", *logs):
+            _check_path(file.target, top=f"node{node}/")
+
+
+def _check_path(path: str, *, top: str = "") -> None:
+    """Refuse a path that may lead elsewhere than below `top`, or that no file can have."""
+    parts = path.split("/")
+    if "\0" in path or any(
+        part in ("", ".", "..") or len(part.encode("utf-8", "surrogateescape")) > 255 for part in parts
+    ):
+        raise ValueError(f"invalid result path {path!r}")
+    if not path.startswith(top):
+        raise ValueError(f"{path!r} lies outside of {top}")

@@ -1,0 +1,18 @@
+"""How far results are in S3, in words."""
+
+from awsddp.model.records import Saving
+from awsddp.util.format import amount, duration, node_name
+
+
+def saving_text(saving: Saving) -> str:
+    """Return how far results are in S3, and what keeps them from it: "5 files, 2 MB in S3, 1 file left"."""
+    parts = [f"{amount(saving.files, saving.bytes)} in S3"]
+    if saving.pending_files:
+        parts.append(f"{amount(saving.pending_files, saving.pending_bytes)} left")
+    if saving.unasked:
+        parts.append(f"{', '.join(map(node_name, saving.unasked))} cannot be asked")
+    if saving.error:
+        parts.append(f"not saved: {saving.error}")
+    if saving.is_silent:
+        parts.append(f"nothing is saved any more (no sign of life for {duration(saving.silent_s)})")
+    return ", ".join(parts)

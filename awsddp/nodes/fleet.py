@@ -1,0 +1,441 @@
+"""The nodes, connected: one SSH transport a node, all opened at once, and commands over their channels."""
+
+import contextlib
+import functools
+import shlex
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent import futures
+from dataclasses import KW_ONLY, InitVar, dataclass, field, replace
+
+import paramiko
+
+from awsddp.errors import NodeError
+from awsddp.model.events import OnEvent
+from awsddp.model.node_answers import MOST_BYTES, take
+from awsddp.model.records import JobRecord
+from awsddp.nodes.connection import Connection, Preconnect, connect, load_key
+from awsddp.nodes.login import Endpoint, JumpFailure, Login
+from awsddp.nodes.node_failures import Layer, NodeFailure, tail
+from awsddp.util.parallel import ignore, run_on_nodes, soon, split
+
+_CHECK_S = 0.25  # between checks of the deadlines while no data arrives
+_CHUNK = 256 * 1024
+_START_S = 1.0
+
+Request = tuple[Sequence[str], bytes]  # argv, stdin
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """Exit code and output of a command on a node. `exit_code` is -1 if a signal ended it."""
+
+    exit_code: int
+    stdout: bytes
+    stderr: bytes
+
+    def tail(self) -> str:
+        """Return the last lines of stderr, of stdout if stderr is empty."""
+        return tail((self.stderr.strip() or self.stdout).decode(errors="replace"))
+
+
+def command_line(argv: Sequence[str]) -> str:
+    """Return the line that a remote shell parses to `argv`. Every remote command line is made here."""
+    return shlex.join(argv)
+
+
+class Wakeup(threading.Event):
+    """Wakes the reader of many channels: paramiko sets it when one of them has data or has ended.
+
+    paramiko also clears it when one buffer is empty. Another may still hold data, so `clear` does nothing.
+    """
+
+    def clear(self) -> None:
+        """Do nothing."""
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until it is set, then reset it."""
+        is_set = super().wait(timeout)
+        super().clear()
+        return is_set
+
+
+class RemoteCommand:
+    """One command on one node. Its own thread starts it and sends stdin; the caller's thread reads.
+
+    The stdin of a `persistent` one stays open: `send` sends more.
+    """
+
+    def __init__(
+        self, connection: Connection, request: Request, wakeup: Wakeup, *, persistent: bool = False
+    ) -> None:
+        self.connection = connection
+        self._wakeup = wakeup
+        self._channel: paramiko.Channel | None = None
+        self._unread: BaseException | None = None
+        self._stderr = bytearray()
+        self._in_background(functools.partial(self._start, *request, persistent=persistent))
+
+    def send(self, data: bytes) -> None:
+        """Send more on stdin, after what is still being sent; deadlines count from now."""
+        before = self._sending
+
+        def send_next() -> None:
+            before.result()
+            self._send(data)
+
+        self._in_background(send_next)
+
+    @property
+    def is_sending(self) -> bool:
+        """Whether the command is being started, or stdin is being sent."""
+        return not self._sending.done()
+
+    def wait_started(self) -> None:
+        """Wait a moment for a command that was only just started, so that its channel can be closed."""
+        futures.wait([self._sending], _START_S)
+
+    def read(self) -> bytes:
+        """Return what stdout holds now, one chunk at most; stderr is kept for `read_stderr`."""
+        channel = self._channel
+        if channel is None:
+            return b""
+        try:
+            if channel.recv_stderr_ready():
+                self._stderr += channel.recv_stderr(_CHUNK)
+                self._heard = time.monotonic()
+                if len(self._stderr) > MOST_BYTES:
+                    raise EOFError(f"over {MOST_BYTES >> 20} MB on stderr")
+            if not channel.recv_ready():
+                return b""
+            self._heard = time.monotonic()
+            return channel.recv(_CHUNK)
+        except (paramiko.SSHException, OSError, EOFError) as error:
+            self._unread = error
+            return b""
+
+    def read_stderr(self) -> bytes:
+        """Return what came on stderr since the last call."""
+        said = bytes(self._stderr)
+        self._stderr.clear()
+        return said
+
+    def outcome(self) -> Result | NodeError | None:
+        """Return how it ended, None while it runs."""
+        channel = self._channel
+        alive = self.connection.transport.is_active()
+        if self.is_sending and alive:
+            return None
+        if channel is not None and channel.closed:
+            if channel.recv_ready() or channel.recv_stderr_ready():
+                return None
+            if channel.exit_status != -1 or (alive and self._error is None):
+                return Result(exit_code=channel.exit_status, stdout=b"", stderr=bytes(self._stderr))
+        elif alive and self._error is None:
+            return None
+        cause = self._error or self.connection.transport.get_exception()
+        return self.failure("lost", str(cause or "") or "the connection ended")
+
+    def overdue(self, timeout_s: float | None, silent_after_s: float | None) -> NodeError | None:
+        """Return the error of a command that runs, or of a node that is silent, for too long."""
+        now = time.monotonic()
+        if timeout_s is not None and now - self._began > timeout_s:
+            return self.failure("silent", f"still running after {timeout_s:g} s")
+        if silent_after_s is not None and now - self._heard > silent_after_s:
+            return self.failure("silent", f"no output for {silent_after_s:g} s")
+        return None
+
+    def failure(self, layer: Layer, why: str) -> NodeFailure:
+        """Return the error of this node."""
+        said = tail(self._stderr.decode(errors="replace"))
+        message = "no answer" if layer == "silent" else "the connection was lost"
+        return self.connection.endpoint.failure(layer, message, f"{why}\n{said}".strip())
+
+    def close(self) -> None:
+        """Close the channel; the command sees the end of its stdin and a closed stdout."""
+        if self._channel is not None:
+            self._channel.close()
+
+    @property
+    def _error(self) -> BaseException | None:
+        """Why nothing more is read or sent; a command that ends before it reads all its stdin is none."""
+        return self._unread or (None if self.is_sending else self._sending.exception())
+
+    def _in_background(self, act: Callable[[], None]) -> None:
+        self._began = self._heard = time.monotonic()
+        self._sending = soon(act)
+        self._sending.add_done_callback(lambda _: self._wakeup.set())
+
+    def _start(self, argv: Sequence[str], stdin: bytes, *, persistent: bool) -> None:
+        channel = self.connection.open_channel()
+        channel.in_buffer.set_event(self._wakeup)
+        channel.in_stderr_buffer.set_event(self._wakeup)
+        self._channel = channel
+        channel.exec_command(command_line(argv))
+        self._send(stdin)
+        if not persistent:
+            channel.shutdown_write()
+
+    def _send(self, data: bytes) -> None:
+        assert self._channel is not None
+        for start in range(0, len(data), _CHUNK):  # sendall() copies all that is left, each 32 KB
+            self._channel.sendall(data[start : start + _CHUNK])
+
+
+@dataclass(eq=False)
+class Fleet:
+    """Connections to nodes, as a context manager.
+
+    Entering connects to all nodes at once and raises NodesFailed when any cannot be reached; with `partial`
+    the others are used and `failures` holds the rest. What `preconnect` holds of them is taken.
+    Events come from the caller's thread, as do calls of `meanwhile` while nodes are connected to.
+    """
+
+    given: InitVar[Iterable[Endpoint]]
+    login: Login
+    _: KW_ONLY
+    deadline_s: float = 600
+    partial: bool = False
+    preconnect: Preconnect = field(default_factory=dict)
+    meanwhile: Callable[[], None] | None = None
+    on_event: OnEvent = ignore
+    failures: dict[int, NodeError] = field(default_factory=dict, init=False)
+    _connections: dict[int, Connection] = field(default_factory=dict, init=False)
+    _wakeup: Wakeup = field(default_factory=Wakeup, init=False)
+    _programs: dict[int, RemoteCommand] = field(default_factory=dict, init=False)  # that answer requests
+
+    def __post_init__(self, given: Iterable[Endpoint]) -> None:
+        self.endpoints = {endpoint.node: endpoint for endpoint in given}
+
+    def __enter__(self) -> "Fleet":
+        try:
+            self.reconnect(deadline_s=self.deadline_s, partial=self.partial)
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def nodes(self) -> tuple[int, ...]:
+        """The nodes that are connected."""
+        return tuple(sorted(self._connections))
+
+    @property
+    def answering(self) -> list[int]:
+        """The nodes that are connected and have not failed to answer."""
+        return [node for node in self.nodes if node not in self.failures]
+
+    def holders(self, job: JobRecord) -> list[int]:
+        """Return the numbers of the nodes that answer and are the instances on which the job ran."""
+        ran_on = {one.instance_id for one in job.nodes}
+        return [node for node in self.answering if self.endpoints[node].instance_id in ran_on]
+
+    def host_key(self, node: int) -> str:
+        """Return the public host key that verified the connection to `node`."""
+        return self._connections[node].host_key
+
+    def reconnect(
+        self, nodes: Iterable[int] | None = None, *, deadline_s: float = 30, partial: bool = False
+    ) -> None:
+        """Close and open the connections to some nodes (all).
+
+        Raises NodesFailed, and JumpFailure if the jump host is unreachable.
+        """
+        dial = functools.partial(
+            connect, key=load_key(self.login.key), login=self.login, deadline_s=deadline_s
+        )
+
+        def work(node: int, on_event: OnEvent, stop: threading.Event) -> Connection:
+            endpoint, connection = self.endpoints[node], None
+            with contextlib.suppress(KeyError, NodeError):
+                connection = self.preconnect.pop(endpoint).result()
+            connection = connection or dial(endpoint, stop=stop, on_event=on_event)
+            if stop.is_set():
+                connection.drop()
+            return connection
+
+        chosen = sorted(self.endpoints if nodes is None else nodes)
+        for node in chosen:
+            self._drop(node)
+        try:
+            if self.login.jump is not None:
+                self.login.jump.reach()
+            outcomes = run_on_nodes(work, chosen, meanwhile=self.meanwhile, on_event=self.on_event)
+        except JumpFailure as failure:
+            if not partial:
+                raise
+            outcomes = dict.fromkeys(chosen, failure)
+        for node, outcome in outcomes.items():
+            if isinstance(outcome, NodeError):
+                self.failures[node] = outcome
+            else:
+                self.failures.pop(node, None)
+                self._connections[node] = outcome
+        if not partial:
+            split(outcomes)
+
+    def close(self) -> None:
+        """Close all connections. Commands on the nodes keep running, unless they read or write here."""
+        for node in list(self._connections):
+            self._drop(node)
+
+    @contextlib.contextmanager
+    def forwarded(
+        self, nodes: Iterable[int], serve: Callable[[paramiko.Channel], None]
+    ) -> Iterator[dict[int, int]]:
+        """Listen on a port of the loopback interface of some nodes, and return the port of each.
+
+        `serve` gets each connection, on a thread that must not wait. Raises NodesFailed.
+        """
+        ports = split(
+            run_on_nodes(
+                lambda node, *_: self._connections[node].forward(serve), nodes, on_event=self.on_event
+            )
+        )
+        try:
+            yield ports
+        finally:
+            for node in ports.keys() & self._connections.keys():
+                self._connections[node].end_forward(ports[node])
+
+    def run(
+        self, argv: Sequence[str], *, stdin: bytes = b"", nodes: Iterable[int] | None = None, timeout_s: float
+    ) -> dict[int, Result]:
+        """Run one command on some nodes (all that are connected) at once and return the results.
+
+        Exit codes raise nothing. Raises NodesFailed, when all have ended, for nodes that were lost or did
+        not end within `timeout_s`.
+        """
+        chosen = self.nodes if nodes is None else nodes
+        return split(self.run_each(dict.fromkeys(chosen, (argv, stdin)), timeout_s=timeout_s))
+
+    def run_each(self, requests: Mapping[int, Request], *, timeout_s: float) -> dict[int, Result | NodeError]:
+        """Run a command of its own on each node, all at once, and return the Result of each node.
+
+        A node that was lost, or whose command did not end within `timeout_s`, has its NodeError.
+        """
+        output = {node: bytearray() for node in requests}
+
+        def on_data(node: int, data: bytes) -> None:
+            take(output[node], data, node=node)
+
+        outcomes = self.stream(requests, on_data, timeout_s=timeout_s)
+        return {
+            node: replace(end, stdout=bytes(output[node])) if isinstance(end, Result) else end
+            for node, end in outcomes.items()
+        }
+
+    def stream(
+        self,
+        requests: Mapping[int, Request],
+        on_data: Callable[[int, bytes], None],
+        *,
+        silent_after_s: float | None = None,
+        timeout_s: float | None = None,
+        on_stderr: Callable[[int, bytes], None] | None = None,
+    ) -> dict[int, Result | NodeError]:
+        """Run a command on each node and pass its stdout on as it comes, in large chunks.
+
+        `on_data(node, data)` is called from the caller's thread; what it raises ends all streams. A node that
+        sends nothing for `silent_after_s` is lost; the others go on. Returns the Result of each node (its
+        stdout is empty) or its NodeError. `on_stderr` gets stderr in the same way; without it, stderr is in
+        the Result.
+        """
+        wakeup = Wakeup()
+        commands = {
+            node: RemoteCommand(self._connections[node], request, wakeup)
+            for node, request in requests.items()
+            if node in self._connections
+        }
+        return self._read(requests, commands, wakeup, on_data, on_stderr, (timeout_s, silent_after_s))
+
+    def request(
+        self,
+        program: Request,
+        messages: Mapping[int, bytes],
+        on_data: Callable[[int, bytes], bool],
+        *,
+        timeout_s: float | None = None,
+        silent_after_s: float | None = None,
+    ) -> dict[int, Result | NodeError]:
+        """Send each node's `program` one more message, and pass on its answer, as `stream` does.
+
+        The program, the same for all requests, is started with the first message and lives as long as the
+        connection: a message is one round trip. `on_data(node, data)` returns whether the answer is complete;
+        the Result of its node then has exit code 0. Any other Result says how the program ended.
+        """
+        commands: dict[int, RemoteCommand] = {}
+        for node, message in messages.items():
+            if node in self._connections and node not in self._programs:
+                connection = self._connections[node]
+                self._programs[node] = RemoteCommand(connection, program, self._wakeup, persistent=True)
+            if node in self._programs:
+                commands[node] = self._programs.pop(node)  # kept only if its answer is complete
+                commands[node].send(message)
+        return self._read(messages, commands, self._wakeup, on_data, None, (timeout_s, silent_after_s))
+
+    def _read(
+        self,
+        nodes: Iterable[int],
+        commands: Mapping[int, RemoteCommand],
+        wakeup: Wakeup,
+        on_data: Callable[[int, bytes], bool | None],
+        on_stderr: Callable[[int, bytes], None] | None,
+        limits: tuple[float | None, float | None],
+    ) -> dict[int, Result | NodeError]:
+        """Read commands to their ends, or until `on_data` returns that the answer of a node is complete.
+
+        `limits` are the seconds that a command may run, and may be silent.
+        """
+        running = dict(commands)
+        outcomes: dict[int, Result | NodeError] = {
+            node: self.failures.get(node) or NodeFailure(node, "lost", "not connected")
+            for node in nodes
+            if node not in commands
+        }
+        try:
+            while running:
+                busy = False
+                for node, command in list(running.items()):
+                    data = command.read()
+                    is_complete = on_data(node, data) if data else False
+                    said = command.read_stderr() if on_stderr is not None else b""
+                    if on_stderr is not None and said:
+                        on_stderr(node, said)
+                    busy = busy or bool(data or said)
+                    if is_complete:
+                        outcomes[node] = Result(exit_code=0, stdout=b"", stderr=b"")
+                        self._programs[node] = running.pop(node)
+                        continue
+                    outcome = (None if data else command.outcome()) or command.overdue(*limits)
+                    if outcome is not None:
+                        outcomes[node] = outcome
+                        self._end(running.pop(node), outcome)
+                if not busy and running:
+                    wakeup.wait(_CHECK_S)
+        finally:
+            for command in running.values():
+                self._end(command, None)
+        return {node: outcomes[node] for node in nodes}
+
+    def _end(self, command: RemoteCommand, outcome: Result | NodeError | None) -> None:
+        """Close a command; also the connection, if the node was lost or stdin is blocked."""
+        node = command.connection.endpoint.node
+        if isinstance(outcome, NodeError):
+            self.failures[node] = outcome
+        else:
+            command.wait_started()
+        if isinstance(outcome, NodeError) or command.is_sending:
+            self._drop(node)
+        else:
+            command.close()
+
+    def _drop(self, node: int) -> None:
+        self._programs.pop(node, None)
+        connection = self._connections.pop(node, None)
+        if connection is not None:
+            connection.drop()

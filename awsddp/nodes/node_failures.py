@@ -1,0 +1,53 @@
+"""Errors of nodes."""
+
+import shutil
+from typing import Literal
+
+from awsddp.errors import ConfigError, NodeError
+from awsddp.util.format import node_name
+
+Layer = Literal[
+    "no route", "refused", "banner", "host key", "login", "lost", "silent", "command", "files", "changed"
+]
+
+_NEXT: dict[Layer, str] = {
+    "no route": "awsddp up   # opens SSH for where you are now\nawsddp status   # whether the machine runs",
+    "refused": "awsddp up   # again in a minute: the instance is up, but sshd is not (yet)",
+    "banner": "awsddp up   # again: the machine is overloaded or still booting\n"
+    "awsddp down && awsddp up   # or replace it",
+    "host key": "awsddp down && awsddp up   # if in doubt: another host may have this address",
+    "login": "use the machine and AWSDDP_HOME that made the cluster\n"
+    "awsddp up -o access.user=NAME   # or another login name\nawsddp down && awsddp up   # or recreate it",
+    "lost": "awsddp status   # whether the machine still runs",
+    "silent": "awsddp status   # whether the machine still runs",
+    "command": "awsddp up   # again\nawsddp down && awsddp up   # if it stays so",
+    "files": "fix the problem above and repeat the command",
+    "changed": "repeat the command",
+}
+
+
+def find_program(name: str, why: str, install: str) -> str:
+    """Return the path of a program on this machine. Raises ConfigError where there is none."""
+    path = shutil.which(name)
+    if path is None:
+        raise ConfigError(f"{name} not found on this machine", why, install)
+    return path
+
+
+def tail(output: str) -> str:
+    """Return the last lines of what a program printed: what an error quotes of it."""
+    return "\n".join(output.strip().splitlines()[-10:])
+
+
+class NodeFailure(NodeError):
+    """A node is unreachable, or a request to it failed.
+
+    `layer` is where: "no route", "refused", "banner", "host key" and "login" up to the login; "lost" and
+    "silent" after it; "command" and "files" on the node itself; "changed" for an object of S3 that is another
+    one by now.
+    """
+
+    def __init__(self, node: int, layer: Layer, message: str, why: str = "", next: str = "") -> None:
+        super().__init__(f"{node_name(node)}: {message}", why, next or _NEXT[layer])
+        self.node = node
+        self.layer: Layer = layer

@@ -1,0 +1,56 @@
+"""Where results are saved in S3: what refuses a launch that could not save there, and what is warned of."""
+
+from awsddp.compat.types import REGION_USD_PER_GB
+from awsddp.errors import ConfigError
+from awsddp.plan.records import Facts
+from awsddp.settings.spec import ClusterSpec
+from awsddp.settings.values import s3_place
+
+
+def no_bucket(bucket: str, region: str, why: str = "") -> ConfigError:
+    """Return the error for a bucket that does not exist."""
+    remedy = f"aws s3 mb s3://{bucket} --region {region}   # or another --save-to"
+    return ConfigError(f"there is no bucket {bucket}", why, remedy)
+
+
+def other_region(bucket: str, where: str, region: str) -> ConfigError:
+    """Return the error for a bucket in another region than the nodes."""
+    return ConfigError(
+        f"bucket {bucket} is in {where}, the nodes are in {region}",
+        f"what crosses regions is slow and costs about ${REGION_USD_PER_GB:.2f} per GB within the US, more "
+        "elsewhere",
+        f"--save-to s3://BUCKET/PREFIX   # a bucket in {region}; or awsddp --region {where} up",
+    )
+
+
+def check_saving(spec: ClusterSpec, facts: Facts) -> list[str]:
+    """Return warnings about rights that the nodes' role may lack where results are saved.
+
+    Raises ConfigError where no node could save there.
+    """
+    saving, profile = facts.saving, spec.access.instance_profile
+    if saving is None:
+        return []
+    if not profile:
+        raise ConfigError(
+            f"nodes without a role cannot save to {saving.place}",
+            "job.save_to needs access.instance_profile: no keys reach the nodes",
+            "-o access.instance_profile=NAME   # docs/saving.md shows how to make one",
+        )
+    name, (bucket, _) = profile.rpartition("/")[2], s3_place(saving.place)
+    if facts.role == "":
+        raise ConfigError(
+            f"access.instance_profile: {profile} has no role",
+            f"nodes without a role cannot save to {saving.place}",
+            f"aws iam add-role-to-instance-profile --instance-profile-name {name} --role-name ROLE",
+        )
+    if saving.region == "":
+        raise no_bucket(bucket, facts.region, f"results are to be saved to {saving.place}")
+    if saving.region not in (None, facts.region):
+        raise other_region(bucket, str(saving.region), facts.region)
+    if not saving.lacks:
+        return []
+    return [
+        f"the role of {name} has no right {', '.join(saving.lacks)} in {saving.place}, unless a policy of "
+        "the bucket gives it: awsddp doctor --iam-policy nodes prints what it needs"
+    ]

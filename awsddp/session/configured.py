@@ -1,0 +1,50 @@
+"""The settings of a cluster that exists: those of its record where nothing else is asked."""
+
+import json
+import shlex
+from typing import TYPE_CHECKING
+
+from awsddp.cluster.reconcile import CHANGEABLE
+from awsddp.plan.converge import TYPE_KEYS, is_of_type
+from awsddp.session.next_steps import advised, command_words
+from awsddp.settings.loader import differences, overlaid
+from awsddp.settings.spec import FILE, ClusterSpec
+from awsddp.state import Record
+
+if TYPE_CHECKING:
+    from awsddp.session.context import Cluster
+
+
+def as_before(cluster: "Cluster", record: Record | None) -> "Cluster":
+    """Return the cluster with the settings of its record, for all that no option and no variable sets."""
+    if record is None:
+        return cluster
+    job = overlaid(cluster.job_spec, record.asked)
+    return cluster.but(spec=overlaid(cluster.spec, record.settings), job_spec=job)
+
+
+def _say_differences(cluster: "Cluster", standing: ClusterSpec, record: Record) -> None:
+    """Report what awsddp.toml says and the cluster does not have, and the `up` that changes it.
+
+    `standing` is the spec of the cluster. Raises ConfigError for an invalid `cluster.gpus`.
+    """
+    found = differences(cluster.spec, standing)
+    if found.keys() & set(TYPE_KEYS) and is_of_type(cluster.spec, record.instance_type):
+        found = {key: values for key, values in found.items() if key not in TYPE_KEYS}
+    if not found:
+        return
+    launched = {"cluster.instance_type": record.instance_type}
+    parts, words = [], []
+    for key, (wanted, has) in sorted(found.items(), key=lambda one: one[0] in CHANGEABLE):
+        name = f"{key.removeprefix('cluster.')} = {_shown(wanted)}"
+        if key in CHANGEABLE:
+            parts.append(f"{name}, the cluster has {_shown(launched.get(key) if has is None else has)}")
+            words += command_words("up", {key: wanted})
+        else:
+            parts.append(f"{name}, which only a new cluster gets")
+    command = advised(cluster, shlex.join(["awsddp", "up", *words]))
+    cluster.say(f"{FILE} says {'; '.join(parts)}{f': {command}' if words else ''}")
+
+
+def _shown(value: object) -> str:
+    return value if isinstance(value, str) else "none" if value in (None, ()) else json.dumps(value)

@@ -1,0 +1,305 @@
+"""What to type next: the commands that messages recommend, as this user has to type them, where it is.
+
+A message names a command ("awsddp up   # continue"), and `advised` adds what selects the cluster and what was
+asked. And what an interrupted command leaves behind; and why a job failed, where only this machine knows.
+"""
+
+import os
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from awsddp.agent_client.rank_layout import SECRET
+from awsddp.errors import AwsddpError, Interrupted
+from awsddp.job.script import resume_option
+from awsddp.model.records import ACTIVE, JobRecord
+from awsddp.settings.loader import (
+    EXCLUSIVE,
+    NOT_SHOWN,
+    key_words,
+    option_words,
+    options_of,
+    settings,
+)
+from awsddp.settings.spec import OPTION, Given
+from awsddp.state import Folder, Record
+from awsddp.util.format import iso, money
+from awsddp.util.shipped_files import is_bundled
+
+if TYPE_CHECKING:
+    from awsddp.session.context import Cluster
+
+
+_NODES = (
+    *("cluster.", "network.", "access.", "capacity.", "local.", "tags."),
+    *("env.file", "env.kind", "env.python", "env.packages_from", "env.ca_bundle", "data."),
+    "job.save_to",
+)
+_REACH = ("network.jump",)
+_JOB = ("env.", "sync.", "data.", "job.")
+_HOME = (*_REACH, "job.results", "job.exclude", "job.outputs", "sync.workdir")
+TAKES = {
+    **dict.fromkeys(("plan", "doctor"), _NODES),
+    **dict.fromkeys(("status", "cancel", "exec", "ssh"), _REACH),
+    **dict.fromkeys(("jobs", "logs", "why", "fetch", "report", "stop", "down"), _HOME),
+    "up": (*_NODES, *_HOME),
+    "sync": (*_REACH, "sync."),
+    "train": (*_REACH, *_JOB),
+    "run": ("",),
+}
+"""The verbs that work on one cluster and take -c, and which keys of awsddp.toml each heeds, by prefix."""
+HAS_OPTION = {
+    "plan": ("cluster.", "env.file", "data.", "job.save_to"),
+    "up": ("cluster.", "env.file", "data.", "job.save_to"),
+    "train": ("job.", "env.", "data."),
+    "fetch": ("job.outputs",),
+    "run": ("",),
+}
+"""The keys, by prefix, that have an option of their own on a verb; the other keys are set with -o there."""
+_AWS = re.compile(r"\baws (?=(ec2|iam|s3|s3api) )")
+_COMMAND = re.compile(rf"\bawsddp (?=({'|'.join(TAKES)})\b)")
+_ALONE = re.compile(rf"awsddp ({'|'.join(TAKES)})((?: .*)?)")
+_SCRIPT = ("job.script", "job.args")
+_HIDDEN = (NOT_SHOWN - {"job.resume", *_SCRIPT}) | {"cluster.region", "cluster.profile"}
+"""Keys that no advice repeats: they may hold a secret, are said otherwise, or are global options."""
+
+
+def global_words(
+    folder: Folder, *, local: bool, region: str | None, profile: str | None, is_kept: bool = True
+) -> list[str]:
+    """Return the global options that a command needs to mean this cluster; `region` and `profile` as given.
+
+    What the cluster's record holds is left out, unless the command is typed once it is gone (not `is_kept`).
+    """
+    default = os.environ.get("AWSDDP_CLUSTER") or "default"
+    words = ["-c", folder.name] if folder.name != default else []
+    record = folder.read(newer=True)
+    if record is not None and is_kept:  # no option moves a cluster
+        other = record.target.name == "aws" and profile not in (None, record.target.profile)
+        return [*words, "--profile", str(profile)] if other else words
+    if record is not None:
+        local = record.target.name == "local"
+        profile, region = profile or record.target.profile, region or record.target.region
+    if local:
+        return [*words, "--local"]
+    words += ["--profile", profile] if profile else []
+    return words + (["--region", region] if region else [])
+
+
+def advised(cluster: "Cluster", text: str, *, job: JobRecord | None = None) -> str:
+    """Return a message with its commands as this user has to type them.
+
+    Each gets the global options that select the cluster. One at the start of a line also gets what was asked:
+    the options of this command line that its verb heeds, but for those that the text names itself; `train`
+    those of `job`, its script and arguments, and where `run` ended the cluster with the job it is that `run`.
+    What follows a `down` in the same line gets what the cluster was asked for. AWS's own commands go to the
+    local cloud where the cluster is there.
+    """
+    lines = _rehearsed(cluster, text).split("\n")
+    return "\n".join(_line(cluster, one, job) if _COMMAND.search(one) else one for one in lines)
+
+
+def _rehearsed(cluster: "Cluster", text: str) -> str:
+    """Return a message whose commands of AWS's command line reach the local cloud where it is there."""
+    if not _AWS.search(text):
+        return text
+    record = cluster.folder.read(newer=True)
+    if not (record.target.name == "local" if record is not None else cluster.local):
+        return text
+    from awsddp.local.client import variables
+
+    if found := variables(cluster.home, record.target.daemon_home if record is not None else None):
+        return _AWS.sub(lambda match: f"{shlex.join(found)} {match[0]}", text)
+    return "awsddp local start   # it shows how any AWS client reaches the local cloud"
+
+
+def named(text: str, words: Sequence[str], *, anew: Sequence[str] = ()) -> str:
+    """Return `text` with these global options in each of its commands that has none yet.
+
+    `run` gets those of `anew`, where given: its cluster is not there yet.
+    """
+
+    def filled(match: re.Match[str]) -> str:
+        given = match.string[match.end() :].partition("\n")[0].split()
+        chosen = anew if match[1] == "run" and anew else words
+        needed = [shlex.quote(word) for word in chosen if word != "--local" or word not in given]
+        return "".join(f"{word} " for word in ["awsddp", *needed])
+
+    return _COMMAND.sub(filled, text)
+
+
+def _line(cluster: "Cluster", line: str, job: JobRecord | None) -> str:
+    """Return a line with the global options of each command, if it begins with one also with what was asked.
+
+    After a `down` there is no cluster any more.
+    """
+    if _ALONE.match(line):
+        commands, note, rest = line.partition("   #")
+        if cluster.verb == "run":  # it brings its own cluster up
+            commands = re.sub(r"\bup\b(.*?) && awsddp train", r"train\1", commands)
+        parts = re.split(r"( && |; )", commands)
+        ends = next((at for at, part in enumerate(parts) if part.startswith("awsddp down")), len(parts))
+        told = (_command(cluster, part, job, is_gone=at > ends) for at, part in enumerate(parts))
+        line = "".join([*told, note, rest])
+    typed = frozenset() if " --local" in line else cluster.spec.from_cli  # it has one region, and no profile
+    region = cluster.spec.cluster.region if "cluster.region" in typed else None
+    profile = cluster.spec.cluster.profile if "cluster.profile" in typed else None
+    words = partial(global_words, cluster.folder, local=cluster.local, region=region, profile=profile)
+    kept, anew = words(), words(is_kept=False)
+    before, down, after = line.partition("awsddp down")
+    return named(before + down, kept, anew=anew) + named(after, anew)
+
+
+def _command(cluster: "Cluster", text: str, job: JobRecord | None, *, is_gone: bool) -> str:
+    match = _ALONE.fullmatch(text)
+    try:
+        given = shlex.split(match[2]) if match else []
+    except ValueError:  # a quote that ends in another part
+        match = None
+    if match is None:
+        return text
+    verb = cluster.verb if match[1] == "train" and job is not None else match[1]
+    asked = _asked(cluster, verb, job, is_gone=is_gone)
+    added = command_words(verb, {key: value for key, value in asked.items() if not _names(given, key)})
+    if job is not None and "--resume" in given:
+        asked["job.args"] = [*job.args, *_resume_words(cluster, job)]
+    last = script_words(asked)
+    last = [] if {"SCRIPT", "--", *last[:1]} & {*given} else last
+    return " ".join(filter(None, ["awsddp", verb, shlex.join(added), match[2].strip(), shlex.join(last)]))
+
+
+def _names(given: Sequence[str], key: str) -> bool:
+    """Return whether the words of a command set a key, or one that excludes it."""
+    same = EXCLUSIVE if key in EXCLUSIVE else {key, key.removeprefix("env.variables.")}
+    signs = {option_words(one, "")[0] for one in same} - {"-o"}
+    return not signs.isdisjoint(given) or any(word.partition("=")[0] in same for word in given)
+
+
+def _asked(cluster: "Cluster", verb: str, job: JobRecord | None, *, is_gone: bool) -> dict[str, Given]:
+    """Return what was asked and this verb heeds, by key: by this command line, or for the job."""
+    now = settings(cluster.spec, cluster.job_spec)
+    found: dict[str, Given] = {key: value for key, value, source in now if source == OPTION}
+    variables = {
+        f"env.variables.{name}": None if SECRET.search(name) else text
+        for name, text in cluster.job_spec.env.variables.items()
+    }
+    found |= variables if "env.variables" in found else {}
+    record = cluster.folder.read(newer=True) if is_gone else None
+    if record is not None:
+        standing = {key: value for key, value, _ in now}
+        asked = {"cluster.nodes": record.nodes} | record.asked
+        found = {key: value for key, value in asked.items() if standing.get(key) != value} | found
+        found.pop("cluster.replace", None)  # that machine is gone, too
+    if job is not None and verb in ("train", "run"):
+        found = {key: value for key, value in found.items() if not key.startswith(_JOB)}
+        found |= job_options(job)
+        found |= {key: variables[key] for key in found.keys() & variables.keys()}
+    return {key: value for key, value in found.items() if key.startswith(TAKES[verb]) and key not in _HIDDEN}
+
+
+def job_options(job: JobRecord) -> dict[str, Given]:
+    """Return what a job was asked, by key of awsddp.toml; the values of its variables are not known.
+
+    Its nodes say it: a key that is not a job's, such as a rule for SSH, is left out.
+    """
+    found = {key: value for key, value in options_of(job.options).items() if key.startswith(_JOB)}
+    if job.started is not None:
+        found.pop("job.after", None)  # that job has ended
+    found |= {"job.resume": job.resumed} if job.resumed else {}
+    return found | {"job.script": job.script, "job.args": job.args}
+
+
+def command_words(verb: str, options: Mapping[str, Given]) -> list[str]:
+    """Return the options of a verb that set these keys of awsddp.toml; `script_words` come last."""
+    words: list[str] = []
+    for key, value in options.items():
+        name = key.removeprefix("env.variables.")
+        if name != key:  # without a value it is read where the command is typed
+            words += ["--env-var", name if value is None else f"{name}={value}"]
+        elif key not in _SCRIPT:
+            written = option_words if key.startswith(HAS_OPTION.get(verb, ())) else key_words
+            words += written(key, value)
+    return words
+
+
+def script_words(options: Mapping[str, Given]) -> list[str]:
+    """Return the script, none for the bundled one, and its arguments."""
+    script, args = map(options.get, _SCRIPT)
+    words = [script] if isinstance(script, str) and script and not is_bundled(script) else []
+    return [*words, "--", *map(str, args)] if args and isinstance(args, list | tuple) else words
+
+
+def resume_note(cluster: "Cluster", job: JobRecord) -> str:
+    """Return what the script of a job has to do so that --resume continues it, "" where it does that."""
+    option = _resume_option(cluster, job)
+    takes = option is not None or any("{resume}" in word for word in job.args)
+    return "" if takes else "   # the script has to read $AWSDDP_RESUME"
+
+
+def _resume_words(cluster: "Cluster", job: JobRecord) -> list[str]:
+    """Return the arguments that give the script of a job its checkpoint, where it needs some more."""
+    option = _resume_option(cluster, job)
+    return [option, "{resume}"] if option and not any("{resume}" in word for word in job.args) else []
+
+
+def _resume_option(cluster: "Cluster", job: JobRecord) -> str | None:
+    if not job.script or is_bundled(job.script):
+        return ""
+    return resume_option(Path(cluster.job_spec.sync.workdir), job.script)
+
+
+def advise(cluster: "Cluster", error: AwsddpError) -> None:
+    """Word an error as this user typed: the key that it begins with, and the commands that it recommends."""
+    key, colon, rest = error.message.partition(": ")
+    error.message = cluster.job_spec.label(cluster.spec.label(key)) + colon + rest
+    error.next = advised(cluster, error.next)
+
+
+def interruption(cluster: "Cluster", *, again: str = "") -> Interrupted:
+    """Return the error that an interrupted command ends with, from the cluster's folder alone.
+
+    `again` is the command that goes on where it was cut.
+    """
+    record = cluster.folder.read(newer=True)
+    if record is None and cluster.local:
+        next = "awsddp local status\nawsddp local stop   # end it and all that it has"
+        return Interrupted("interrupted", "the local cloud may be running", next)
+    if record is None:
+        return Interrupted("interrupted", f"no record of cluster {cluster.spec.name} on this machine")
+    running = [job.job for job in record.jobs if job.state in ACTIVE]
+    why = [f"they expire at {iso(record.expires)}"]
+    if running:
+        why.append(f"job {running[-1]} keeps running without this machine, unless it has ended")
+    ways = [f"{again}   # goes on"] if again else []
+    if again == "awsddp down":
+        return Interrupted(f"interrupted: {_machines(record)}", "\n".join(why), *ways)
+    ways += [f"awsddp logs -f {job}   # follow it and fetch its results" for job in running[-1:]]
+    if not record.prepared:
+        ways.append("awsddp up   # continue")
+    ways.append("awsddp down   # terminate them")
+    return Interrupted(f"interrupted: {_machines(record)}", "\n".join(why), "\n".join(ways))
+
+
+def what_runs_on(cluster: "Cluster", error: AwsddpError) -> None:
+    """Add to an error what may still run and cost money, where AWS cannot be asked any more."""
+    record = cluster.folder.read(newer=True)
+    if record is None:
+        return
+    ids = ", ".join(one.instance_id for one in record.prepared)
+    ids = f" ({ids})" if ids else ""
+    error.why = f"{error.why}\n{_machines(record)}{ids}; they expire at {iso(record.expires)}".lstrip("\n")
+    error.next = f"{error.next}\nawsddp down   # then end them".lstrip("\n")
+
+
+def _machines(record: Record) -> str:
+    return f"{record.nodes} x {record.instance_type} may run{costs(record)}"
+
+
+def costs(record: Record) -> str:
+    """Return where a cluster runs and what that costs, to end a sentence about its nodes."""
+    if record.target.name == "local":
+        return " on this machine, free"
+    return f" in {record.target.region}, at {money(record.price_usd_per_hour)} per hour"

@@ -1,0 +1,68 @@
+"""What happened, as documents and text. Pure: it reads records and returns values; cli/ prints them."""
+
+from datetime import UTC, datetime
+
+
+def node_name(node: int) -> str:
+    """Return how a node is called everywhere: node0, node1, ..."""
+    return f"node{node}"
+
+
+def size_text(size: int) -> str:
+    """Return a number of bytes for display: 12 kB."""
+    for unit, scale, digits in (("GB", 1e9, 1), ("MB", 1e6, 1), ("kB", 1e3, 0)):
+        if size >= scale:
+            return f"{size / scale:.{digits}f} {unit}"
+    return f"{size} bytes"
+
+
+def counted(count: int, noun: str, ending: str = "s") -> str:
+    """Return a count of things: "1 node", "2 nodes"; `ending` is that of the plural."""
+    return f"{count} {noun}{ending * (count != 1)}"
+
+
+def amount(files: int, size: int) -> str:
+    """Return how much travels: "1 file, 12 kB"; `size` is in bytes."""
+    return f"{counted(files, 'file')}, {size_text(size)}"
+
+
+def utc(moment: datetime) -> str:
+    """Return a moment as tags and documents write it: 2026-11-21T08:45:00Z."""
+    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def iso(moment: datetime | None) -> str | None:
+    """Return a UTC moment as `utc` does, None for none."""
+    return utc(moment) if moment else None
+
+
+def duration(seconds: float) -> str:
+    """Return a duration for display: 12.3 s, 4 min 5 s, 23 h 59 min."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min"
+
+
+def elapsed(since: str | None, until: str | None = None) -> float | None:
+    """Return the seconds between two moments that `utc` wrote (None: now); None where it did not begin."""
+    if since is None:
+        return None
+    end = datetime.fromisoformat(until) if until else datetime.now(UTC)
+    return max(0.0, (end - datetime.fromisoformat(since)).total_seconds())
+
+
+def age(moment: str | None) -> str:
+    """Return how long ago a moment was, in one unit: 48 s, 2 h, 3 days; "" for none."""
+    if (seconds := elapsed(moment)) is None:
+        return ""
+    units = (("days", 172800, 86400), ("h", 3600, 3600), ("min", 60, 60), ("s", 0, 1))
+    return next(f"{seconds // size:.0f} {unit}" for unit, least, size in units if seconds >= least)
+
+
+def money(usd: float | None) -> str:
+    """Return an amount for display; "unknown" without a price."""
+    return "unknown" if usd is None else f"${usd:,.2f}"
