@@ -14,15 +14,14 @@ from awsddp.errors import LocalCloudError as LocalCloudError
 from awsddp.errors import NodeError as NodeError
 from awsddp.errors import NotFoundError as NotFoundError
 from awsddp.errors import UsageError as UsageError
-
-__version__ = "0.1.0"
+from awsddp.util.version import __version__ as __version__
 
 _EXPORTS = {
     "Cluster": "awsddp.session.context",
     **dict.fromkeys(("Job", "JobFailed"), "awsddp.api.job"),
-    "Plan": "awsddp.cluster.up",
-    "run": "awsddp.cluster.run",
-    "Event": "awsddp.util.format",
+    "Plan": "awsddp.api.cluster",
+    "run": "awsddp.api.run",
+    "Event": "awsddp.model.events",
     "LogLine": "awsddp.agent_client.logs",
 }
 

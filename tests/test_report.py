@@ -7,10 +7,12 @@ from xml.etree import ElementTree
 
 import pytest
 
-from awsddp.job.report_page import both_ends, event_rows, loss_plot, measures
+from awsddp.job.report_page import measures
 from awsddp.model.metric_rows import json_lines, last_value, number
 from awsddp.model.records import Saving
 from awsddp.model.saving_text import saving_text
+from awsddp.storage.loss_plot import loss_plot
+from awsddp.storage.tensorboard import both_ends, event_rows
 from tests.seed import SEED
 
 

@@ -1,6 +1,6 @@
 """The requests to a node's program, a class each for both ends of the connection, and the parts of a launch.
 
-In brackets is the type of the answer, a class of awsddp/model/node_answers.py: a node writes plain JSON, its client
+In brackets is the type of the answer, a class of model/node_answers.py: a node writes plain JSON, its client
 checks it. On the wire and in job.json a request is {"do": "cancel", "job": ...}: its class in lower case and
 its fields.
 """
@@ -69,7 +69,7 @@ class Sparse(Fields):
 
 
 class Told(Sparse):
-    """What a node tells and never reads: its type is the one of awsddp/model/node_answers.py or records.py."""
+    """What a node tells and never reads: its type is one of model/node_answers.py or records.py."""
 
     def __init__(self, **fields: Any) -> None:
         vars(self).update(fields)

@@ -13,7 +13,7 @@ import msgspec
 from awsddp.agent import messages as requests
 from awsddp.agent.log_stream import MAGIC
 from awsddp.agent.messages import Answer, Request
-from awsddp.agent_client.program import _packed, part, program
+from awsddp.agent_client.program import pack, part, program
 from awsddp.errors import AwsddpError, InUse, JobError, NodeError, NotFoundError, UsageError
 from awsddp.model import node_answers
 from awsddp.util.parallel import split
@@ -43,7 +43,7 @@ _ERRORS = {
 
 def message(request: Request[Any]) -> bytes:
     """Return `request` as the program reads it."""
-    extra = {"modules": base64.b64encode(_packed(request.extra)).decode()} if request.extra else {}
+    extra = {"modules": base64.b64encode(pack(request.extra)).decode()} if request.extra else {}
     return part(json.dumps({**request.to_json(), **extra}).encode())
 
 

@@ -56,7 +56,7 @@ def program() -> tuple[list[str], bytes]:
     Then come messages, one for each request. The command is the same for all: nothing of the user's is ever
     part of it.
     """
-    return ["python3", "-I", "-c", _BOOT], part(_packed(_MODULES))
+    return ["python3", "-I", "-c", _BOOT], part(pack(_MODULES))
 
 
 def node_program(python: str, modules: tuple[str, ...], document: object) -> tuple[list[str], bytes]:
@@ -64,11 +64,11 @@ def node_program(python: str, modules: tuple[str, ...], document: object) -> tup
 
     The last of the modules has main(), which reads `document`.
     """
-    return [python, "-I", "-c", _BOOT], part(_packed(modules)) + part(json.dumps(document).encode())
+    return [python, "-I", "-c", _BOOT], part(pack(modules)) + part(json.dumps(document).encode())
 
 
 @functools.cache
-def _packed(modules: tuple[str, ...]) -> bytes:
+def pack(modules: tuple[str, ...]) -> bytes:
     return bz2.compress(json.dumps([(f"{_PACKAGE}.{name}", source_of(name)) for name in modules]).encode())
 
 

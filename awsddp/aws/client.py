@@ -20,7 +20,6 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 from botocore.parsers import ResponseParserError
 
-from awsddp import __version__
 from awsddp.aws.api_errors import (
     CLOSED,
     WITHOUT_AWS,
@@ -35,6 +34,7 @@ from awsddp.aws.waits import CLOCK, growing
 from awsddp.errors import AwsddpError, ConfigError, NoRegion
 from awsddp.model.records import Target
 from awsddp.state import make_folder, open_to_append
+from awsddp.util.version import __version__
 
 ATTEMPTS = 8
 # The first contact fails fast: with no network eight attempts would be half a minute of silence.

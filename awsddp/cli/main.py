@@ -11,9 +11,9 @@ from pathlib import Path
 
 import click
 
-from awsddp import __version__
 from awsddp.cli.command_line import WATCH, Globals, leave
 from awsddp.cli.options import dashed, global_options
+from awsddp.util.version import __version__
 
 VERBS = {
     "init": ("home", "Write a starter awsddp.toml."),

@@ -14,7 +14,7 @@ from awsddp.model.records import Target
 from awsddp.plan.environment import make_environment_plan
 from awsddp.plan.records import LIST_PRICE, Facts, LaunchPlan
 from awsddp.plan.selection import offers as offered
-from awsddp.session.configured import _say_differences, as_before
+from awsddp.session.configured import as_before, say_differences
 from awsddp.session.locate import aws_of, check_account, facts_of, look, owner_of, target_for
 from awsddp.settings.loader import settings
 from awsddp.state import Record
@@ -32,7 +32,7 @@ def read_all(requested: "Cluster", target: Target, record: Record | None) -> tup
     """
     cluster = as_before(requested, record)
     if record is not None:
-        _say_differences(requested, cluster.spec, record)
+        say_differences(requested, cluster.spec, record)
     aws = aws_of(cluster, target)
     cluster = rehearsed(cluster.but(target=replace(target, region=aws.region), gateway=aws, known=record))
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from awsddp.session.context import Cluster
 
 
-def _prepare(cluster: "Cluster", *, hosts: bool = True) -> None:
+def prepare_nodes(cluster: "Cluster", *, hosts: bool = True) -> None:
     """Wait until all nodes run, prepare those that are not prepared, and set the expiry on all.
 
     The tag is written last: a node with the right tag has the expiry. Without `hosts` (the image says that

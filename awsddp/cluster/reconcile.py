@@ -14,8 +14,9 @@ from awsddp.job.fetch import bring
 from awsddp.model.billing import Rate
 from awsddp.model.records import ACTIVE, Listed, Node, unfetched_jobs
 from awsddp.plan import make_plan, spot_rate
-from awsddp.plan.converge import NODE_KEYS, Convergence, Standing, converge
+from awsddp.plan.converge import Convergence, Standing, converge
 from awsddp.plan.records import Facts, LaunchPlan
+from awsddp.session.configured import REACH_KEYS
 from awsddp.session.connect import JUMP, reach_jump, reachable, told_jobs
 from awsddp.session.cost import bill_of
 from awsddp.session.locate import end, facts_of
@@ -31,9 +32,6 @@ if TYPE_CHECKING:
 
 Confirm = Callable[[LaunchPlan | str], None]
 
-# What holds from now on without a launch.
-_REACH = (JUMP, "network.ssh_cidr", "access.user", "cluster.expires", "cluster.idle", "cluster.budget_usd")
-CHANGEABLE = {"cluster.nodes", *NODE_KEYS, *_REACH}
 _LOST = "results are fetched first; everything else on the disks of terminated nodes is lost"
 
 
@@ -120,7 +118,7 @@ def reconcile(cluster: "Cluster", facts: Facts, confirm: Confirm) -> tuple[Node,
         "price_usd_per_hour": _price(record, size),
         "ssh_user": cluster.spec.access.user or record.ssh_user,
         "asked": record.asked
-        | {key: value for key, value in remembered(cluster.spec).items() if key in _REACH},
+        | {key: value for key, value in remembered(cluster.spec).items() if key in REACH_KEYS},
     }
     if change.needs_consent:
         _refuse_running(cluster, own, ending)

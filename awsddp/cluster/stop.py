@@ -17,6 +17,8 @@ from awsddp.util.format import node_name
 if TYPE_CHECKING:
     from awsddp.session.context import Cluster
 
+STOP_REACH_S = 30.0
+
 
 def stop(cluster: "Cluster", *, confirm: Callable[[str], None]) -> ClusterDocument:
     """Stop the cluster's instances and return it as the `status` document.
@@ -77,6 +79,3 @@ def _end_jobs(cluster: "Cluster", listed: Listed) -> None:
         raise
     except AwsddpError as error:
         cluster.say(f"jobs could not be ended first: {error.message}")
-
-
-STOP_REACH_S = 30.0

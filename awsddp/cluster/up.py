@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from awsddp.cluster.launch import launch, plan_everywhere
 from awsddp.cluster.plan import read_all, to_reconcile
-from awsddp.cluster.prepare import _prepare, accept_host_keys
+from awsddp.cluster.prepare import accept_host_keys, prepare_nodes
 from awsddp.cluster.reconcile import Confirm, own_or_empty, reconcile
 from awsddp.cluster.replaced_nodes import name_left_out
 from awsddp.cluster.status import cluster_document, refresh
@@ -51,7 +51,7 @@ def up(cluster: "Cluster", *, confirm: Confirm) -> ClusterDocument:
             confirm(what)
 
         cluster.nodes = _nodes(cluster, facts, ask)
-        _prepare(cluster, hosts=hosts)
+        prepare_nodes(cluster, hosts=hosts)
         if hosts:
             make_environment(cluster)
             name_left_out(cluster)

@@ -129,8 +129,7 @@ def _of_file(cluster: "Cluster", job: JobRecord, cause: Cause) -> Cause:
 
 def _of_path(cluster: "Cluster", job: JobRecord, cause: Cause, *, files: bool = False) -> Cause:
     """Say why a path is missing that the cause names; with `files` it must be a file here."""
-    from awsddp.nodes.project_files import project_files
-    from awsddp.nodes.sync import ASTRAY
+    from awsddp.nodes.project_files import ASTRAY, project_files
 
     listing = project_files(cluster.job_spec, home=cluster.home)
     for match in _WORD.finditer(cause.explanation):

@@ -59,10 +59,10 @@ def merger_of(cluster: "Cluster", job: JobRecord, shown: Collection[int] | None 
     Raises ConfigError where the files are another job's.
     """
     refuse_another(cluster, job)
-    return Merger(_nodes(job), folder=cluster.results / job.job / "logs", job=job.job, shown=shown)
+    return Merger(nodes_by_rank(job), folder=cluster.results / job.job / "logs", job=job.job, shown=shown)
 
 
-def _nodes(job: JobRecord) -> dict[int, int]:
+def nodes_by_rank(job: JobRecord) -> dict[int, int]:
     return {rank.rank: rank.node for rank in job.ranks}
 
 

@@ -19,9 +19,11 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 _WORDS = ("all", "last")
+TRIES = 5
+"""How many automatic names may be taken by others in the moment of the launch."""
 
 
-def _check_name(cluster: "Cluster", name: str) -> None:
+def check_job_name(cluster: "Cluster", name: str) -> None:
     """Raise UsageError for a name that no job may have, or that one whose results are here has."""
     another, folder = "choose another --name", cluster.results / name
     if not _NAME.fullmatch(name):
@@ -44,11 +46,7 @@ def _content(cluster: "Cluster", name: str) -> str:
     return f"{folder} exists: {', '.join([*states, held])}"
 
 
-_NAMES = 5
-"""How many automatic names may be taken by others in the moment of the launch."""
-
-
-def _free_name(cluster: "Cluster", answers: Mapping[int, Slots], refused: Collection[str]) -> str:
+def next_job_name(cluster: "Cluster", answers: Mapping[int, Slots], refused: Collection[str]) -> str:
     """Return the job's name: the given one, else that of its script with the number that follows the highest.
 
     The nodes, their tags, the cluster's record and the results folder know no such job, nor is it `refused`.

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from awsddp.agent_client.logs import last_lines
 from awsddp.errors import NotFoundError
-from awsddp.job.follow import Watch, _nodes, finish, merger_of
+from awsddp.job.follow import Watch, finish, merger_of, nodes_by_rank
 from awsddp.job.registry import find_job, full_name, told_job
 from awsddp.model.documents import JobDocument
 from awsddp.model.records import ACTIVE, JobRecord
@@ -76,7 +76,7 @@ def logs(
 
 def _known(job: JobRecord, ranks: Collection[int]) -> Collection[int] | None:
     """Return the ranks of a job that are shown, None for all. Raises NotFoundError for ranks it has not."""
-    missing = [f"rank {rank}" for rank in ranks if rank not in (known := _nodes(job))]
+    missing = [f"rank {rank}" for rank in ranks if rank not in (known := nodes_by_rank(job))]
     if missing:
         nodes = ", ".join(map(node_name, sorted(set(known.values()))))
         raise NotFoundError(

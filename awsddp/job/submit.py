@@ -19,7 +19,7 @@ from awsddp.agent_client.rank_layout import Host, Rank, ranks_text
 from awsddp.errors import AwsddpError, InUse, NotFoundError
 from awsddp.job.cancel import end_ranks
 from awsddp.job.environment import ensure_environment
-from awsddp.job.job_names import _NAMES, _free_name
+from awsddp.job.job_names import TRIES, next_job_name
 from awsddp.job.registry import full_name
 from awsddp.job.release import owner, release_unknown
 from awsddp.job.save_to_s3 import claim
@@ -64,7 +64,7 @@ def start(
                 nodes, launches = _launched(cluster, ranks, listing, checkpoint, refused)
                 break
             except NameTaken:
-                if cluster.job_spec.job.name is not None or attempt == _NAMES:
+                if cluster.job_spec.job.name is not None or attempt == TRIES:
                     raise
         launch = next(iter(launches.values()))
         name = launch.job
@@ -156,7 +156,7 @@ def _requests(
     told = _claimed(fleet, questions)
     release_unknown(cluster, cluster.nodes, {node: one.jobs for node, one in told.items()})
     answers = {node: told[node] for node in used}
-    after, job = awaited(cluster, answers), _free_name(cluster, told, refused)
+    after, job = awaited(cluster, answers), next_job_name(cluster, told, refused)
     # A job that waits has a copy, as others use theirs.
     folder = cluster.job_spec.job.work_folder if cluster.job_spec.job.after is None else f"work-{job}"
     sending = partial(push, listing, fleet, folder=folder, nodes=set(used), on_event=cluster.on_event)

@@ -12,7 +12,7 @@ from awsddp.agent_client.rank_layout import Rank, ordered, ranks_on
 from awsddp.errors import InUse
 from awsddp.job.checkpoint import checkpoint_of
 from awsddp.job.follow import attend
-from awsddp.job.job_names import _check_name
+from awsddp.job.job_names import check_job_name
 from awsddp.job.save_to_s3 import rehearsed
 from awsddp.job.script import check_script
 from awsddp.job.submit import start
@@ -91,7 +91,7 @@ def check(cluster: "Cluster", *, detach: bool) -> None:
     check_sources(cluster.job_spec)
     make_environment_plan(cluster.job_spec.env, internet=None, driver=None)
     if asked.name is not None:
-        _check_name(cluster, asked.name)
+        check_job_name(cluster, asked.name)
     if asked.script is not None:
         check_script(Path(cluster.job_spec.sync.workdir), asked.script, module=asked.module)
 

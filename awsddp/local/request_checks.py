@@ -311,8 +311,10 @@ ROWS: Found = {
     f"CreateSecurityGroup: {_INVALID} {{name}} is invalid. Group names may not be in the format sg-*.": (
         partial(_bad_text, "GroupName", "(?!sg-).*")
     ),
-    f"(?!Describe|Get|List).*: {_INVALID} clientToken is invalid. It must be at most {ec2_limits.CLIENT_TOKEN} "
-    "ASCII characters.": partial(_bad_text, "ClientToken", rf"[\x00-\x7f]{{0,{ec2_limits.CLIENT_TOKEN}}}"),
+    f"(?!Describe|Get|List).*: {_INVALID} clientToken is invalid. It must be at most "
+    f"{ec2_limits.CLIENT_TOKEN} ASCII characters.": partial(
+        _bad_text, "ClientToken", rf"[\x00-\x7f]{{0,{ec2_limits.CLIENT_TOKEN}}}"
+    ),
     f"{_TAGGING}: InvalidTagKey.Malformed: Tag '' is not valid: its key is empty.": (
         lambda call: any("" in tags for tags in _tags(call))
     ),

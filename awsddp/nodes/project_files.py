@@ -9,9 +9,15 @@ from pathlib import Path
 
 from awsddp.errors import ConfigError
 from awsddp.nodes.ignores import Rules, rules, rules_of, rules_of_git, tracked_files
-from awsddp.nodes.project_files import _MOST_BYTES, _MOST_FILES, _MOST_LINKS, _NEVER, _OURSELVES
-from awsddp.nodes.sync import ASTRAY, OUT
 from awsddp.settings.spec import JobSpec
+
+_MOST_BYTES = 100 * 10**9
+_MOST_FILES = 200_000
+_NEVER = frozenset({".git", ".venv", "__pycache__", ".awsddp"})
+_OURSELVES = "awsddp"
+_MOST_LINKS = 40  # as Linux follows
+ASTRAY = "a link into the folder by a path that the nodes do not have"
+OUT = "a link that leads out of the folder"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,18 +230,3 @@ def _leads_out(root: Path, path: str) -> bool:
                 pending += text.split("/")[::-1]
                 links += 1
     return False
-
-
-_MOST_BYTES = 100 * 10**9
-
-
-_MOST_FILES = 200_000
-
-
-_NEVER = frozenset({".git", ".venv", "__pycache__", ".awsddp"})
-
-
-_OURSELVES = "awsddp"
-
-
-_MOST_LINKS = 40  # as Linux follows

@@ -42,8 +42,6 @@ LARGE_BYTES = 100e6
 HOLES_BYTES = 1 << 20
 """How much of a file must be holes to be worth the time of a transfer that leaves them out."""
 _ASK_S = 120.0
-OUT = "a link that leads out of the folder"
-ASTRAY = "a link into the folder by a path that the nodes do not have"
 
 
 def push(

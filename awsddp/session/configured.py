@@ -4,8 +4,8 @@ import json
 import shlex
 from typing import TYPE_CHECKING
 
-from awsddp.cluster.reconcile import CHANGEABLE
-from awsddp.plan.converge import TYPE_KEYS, is_of_type
+from awsddp.plan.converge import NODE_KEYS, TYPE_KEYS, is_of_type
+from awsddp.session.connect import JUMP
 from awsddp.session.next_steps import advised, command_words
 from awsddp.settings.loader import differences, overlaid
 from awsddp.settings.spec import FILE, ClusterSpec
@@ -13,6 +13,17 @@ from awsddp.state import Record
 
 if TYPE_CHECKING:
     from awsddp.session.context import Cluster
+
+# What holds from now on without a launch.
+REACH_KEYS = (
+    JUMP,
+    "network.ssh_cidr",
+    "access.user",
+    "cluster.expires",
+    "cluster.idle",
+    "cluster.budget_usd",
+)
+CHANGEABLE = {"cluster.nodes", *NODE_KEYS, *REACH_KEYS}
 
 
 def as_before(cluster: "Cluster", record: Record | None) -> "Cluster":
@@ -23,7 +34,7 @@ def as_before(cluster: "Cluster", record: Record | None) -> "Cluster":
     return cluster.but(spec=overlaid(cluster.spec, record.settings), job_spec=job)
 
 
-def _say_differences(cluster: "Cluster", standing: ClusterSpec, record: Record) -> None:
+def say_differences(cluster: "Cluster", standing: ClusterSpec, record: Record) -> None:
     """Report what awsddp.toml says and the cluster does not have, and the `up` that changes it.
 
     `standing` is the spec of the cluster. Raises ConfigError for an invalid `cluster.gpus`.

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 from awsddp.agent_client.rank_layout import SECRET
 from awsddp.errors import AwsddpError, Interrupted
-from awsddp.job.script import resume_option
 from awsddp.model.records import ACTIVE, JobRecord
+from awsddp.session.resume_option import resume_option
 from awsddp.settings.loader import (
     EXCLUSIVE,
     NOT_SHOWN,

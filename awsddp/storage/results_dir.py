@@ -91,11 +91,11 @@ def check_results_dir(cluster: "Cluster", *, is_used: bool) -> None:
 
 def draw_loss(target: Path) -> None:
     """Draw the loss that rank 0 wrote down, where it did."""
-    from awsddp.job import report_page
+    from awsddp.storage import loss_plot
 
     rows = metrics_of(target)
     data = f", {name}" if (name := _data(rows)) else ""
-    plot = report_page.loss_plot(rows, title=f"training loss, {target.name}{data}")
+    plot = loss_plot.loss_plot(rows, title=f"training loss, {target.name}{data}")
     if plot is not None:
         (target / "loss.svg").write_text(plot, encoding="utf-8")
 
@@ -111,13 +111,13 @@ def metrics_of(target: Path, node: int = 0) -> list[dict[str, Any]]:
 
 def loss_rows(target: Path, node: int) -> list[dict[str, Any]]:
     """Return a node's metrics; where they hold no loss, that of its TensorBoard event files."""
-    from awsddp.job import report_page
+    from awsddp.storage import tensorboard
 
     rows = metrics_of(target, node)
     if metric_rows.last_value(rows, "loss") is None:
         for file in sorted((target / f"node{node}").rglob(f"{EVENTS}*")):
             with contextlib.suppress(OSError), file.open("rb") as stream:
-                rows += report_page.event_rows(stream.read(EVENTS_BYTES))
+                rows += tensorboard.event_rows(stream.read(EVENTS_BYTES))
     return rows
 
 
@@ -143,14 +143,14 @@ def reached(folder: Path, job: JobRecord) -> RankProgress:
 
     Where that names no loss, the last one of its TensorBoard event files, and its step.
     """
-    from awsddp.job import report_page
+    from awsddp.storage import tensorboard
 
     told = job.progress or written_progress(folder, job) or (RankProgress(rank=0),)
     first = next((one for one in told if one.loss is not None), told[0])
     for node in ranks_of(job) if first.loss is None else ():
         for file in sorted((folder / f"node{node}").rglob(f"{EVENTS}*"), reverse=True):
             with contextlib.suppress(OSError), file.open("rb") as stream:
-                if rows := report_page.event_rows(report_page.both_ends(stream.read(EVENTS_BYTES))):
+                if rows := tensorboard.event_rows(tensorboard.both_ends(stream.read(EVENTS_BYTES))):
                     return replace(first, loss=rows[-1]["loss"], step=int(rows[-1]["step"]))
     return first
 

@@ -8,8 +8,7 @@ import pytest
 
 from awsddp.errors import ConfigError
 from awsddp.nodes import project_files
-from awsddp.nodes.project_files import files_to_send
-from awsddp.nodes.sync import ASTRAY, OUT
+from awsddp.nodes.project_files import ASTRAY, OUT, files_to_send
 
 HELL = [
     " ",

@@ -1,6 +1,6 @@
 """Copies data to this node, from S3 and from Hugging Face, and makes each what its listing names.
 
-A program of its own, under the Python of the image (awsddp/storage/datasets.py sends it). It reads what to copy from
+A program of its own, under the Python of the image (storage/datasets.py sends it). It reads what to copy from
 stdin, and says JSON, a line each: how far it is, and at last what it did or why it failed.
 
 ~/awsddp/data/NAME         the data; ~/awsddp/data is a link where an instance store has room
