@@ -5,13 +5,13 @@ from pathlib import Path
 from typing import Any
 
 from awsddp.aws import power
-from awsddp.cluster import inventory
+from awsddp.cluster import inventory, run
 from awsddp.cluster.doctor import before_launch as doctor
 from awsddp.errors import CloudError, NodeError
 from awsddp.model.documents import JobDocument
 from awsddp.model.records import Target
 from awsddp.session.connect import use_reachable
-from awsddp.session.context import Cluster, run
+from awsddp.session.context import Cluster
 from awsddp.session.locate import aws_of
 
 
