@@ -17,9 +17,7 @@ from awsddp.errors import UsageError as UsageError
 from awsddp.util.version import __version__ as __version__
 
 _EXPORTS = {
-    "Cluster": "awsddp.session.context",
-    **dict.fromkeys(("Job", "JobFailed"), "awsddp.api.job"),
-    "Plan": "awsddp.api.cluster",
+    **dict.fromkeys(("Cluster", "Job", "JobFailed", "Plan"), "awsddp.api.cluster"),
     "run": "awsddp.api.run",
     "Event": "awsddp.model.events",
     "LogLine": "awsddp.agent_client.logs",
@@ -27,12 +25,12 @@ _EXPORTS = {
 
 if TYPE_CHECKING:
     from awsddp.agent_client.logs import LogLine as LogLine
+    from awsddp.api.cluster import Cluster as Cluster
+    from awsddp.api.cluster import Job as Job
+    from awsddp.api.cluster import JobFailed as JobFailed
     from awsddp.api.cluster import Plan as Plan
-    from awsddp.api.job import Job as Job
-    from awsddp.api.job import JobFailed as JobFailed
     from awsddp.api.run import run as run
     from awsddp.model.events import Event as Event
-    from awsddp.session.context import Cluster as Cluster
 
 
 def __getattr__(name: str) -> Any:

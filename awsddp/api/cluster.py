@@ -1,17 +1,274 @@
-"""Cluster: the object that the command line, scripts and notebooks share."""
+"""Cluster, its Plan and its Jobs: the objects that scripts and notebooks share.
 
-from dataclasses import dataclass
+Nothing here prints, or handles signals. Progress goes to `on_event`, failures are the errors of the command
+line. What only some methods need is imported where they use it: `status` needs AWS alone.
+"""
+
+import contextlib
+import copy
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from html import escape
-from typing import TYPE_CHECKING
+from pathlib import Path
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
-from awsddp.cluster.reconcile import Confirm
-from awsddp.errors import UsageError
+from awsddp.agent_client.logs import LogLine, split_lines
+from awsddp.errors import JobError, NodeError, UsageError
+from awsddp.model.events import Event, OnEvent
+from awsddp.model.records import Cause, JobRecord, JobState
 from awsddp.plan.records import LaunchPlan
+from awsddp.session.context import Session
 from awsddp.session.locate import target_of
+from awsddp.session.next_steps import advised, advising
+from awsddp.settings import loader
+from awsddp.settings.values import check_file_names, check_name
+from awsddp.storage.results_dir import metrics_of
 from awsddp.util.format import counted, money
+from awsddp.util.parallel import ignore, soon
 
 if TYPE_CHECKING:
-    from awsddp.session.context import Cluster
+    from awsddp.api.keywords import JobKeys, Keys
+    from awsddp.cluster.reconcile import Confirm
+    from awsddp.model import documents
+
+
+class Cluster:
+    """A cluster by its name, as `awsddp -c NAME`: it may exist already or not yet.
+
+    The constructor asks nothing and reads nothing. `local` is --local, `region` and `profile` as on the
+    command line; every other keyword is a key of awsddp.toml that holds for all methods (`workdir=...`,
+    `results=...`). awsddp.toml is read from the current folder. `on_event` gets progress, on the thread that
+    called the method or iterates `Job.logs`. Raises UsageError for a keyword that awsddp.toml does not have,
+    ConfigError for an invalid name; the methods raise ConfigError for an invalid value.
+    """
+
+    def __init__(
+        self,
+        name: str = "default",
+        *,
+        local: bool = False,
+        on_event: OnEvent = ignore,
+        **keys: "Unpack[Keys]",
+    ) -> None:
+        check_name(name)
+        check_file_names()
+        self.session = Session(name=name, local=local, on_event=on_event, keys=loader.known_keywords(keys))
+        """What is asked of the cluster."""
+        self._open = contextlib.ExitStack()
+
+    @property
+    def name(self) -> str:
+        """The name of the cluster."""
+        return self.session.name
+
+    @property
+    def results(self) -> Path:
+        """The local folder that receives the results of the jobs, a folder each. Raises ConfigError."""
+        return self.session.results
+
+    def _with(self, keys: Mapping[str, object]) -> Self:
+        """Return the cluster with these keys set, too. Raises UsageError for one that awsddp.toml lacks."""
+        if not keys:
+            return self
+        known = {**self.session.keys, **loader.known_keywords(keys)}
+        return self._of(replace(self.session, keys=known, settings=None))
+
+    def _of(self, session: Session) -> Self:
+        """Return the cluster as this session asks for it."""
+        other = copy.copy(self)
+        other.session = session
+        return other
+
+    def plan(self, **keys: "Unpack[Keys]") -> "Plan":
+        """Return what `up` with these keys would do, such as `nodes=2, instance_type="g5.xlarge"`.
+
+        Changes nothing. Raises ConfigError, CloudError.
+        """
+        from awsddp.cluster.plan import plan
+
+        asked = self._with(keys)
+        with advising(asked.session):
+            return Plan(plan(asked.session), asked)
+
+    def up(
+        self, agreed: "Plan | None" = None, *, confirm: "Confirm | None" = None, **keys: "Unpack[Keys]"
+    ) -> "documents.ClusterDocument":
+        """Launch and prepare the nodes, or change what exists; return the `up` document.
+
+        Idempotent: finishes, repairs, resizes. On AWS this needs consent: a plan, or `max_price_usd` (per
+        hour, all nodes together) among the keys or in awsddp.toml, or `confirm`, which is called with the
+        plan before a launch, with a sentence before instances are only started or terminated, and raises to
+        refuse. Raises UsageError without it, and what `awsddp up` raises.
+        """
+        from awsddp.cluster.up import up
+
+        session = (self if agreed is None else agreed.cluster)._with(keys).session
+        with advising(session):
+            return up(session, confirm=confirm or consent(session, agreed))
+
+    def status(self, *, ask_nodes: bool = False) -> "documents.ClusterDocument":
+        """Return the `status` document; a cluster that is not found is "absent". Raises CloudError.
+
+        With `ask_nodes` each node has `idle_left_s`, as its watchdog last counted.
+        """
+        from awsddp.cluster.status import status
+
+        with advising(self.session):
+            return status(self.session, ask_nodes=ask_nodes)
+
+    def sync(self, *, confirm: Callable[[str], None] = lambda question: None) -> "documents.SyncDocument":
+        """Send the working folder to every node and return the `sync` document.
+
+        `confirm` is called if a job runs, whose files would change, and raises to refuse. Raises ConfigError,
+        NodeError.
+        """
+        from awsddp.cluster.sync import sync
+
+        with advising(self.session):
+            return sync(self.session, confirm=confirm)
+
+    def train(
+        self,
+        script: str | None = None,
+        *,
+        args: Sequence[Any] = (),
+        on_lines: Callable[[bytes], None] | None = None,
+        **keys: "Unpack[JobKeys]",
+    ) -> "Job":
+        """Send the files and start a job; return once its ranks run. Without a script the bundled program.
+
+        With `on_lines`, which gets the labelled lines of the ranks as they arrive, return at the job's end,
+        with its results fetched. `keys` are those of [job], [env] and [sync], such as `world_size=4`. Raises
+        what `awsddp train` does.
+        """
+        from awsddp.job.train import train
+
+        given = {"script": script, "args": [str(one) for one in args] or None, **keys}
+        asked = self._with({key: value for key, value in given.items() if value is not None})
+        with advising(asked.session):
+            told = train(asked.session, on_lines=on_lines or ignore, detach=on_lines is None)
+            return Job(asked, told["job"], told)
+
+    def jobs(self) -> "list[Job]":
+        """Return the jobs that the nodes know, oldest first. Raises NotFoundError, NodeError, CloudError."""
+        from awsddp.job.registry import known_jobs
+        from awsddp.session.connect import preconnected_cluster
+
+        with advising(self.session), preconnected_cluster(self.session) as found:
+            return [Job(self, one.job) for one in known_jobs(found)]
+
+    def job(self, name: str) -> "Job":
+        """Return a job of this cluster by its name, a part of that, or `last`.
+
+        Raises UsageError, NotFoundError.
+        """
+        from awsddp.job.registry import job_now
+
+        with advising(self.session):
+            return Job(self, job_now(self.session, name).job)
+
+    def exec(
+        self,
+        words: Sequence[str],
+        *,
+        node: int | None = None,
+        stdin: bytes = b"",
+        on_output: Callable[[int, bytes, bool], None] = lambda node, data, is_error: None,
+    ) -> "documents.ExecDocument":
+        """Run a command on all nodes (or `node`) and return the `exec` document, whatever its exit codes.
+
+        Several words are a program and its arguments, one word is a line for bash. `on_output` gets a node's
+        number, what it said, and whether that was on stderr. Raises NotFoundError, NodeError.
+        """
+        from awsddp.cluster.remote import exec
+
+        with advising(self.session):
+            return exec(self.session, words=words, node=node, stdin=stdin, on_output=on_output)
+
+    def fetch(
+        self, job: str | None = None, *, anew: bool = False, confirm: "Confirm | None" = None
+    ) -> "documents.FetchDocument":
+        """Fetch the results of a job (the last by default), and return the `fetch` document.
+
+        Results that are here already need no node, unless `anew`. Nodes that stopped with results are
+        started, for which `confirm` is as for `up`. Raises NotFoundError, NodeError where a part is missing.
+        """
+        from awsddp.cluster.up import up
+        from awsddp.job.fetch import fetch
+
+        with advising(self.session):
+            start = partial(up, self.session, confirm=confirm or consent(self.session, None))
+            return fetch(self.session, job=job, anew=anew, start=start)
+
+    def doctor(self) -> "documents.DoctorDocument":
+        """Return the `doctor` document: of the cluster's nodes, without one of what a launch needs.
+
+        Changes nothing. Raises NodeError where no node can be reached, InUse, ConfigError, CloudError.
+        """
+        from awsddp.cluster.doctor import before_launch, of_nodes
+
+        with advising(self.session):
+            return of_nodes(self.session) or before_launch(self.session)
+
+    def stop(self, *, confirm: Callable[[str], None] = lambda question: None) -> "documents.ClusterDocument":
+        """Stop the instances, keep their disks; return the `status` document.
+
+        `confirm` is called first and raises to refuse. Raises what `awsddp stop` does.
+        """
+        from awsddp.cluster.stop import stop
+
+        with advising(self.session):
+            return stop(self.session, confirm=confirm)
+
+    def down(
+        self,
+        *,
+        discard: bool = False,
+        known_only: bool = False,
+        confirm: Callable[[str], None] = lambda question: None,
+        lose: Callable[[NodeError], bool] = lambda error: False,
+    ) -> "documents.DownDocument":
+        """Terminate everything and return the `down` document. Unfetched results are fetched first.
+
+        With `known_only` a cluster that this machine has no record of is refused. `confirm` is called before
+        anything is terminated and raises to refuse; `lose` is called with the error if results cannot be
+        fetched. Raises that NodeError unless `discard`, or `lose` returns True; LeftoverError, CloudError.
+        """
+        from awsddp.cluster.down import down
+
+        self.close()
+        with advising(self.session):
+            return down(self.session, discard=discard, known_only=known_only, confirm=confirm, lose=lose)
+
+    def fabric(self) -> Any:
+        """Return a fabric.Group of the nodes, in order: the cluster's key, pinned host keys, jump host.
+
+        Needs the extra `fabric`. `close` ends its connections. Raises ConfigError, NotFoundError, NodeError.
+        """
+        from awsddp.nodes.fabric_group import fabric_group
+        from awsddp.session.connect import endpoints_of, login, publish, ready_cluster
+
+        with advising(self.session), ready_cluster(self.session) as found:
+            found = publish(found)
+            group = fabric_group(endpoints_of(found, found.nodes), login(self.session, found.record))
+        self._open.callback(group.close)
+        return group
+
+    def close(self) -> None:
+        """Close the connections of `fabric()`. Ends nothing."""
+        self._open.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Cluster({self.name!r})"
 
 
 @dataclass(frozen=True)
@@ -48,10 +305,10 @@ class Plan:
         return f"<table>{cells}</table>"
 
 
-def consent(cluster: "Cluster", agreed: Plan | None) -> Confirm:
+def consent(session: Session, agreed: Plan | None) -> Confirm:
     """Return what `up` calls before it launches or ends machines. It raises UsageError without consent."""
-    limit = cluster.spec.cluster.max_price_usd if agreed is None else agreed.price_usd_per_hour
-    is_local = target_of(cluster, cluster.folder.read()).name == "local"
+    limit = session.spec.cluster.max_price_usd if agreed is None else agreed.price_usd_per_hour
+    is_local = target_of(session, session.folder.read()).name == "local"
 
     def confirm(change: LaunchPlan | str) -> None:
         price = None if isinstance(change, str) else change.price_usd_per_hour
@@ -69,3 +326,148 @@ def consent(cluster: "Cluster", agreed: Plan | None) -> Confirm:
             )
 
     return confirm
+
+
+class JobFailed(JobError):
+    """A job did not succeed. `cause` says which rank failed first, and why; `job` is the job."""
+
+    def __init__(self, job: "Job", state: JobState, cause: Cause | None) -> None:
+        super().__init__(
+            f"job {job.name} {state}",
+            cause.explanation if cause is not None else "",
+            advised(job.cluster.session, f"awsddp logs {job.name}"),
+        )
+        self.job = job
+        self.cause = cause
+
+
+class Job:
+    """A job of a cluster. Its methods ask the nodes, unless all of its results are fetched.
+
+    `told` is the `train` document that the last method got, None before one did.
+    """
+
+    def __init__(self, cluster: "Cluster", name: str, told: "documents.JobDocument | None" = None) -> None:
+        self.cluster = cluster
+        self.name = name
+        self.told = told
+
+    @property
+    def results(self) -> Path:
+        """The folder that receives the results, as far as they are fetched."""
+        return self.cluster.results / self.name
+
+    @property
+    def state(self) -> JobState:
+        """waiting, running, succeeded, failed, cancelled or interrupted, now."""
+        return self.record().state
+
+    @property
+    def cause(self) -> Cause | None:
+        """Why it failed; None where it did not."""
+        return self.record().cause
+
+    def record(self) -> JobRecord:
+        """Return what is known of the job now. Raises NotFoundError, NodeError, CloudError."""
+        from awsddp.job.registry import job_now
+
+        with advising(self.cluster.session):
+            return job_now(self.cluster.session, self.name)
+
+    def logs(self, *, follow: bool = True) -> Iterator[LogLine]:
+        """Yield every line of every rank from the first on, until the job ends; those so far if not `follow`.
+
+        A thread follows the job and fetches its results at the end; the thread that iterates calls
+        `on_event`. Raises what `awsddp logs -f` does.
+        """
+        from awsddp.job.logs import logs
+
+        mailbox: SimpleQueue[LogLine | Event | None] = SimpleQueue()
+        left = threading.Event()
+
+        def on_lines(data: bytes) -> None:
+            if left.is_set():
+                raise _Left
+            for line in split_lines(data):
+                mailbox.put(line)
+
+        def work() -> None:
+            try:
+                heard = replace(self.cluster.session, on_event=mailbox.put)
+                self.told = logs(heard, job=self.name, follow=follow, on_lines=on_lines)
+            finally:
+                mailbox.put(None)
+
+        following = soon(work)
+        try:
+            while (mail := mailbox.get()) is not None:
+                if isinstance(mail, Event):
+                    self.cluster.session.on_event(mail)
+                else:
+                    yield mail
+            with advising(self.cluster.session):
+                following.result()
+        finally:
+            left.set()
+
+    def wait(self, *, check: bool = True) -> "Job":
+        """Wait for the job's end and its results, and return it.
+
+        Raises JobFailed for a job that did not succeed, unless `check` is False; what `awsddp logs -f` does.
+        """
+        from awsddp.job.logs import logs
+
+        with advising(self.cluster.session):
+            self.told = logs(self.cluster.session, job=self.name, follow=True, on_lines=lambda data: None)
+        record = self.record()
+        if check and record.state != "succeeded":
+            raise JobFailed(self, record.state, record.cause)
+        return self
+
+    def cancel(self) -> "Job":
+        """End the job: its ranks get SIGTERM, the grace, SIGKILL. Raises NotFoundError, NodeError."""
+        from awsddp.job.cancel import cancel
+
+        with advising(self.cluster.session):
+            self.told = cancel(self.cluster.session, job=self.name)
+        return self
+
+    def fetch(self) -> "documents.FetchDocument":
+        """Fetch the job's results, and return the `fetch` document. Raises what `Cluster.fetch` does."""
+        return self.cluster.fetch(self.name)
+
+    def why(self) -> "documents.WhyDocument":
+        """Return where each rank is, and which are behind; the job runs on. Of an ended job: its cause.
+
+        Raises NotFoundError, NodeError.
+        """
+        from awsddp.job.why import why
+
+        with advising(self.cluster.session):
+            return why(self.cluster.session, self.name)
+
+    def report(self) -> "documents.JobReport":
+        """Write runs/JOB/report.html from what is here, and return its document. Raises ConfigError."""
+        from awsddp.job.report import write_report
+
+        with advising(self.cluster.session):
+            return write_report(self.cluster.session, job=self.name)
+
+    def metrics(self, *, frame: bool = False) -> Any:
+        """Return the fetched rows of `$AWSDDP_RUN_DIR/metrics.jsonl` of the first node, a dict each.
+
+        With `frame` a pandas.DataFrame. Raises ImportError where pandas is not installed.
+        """
+        rows = metrics_of(self.results)
+        if not frame:
+            return rows
+        import pandas
+
+        return pandas.DataFrame(rows)
+
+    def __repr__(self) -> str:
+        return f"Job({self.name!r})"
+
+
+class _Left(Exception):
+    """Nobody reads the lines any more."""

@@ -5,14 +5,15 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Unpack
 
+from awsddp.api.cluster import Cluster
 from awsddp.cluster.run import down_or_stop, with_gpus, with_idle
 from awsddp.errors import AwsddpError, ConfigError, UsageError
 from awsddp.model.events import OnEvent
+from awsddp.session.next_steps import advising
 
 if TYPE_CHECKING:
     from awsddp.api.cluster import Plan
     from awsddp.api.keywords import Keys
-    from awsddp.session.context import Cluster
 
 
 @contextlib.contextmanager
@@ -30,19 +31,18 @@ def run(
     cannot be fetched at the end stay on the nodes, which are stopped then. Raises ConfigError for a cluster
     that exists already, what `up` raises, and what ends the block; then a failed ending is a note on it.
     """
-    from awsddp.session.context import Cluster
-
     cluster = Cluster(name, local=local, on_event=on_event, **keys)
     if (state := cluster.status().state) != "absent":
         raise ConfigError(
             f"cluster {name} already exists", f"it is {state}", "use another name, or Cluster()"
         )
-    asked = with_idle(with_gpus(cluster) if agreed is None else agreed.cluster)
+    session = with_gpus(cluster.session) if agreed is None else agreed.cluster.session
+    asked = cluster._of(with_idle(session))
     try:
         asked.up(agreed and replace(agreed, cluster=asked))
         yield cluster
     except BaseException as error:
-        if not isinstance(error, ConfigError | UsageError) or cluster.folder.read() is not None:
+        if not isinstance(error, ConfigError | UsageError) or cluster.session.folder.read() is not None:
             _end_block(cluster, error)
         raise
     _end_block(cluster, None)
@@ -51,8 +51,8 @@ def run(
 def _end_block(cluster: "Cluster", error: BaseException | None) -> None:
     cluster.close()
     try:
-        with cluster.asking() as asked:
-            down_or_stop(asked)
+        with advising(cluster.session):
+            down_or_stop(cluster.session)
     except AwsddpError as second:
         if error is None:
             raise

@@ -19,17 +19,17 @@ TERMINATION = ("Terminate?", "nothing was terminated")
 def plan(options: Globals, *, offers: bool, **given: Any) -> None:
     """Show what `up` would do and cost; with -v where each setting comes from. Changes nothing."""
     from awsddp.cluster.plan import offers as offered
-    from awsddp.cluster.plan import settings_of
+    from awsddp.cluster.plan import plan, settings_of
     from awsddp.plan.records import document
 
-    with invocation.opened(options, invocation.overrides(given)) as (cluster, show):
+    with invocation.opened(options, invocation.overrides(given)) as (session, show):
         if offers:
-            show.result(offered(cluster), offers_page)
+            show.result(offered(session), offers_page)
         else:
-            launch = cluster.plan().launch
+            launch = plan(session)
             show.result(document(launch), lambda _: plan_page(launch, verbose=bool(options.verbose)))
             if options.verbose:
-                show.page(settings_of(cluster), settings_page)
+                show.page(settings_of(session), settings_page)
 
 
 @click.command("up", cls=Verb)
@@ -39,8 +39,10 @@ def up(options: Globals, **given: Any) -> None:
 
     Omitted options keep their values: `awsddp up --nodes 4` keeps the type, the image and the rest.
     """
-    with invocation.opened(options, invocation.overrides(given)) as (cluster, show):
-        show.result(cluster.up(confirm=launch_question(show, cluster.spec)), cluster_page)
+    from awsddp.cluster.up import up
+
+    with invocation.opened(options, invocation.overrides(given)) as (session, show):
+        show.result(up(session, confirm=launch_question(show, session.spec)), cluster_page)
 
 
 @click.command("status", cls=Verb)
@@ -49,13 +51,15 @@ def up(options: Globals, **given: Any) -> None:
 )
 def status(options: Globals, *, all_: bool) -> None:
     """Show nodes, addresses, jobs, price, cost and time left; with -v the idle time left on each node."""
-    with invocation.opened(options) as (cluster, show):
+    with invocation.opened(options) as (session, show):
         if all_:
             from awsddp.cluster.inventory import status_all
 
-            show.result(status_all(cluster), all_page)
+            show.result(status_all(session), all_page)
         else:
-            show.result(cluster.status(ask_nodes=options.verbose > 0), cluster_page)
+            from awsddp.cluster.status import status
+
+            show.result(status(session, ask_nodes=options.verbose > 0), cluster_page)
 
 
 @click.command("stop", cls=Verb)
@@ -64,9 +68,11 @@ def stop(options: Globals) -> None:
 
     Stopped instances cost nothing, their disks do, until `awsddp down`.
     """
-    with invocation.opened(options) as (cluster, show):
+    from awsddp.cluster.stop import stop
+
+    with invocation.opened(options) as (session, show):
         confirm = show.question("Stop?", "nothing was stopped")
-        show.result(cluster.stop(confirm=confirm), cluster_page)
+        show.result(stop(session, confirm=confirm), cluster_page)
 
 
 @click.command("down", cls=Verb)
@@ -74,12 +80,14 @@ def stop(options: Globals) -> None:
 @click.option("--orphans", is_flag=True, help="Terminate your resources that belong to no live cluster.")
 def down(options: Globals, *, discard: bool, orphans: bool) -> None:
     """Terminate everything, wait until it is gone, and show the cost."""
+    from awsddp.cluster.down import down
     from awsddp.cluster.inventory import down_orphans
 
-    with invocation.opened(options) as (cluster, show):
+    with invocation.opened(options) as (session, show):
         confirm, lose = show.question(*TERMINATION), show.loses
         if orphans:
-            show.result(down_orphans(cluster, discard=discard, confirm=confirm), orphans_page)
+            show.result(down_orphans(session, discard=discard, confirm=confirm), orphans_page)
             return
         unnamed = options.yes and not options.named
-        show.result(cluster.down(discard=discard, known_only=unnamed, confirm=confirm, lose=lose), down_page)
+        ended = down(session, discard=discard, known_only=unnamed, confirm=confirm, lose=lose)
+        show.result(ended, down_page)

@@ -18,7 +18,7 @@ from awsddp.errors import AwsddpError, Interrupted, LetGo
 
 if TYPE_CHECKING:
     from awsddp.model.records import JobRecord
-    from awsddp.session.context import Cluster
+    from awsddp.session.context import Session
 
 PATIENCE_S = 3.0
 """How long a verb that has nothing to finish may take to leave."""
@@ -52,14 +52,14 @@ class Globals:
 class Watch:
     """Hears the signals of one command line, and knows how its errors are told.
 
-    `cluster` is set once the verb knows what it is about, the rest once the options are read; `pause` takes
+    `session` is set once the verb knows what it is about, the rest once the options are read; `pause` takes
     the live lines away. `again` is the command that goes on where this one is cut, "" if none does;
     `unwritten` the file for which questions are asked, "" if none is.
     """
 
     def __init__(self) -> None:
         self.options = Globals()
-        self.cluster: Cluster | None = None
+        self.session: Session | None = None
         self.pause: Callable[[], None] = lambda: None
         self.finishes = False
         self.ends_cluster = False
@@ -92,10 +92,10 @@ class Watch:
         )
         if self.unwritten:
             error = Interrupted(f"interrupted: no {self.unwritten} was written")
-        elif self.cluster is not None:
+        elif self.session is not None:
             from awsddp.session.next_steps import interruption
 
-            error = interruption(self.cluster, again=self.again)
+            error = interruption(self.session, again=self.again)
         if notes := getattr(stop, "__notes__", ()):
             error = Interrupted(notes[0])
         if isinstance(stop, LetGo):
@@ -138,8 +138,8 @@ def named(text: str, *, job: "JobRecord | None" = None) -> str:
     from awsddp.session import next_steps
     from awsddp.state import Folder, home
 
-    if WATCH.cluster is not None:
-        return next_steps.advised(WATCH.cluster, text, job=job)
+    if WATCH.session is not None:
+        return next_steps.advised(WATCH.session, text, job=job)
     options = WATCH.options
     folder = Folder(home(), options.name)
     words = next_steps.global_words(
@@ -152,5 +152,5 @@ def resuming(job: "JobRecord") -> str:
     """Return the command that continues a job from its checkpoint."""
     from awsddp.session.next_steps import resume_note
 
-    note = resume_note(WATCH.cluster, job) if WATCH.cluster is not None else ""
+    note = resume_note(WATCH.session, job) if WATCH.session is not None else ""
     return named(f"awsddp train --resume {job.job}", job=job) + note

@@ -29,7 +29,7 @@ _OWN_FAULTS = {
 
 def run(command: click.Command) -> int:
     """Run the command line and return its exit code; every error ends as a message."""
-    WATCH.options, WATCH.cluster = Globals(json="--json" in sys.argv), None  # until the options are read
+    WATCH.options, WATCH.session = Globals(json="--json" in sys.argv), None  # until the options are read
     WATCH.unwritten = ""
     try:
         result = command.main(args=sys.argv[1:], prog_name="awsddp", standalone_mode=False)
@@ -78,11 +78,11 @@ def _show(error: AwsddpError) -> None:
     from awsddp.cli import table
     from awsddp.util import terminal_safe
 
-    if (cluster := WATCH.cluster) is not None:
+    if (session := WATCH.session) is not None:
         from awsddp.session.next_steps import what_runs_on
 
         if isinstance(error, CloudError) and error.needs_login:
-            what_runs_on(cluster, error)
+            what_runs_on(session, error)
     error.next = named(error.next)
     if WATCH.options.verbose > 1:
         import traceback

@@ -15,8 +15,8 @@ from awsddp.cli.command_line import WATCH, Globals
 from awsddp.cli.options import files, instance_types, jobs
 from awsddp.cli.screen import Screen
 from awsddp.errors import UsageError
-from awsddp.session.context import Cluster
-from awsddp.session.next_steps import HAS_OPTION
+from awsddp.session.context import Session
+from awsddp.session.next_steps import HAS_OPTION, advising
 from awsddp.settings.loader import load, option_words
 from awsddp.settings.spec import FILE, OPTIONS, SECTIONS, ClusterSpec, Given, JobSpec
 from awsddp.settings.values import VARIABLE
@@ -141,21 +141,27 @@ def specs(options: Globals, explicit: dict[str, Given] | None = None) -> tuple[C
 @contextlib.contextmanager
 def opened(
     options: Globals, explicit: dict[str, Given] | None = None, *, verb: Literal["train", "run"] = "train"
-) -> Iterator[tuple[Cluster, Screen]]:
-    """Yield a verb's cluster and its screen; `verb` is the one that starts a job."""
+) -> Iterator[tuple[Session, Screen]]:
+    """Yield what a verb is asked for and its screen; `verb` is the one that starts a job."""
     spec, job = specs(options, explicit)
     with contextlib.closing(Screen(options)) as screen:
         screen.begin()
         WATCH.pause = screen.pause
-        WATCH.cluster = cluster = Cluster(options.name, local=options.local, on_event=screen.event).but(
-            spec=spec, job_spec=_script_of(job), verb=verb, agree=screen.agree, ask=screen.ask
+        WATCH.session = session = Session(
+            name=options.name,
+            local=options.local,
+            settings=(spec, _script_of(job)),
+            on_event=screen.event,
+            agree=screen.agree,
+            ask=screen.ask,
+            verb=verb,
         )
         for note in click.get_current_context().meta.get("awsddp.notes", ()):
-            cluster.say(note)
+            session.say(note)
         if unread := _unread():
-            cluster.say(f"{unread} is not read: awsddp reads only the {FILE} in the current folder")
-        with cluster.asking():
-            yield cluster, screen
+            session.say(f"{unread} is not read: awsddp reads only the {FILE} in the current folder")
+        with advising(session):
+            yield session, screen
 
 
 def _label(key: str) -> str:

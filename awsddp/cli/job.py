@@ -5,7 +5,7 @@ import functools
 import os
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -18,6 +18,9 @@ from awsddp.cli.pages import down_page, fetch_page, job_page, jobs_page, report_
 from awsddp.cli.plan_page import launch_question
 from awsddp.errors import Interrupted, UsageError
 from awsddp.settings.spec import Given
+
+if TYPE_CHECKING:
+    from awsddp.model.documents import FetchDocument
 
 _SHOWN_BY_RUN = (
     "nodes instance_type gpus spot budget_usd expires sources world_size nproc_per_node outputs name "
@@ -82,12 +85,13 @@ def train(ctx: click.Context, /, options: Globals, *, detach: bool, **given: Any
     {local_rank}, {world_size}, {local_world_size}, {node_rank}, {nnodes}, {master_addr}, {master_port},
     {init_file}, {resume} and {data}; a doubled brace is a brace.
     """
+    from awsddp.job.train import train
+
     refuse_command(ctx, options)
-    with invocation.opened(options, job_overrides(given)) as (cluster, show):
+    with invocation.opened(options, job_overrides(given)) as (session, show):
         page = functools.partial(job_page, next="awsddp down   # terminate the nodes", streamed=not detach)
         with show.partial(page):
-            told = cluster.train(on_lines=None if detach else show.lines).told
-        assert told is not None, "a job that was started"
+            told = train(session, on_lines=show.lines, detach=detach)
         show.result(told, page)
     ctx.exit(0 if detach or told.state == "succeeded" else 1)
 
@@ -121,10 +125,10 @@ def run(ctx: click.Context, /, options: Globals, *, detach: bool, **given: Any) 
     from awsddp.cluster.run import run_job, with_idle
 
     refuse_command(ctx, options)
-    with invocation.opened(options, job_overrides(given), verb="run") as (cluster, show):
-        confirm = launch_question(show, with_idle(cluster).spec)
+    with invocation.opened(options, job_overrides(given), verb="run") as (session, show):
+        confirm = launch_question(show, with_idle(session).spec)
         with show.partial(run_page):
-            result = run_job(cluster, confirm=confirm, on_lines=show.lines, detach=detach)
+            result = run_job(session, confirm=confirm, on_lines=show.lines, detach=detach)
         show.result(result, functools.partial(run_page, detached=detach))
     ctx.exit(0 if detach or (result.train and result.train.state == "succeeded") else 1)
 
@@ -141,8 +145,8 @@ def jobs(options: Globals, *, names: tuple[str, ...], since: str | None) -> None
     from awsddp.job.jobs import jobs_of_all
 
     page = functools.partial(jobs_page, verbose=options.verbose > 0, chosen=bool(names))
-    with invocation.opened(options) as (cluster, show), show.partial(page):
-        show.result(jobs_of_all(cluster, names, since=_moment(since)), page)
+    with invocation.opened(options) as (session, show), show.partial(page):
+        show.result(jobs_of_all(session, names, since=_moment(since)), page)
 
 
 def _moment(date: str | None) -> datetime | None:
@@ -185,11 +189,11 @@ def logs(
     """
     from awsddp.job.logs import logs
 
-    with invocation.opened(options) as (cluster, show):
+    with invocation.opened(options) as (session, show):
         step = "awsddp down   # terminate the nodes" if follow else ""
         page = functools.partial(job_page, next=step, streamed=not (last or ranks))
         with show.partial(page):
-            result = logs(cluster, job=job, follow=follow, on_lines=show.lines, last=last, ranks=ranks)
+            result = logs(session, job=job, follow=follow, on_lines=show.lines, last=last, ranks=ranks)
         show.result(result, page)
     ctx.exit(0 if not follow or result.state == "succeeded" else 1)
 
@@ -204,8 +208,8 @@ def cancel(options: Globals, *, names: tuple[str, ...]) -> None:
     """
     from awsddp.job.cancel import cancel_jobs
 
-    with invocation.opened(options) as (cluster, show):
-        ended = cancel_jobs(cluster, names)
+    with invocation.opened(options) as (session, show):
+        ended = cancel_jobs(session, names)
         for one in ended:
             show.page(one, job_page)
         show.result(ended if _are_several(names) else ended[0], lambda _: None)
@@ -227,21 +231,27 @@ def fetch(options: Globals, *, names: tuple[str, ...], outputs: tuple[str, ...])
     stopped by itself with results on it is started and terminated afterwards; both are asked first. What is
     all in S3 comes from there.
     """
-    from awsddp.job.fetch import fetch_jobs
+    from awsddp.cluster.down import down
+    from awsddp.cluster.up import up
+    from awsddp.job.fetch import fetch, fetch_jobs
 
     explicit: dict[str, Given] = {"job.outputs": list(outputs)} if outputs else {}
-    with invocation.opened(options, explicit) as (cluster, show), show.partial(fetch_page):
-        confirm = launch_question(show, cluster.spec)
-        fetch_one = functools.partial(cluster.fetch, anew=bool(outputs), confirm=confirm)
+    with invocation.opened(options, explicit) as (session, show), show.partial(fetch_page):
+        confirm = launch_question(show, session.spec)
+        start = functools.partial(up, session, confirm=confirm)
+
+        def fetch_one(name: str | None = None) -> "FetchDocument":
+            return fetch(session, job=name, anew=bool(outputs), start=start)
+
         on_document = functools.partial(show.page, page=fetch_page)
         if _are_several(names):
-            found = fetch_jobs(cluster, names, fetch_one=fetch_one, on_document=on_document)
+            found = fetch_jobs(session, names, fetch_one=fetch_one, on_document=on_document)
         else:
             found = [fetch_one(*names)]
             on_document(found[0])
         if any(one.started for one in found):
             with contextlib.suppress(Interrupted):  # the answer was no: the idle watchdog ends them
-                found[-1].down = cluster.down(confirm=show.question(*TERMINATION))
+                found[-1].down = down(session, confirm=show.question(*TERMINATION))
                 show.page(found[-1].down, down_page)
         show.result(found if _are_several(names) else found[0], lambda _: None)
 
@@ -252,5 +262,5 @@ def report(options: Globals, *, job: str | None) -> None:
     """Write JOB (the last one) as one HTML file: state, cause, loss, ranks, cost, how to run it again."""
     from awsddp.job.report import write_report
 
-    with invocation.opened(options) as (cluster, show):
-        show.result(write_report(cluster, job=job), report_page)
+    with invocation.opened(options) as (session, show):
+        show.result(write_report(session, job=job), report_page)

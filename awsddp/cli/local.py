@@ -18,7 +18,7 @@ from awsddp.cli.table import line, table
 from awsddp.errors import ConfigError, UsageError
 from awsddp.local import client as cloud
 from awsddp.model.documents import StoppedDocument
-from awsddp.session.context import Cluster
+from awsddp.session.context import Session
 from awsddp.settings.values import seconds
 
 if TYPE_CHECKING:
@@ -45,22 +45,22 @@ def local() -> None:
 )
 def start(options: Globals, mode: str | None, share: tuple[Path, ...]) -> None:
     """Start the local cloud's daemon unless it is running."""
-    with _opened(options) as (cluster, show):
-        show.result(cloud.start(cluster.home, mode=mode, share=share), local_page)
+    with _opened(options) as (session, show):
+        show.result(cloud.start(session.home, mode=mode, share=share), local_page)
 
 
 @local.command("status", cls=Verb)
 def status(options: Globals) -> None:
     """Endpoint, credentials, mode, instances and faults."""
-    with _opened(options) as (cluster, show):
-        show.result(cloud.status(cluster.home), local_page)
+    with _opened(options) as (session, show):
+        show.result(cloud.status(session.home), local_page)
 
 
 @local.command("stop", cls=Verb)
 def stop(options: Globals) -> None:
     """Stop the daemon, its instances, and all that it made here."""
-    with _opened(options) as (cluster, show):
-        existed = cloud.stop(cluster.home)
+    with _opened(options) as (session, show):
+        existed = cloud.stop(session.home)
         text = "Local cloud stopped, nothing is left." if existed else "No local cloud was running."
         show.result(StoppedDocument(stopped=existed), lambda _: show.say(text))
 
@@ -94,30 +94,30 @@ def fault_add(
     left; `oom`, almost no memory left; `clock`, 2 minutes ahead; `hostkey`, another host key; or once:
     `reboot` or `poweroff`, as from inside; `reclaim`, EC2 takes a spot node back, after a notice.
     """
-    with _opened(options) as (cluster, show):
+    with _opened(options) as (session, show):
         given |= {"for_s": _seconds(lasts, "--for"), "notice_s": _seconds(notice, "--notice")}
         choices = {name: value for name, value in given.items() if value is not None}
         if number := re.fullmatch(r"node(\d{1,4})", what):
-            what = cloud.instance_of(cluster.home, options.name, int(number[1]))
-        show.result(cloud.fault_add(cluster.home, what, effect, **choices), faults_page)
+            what = cloud.instance_of(session.home, options.name, int(number[1]))
+        show.result(cloud.fault_add(session.home, what, effect, **choices), faults_page)
 
 
 @fault.command("list", cls=Verb)
 def fault_list(options: Globals) -> None:
     """List the active faults with their numbers."""
-    with _opened(options) as (cluster, show):
-        show.result([*cloud.status(cluster.home).faults], faults_page)
+    with _opened(options) as (session, show):
+        show.result([*cloud.status(session.home).faults], faults_page)
 
 
 @fault.command("clear", cls=Verb)
 @click.argument("number", type=int, required=False)
 def fault_clear(options: Globals, number: int | None) -> None:
     """Remove fault NUMBER; without it all faults."""
-    with _opened(options) as (cluster, show):
-        show.result(cloud.fault_clear(cluster.home, number), faults_page)
+    with _opened(options) as (session, show):
+        show.result(cloud.fault_clear(session.home, number), faults_page)
 
 
-def _opened(options: Globals) -> AbstractContextManager[tuple[Cluster, Screen]]:
+def _opened(options: Globals) -> AbstractContextManager[tuple[Session, Screen]]:
     """Open a verb that is about the local cloud and no cluster in it."""
     return invocation.opened(dataclasses.replace(options, local=True))
 

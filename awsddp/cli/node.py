@@ -27,9 +27,11 @@ def sync(options: Globals) -> None:
     Files made on a node are never deleted. If a job is running, whose files would change under it, a question
     comes first.
     """
-    with invocation.opened(options) as (cluster, show):
+    from awsddp.cluster.sync import sync
+
+    with invocation.opened(options) as (session, show):
         confirm = show.question("Send the files anyway?", "nothing was sent")
-        show.result(cluster.sync(confirm=confirm), partial(sync_page, verbose=options.verbose > 0))
+        show.result(sync(session, confirm=confirm), partial(sync_page, verbose=options.verbose > 0))
 
 
 @click.command("exec", cls=Verb, context_settings={"allow_interspersed_args": False})
@@ -54,16 +56,18 @@ def exec(
     if not words:
         raise click.UsageError("Missing command.", ctx)
     _refuse_node("exec", words)
+    from awsddp.cluster.remote import exec
+
     sent = sys.stdin.buffer.read() if stdin else b""
-    with invocation.opened(options) as (cluster, show):
-        result = cluster.exec(words, node=node, stdin=sent, on_output=show.output)
+    with invocation.opened(options) as (session, show):
+        result = exec(session, words=words, node=node, stdin=sent, on_output=show.output)
         show.result(result, lambda _: None)
         failed = [one for one in result.nodes if one.exit_code != 0]
         for one in failed:
             code = one.exit_code
             how = "a signal ended the command" if code == -1 else f"exited with code {code}"
             show.say(f"node{one.node}: {how}")
-        record = cluster.folder.read()
+        record = session.folder.read()
         lacks_smi = any(one.exit_code == 127 for one in failed) and "nvidia-smi" in shlex.join(words)
         if lacks_smi and record is not None and record.pretended:
             show.say("the GPUs of a rehearsal are simulated: it has no nvidia-smi; on EC2 the image has it")
@@ -92,9 +96,9 @@ def ssh(options: Globals, *, words: tuple[str, ...], node: int, ports: tuple[str
     from awsddp.cluster.remote import ssh
 
     _refuse_node("ssh", words)
-    with invocation.opened(options) as (cluster, show):
+    with invocation.opened(options) as (session, show):
         tty = sys.stdin.isatty() and sys.stdout.isatty()
-        argv = ssh(cluster, node=node, words=words, ports=ports, tty=tty)
+        argv = ssh(session, node=node, words=words, ports=ports, tty=tty)
         show.result({"command": argv}, lambda _: None)
     if options.json:
         return
@@ -123,19 +127,19 @@ def doctor(options: Globals, *, iam_policy: str | None, request_quota: bool) -> 
     from awsddp.cli.plan_page import quota_page
     from awsddp.cluster import doctor as checks
 
-    with invocation.opened(options) as (cluster, show):
+    with invocation.opened(options) as (session, show):
         if iam_policy:
             from awsddp.plan.policy import least_policy, role_policy
 
             policy = role_policy if iam_policy == "nodes" else least_policy
-            print(json.dumps(policy(cluster.spec, cluster.job_spec), indent=2))  # AWS's format, not ours
+            print(json.dumps(policy(session.spec, session.job_spec), indent=2))  # AWS's format, not ours
         elif request_quota:
             confirm = show.question("", "nothing was requested")
-            show.result(checks.request_quota(cluster, confirm=confirm), quota_page)
+            show.result(checks.request_quota(session, confirm=confirm), quota_page)
         else:
-            report, page, code = checks.of_nodes(cluster), health_page, 6
+            report, page, code = checks.of_nodes(session), health_page, 6
             if report is None:
-                report, page, code = checks.before_launch(cluster), checks_page, 4
+                report, page, code = checks.before_launch(session), checks_page, 4
             show.result(report, page)
             failed = {check.name for check in report.checks if check.ok is False}
             return 3 if failed & {"region", "configuration"} else code if failed else 0
@@ -152,5 +156,5 @@ def why(options: Globals, *, job: str | None) -> None:
     from awsddp.cli.doctor_page import why_page
     from awsddp.job.why import why
 
-    with invocation.opened(options) as (cluster, show):
-        show.result(why(cluster, job), partial(why_page, verbose=options.verbose > 0))
+    with invocation.opened(options) as (session, show):
+        show.result(why(session, job), partial(why_page, verbose=options.verbose > 0))

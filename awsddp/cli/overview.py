@@ -46,8 +46,8 @@ def show_home(options: Globals) -> None:
     """Show the clusters that this machine knows, and the next commands for each."""
     from awsddp.cluster.inventory import home
 
-    with invocation.opened(options) as (cluster, show):
-        show.result(home(cluster), home_page)
+    with invocation.opened(options) as (session, show):
+        show.result(home(session), home_page)
 
 
 def home_page(known: "HomeDocument") -> None:

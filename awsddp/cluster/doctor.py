@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from awsddp.agent import messages
 from awsddp.agent_client import launch_requests, node_checks
@@ -22,14 +22,12 @@ from awsddp.model.records import Check
 from awsddp.nodes import rsync
 from awsddp.plan.records import Facts, names
 from awsddp.plan.requests import Values
-from awsddp.session.connect import connect_reachable, jump_of, told_jobs
+from awsddp.session.connect import connect_reachable, jump_of, preconnected_cluster, told_jobs
+from awsddp.session.context import ConnectedCluster, LocatedCluster, Session
 from awsddp.session.locate import aws_of, facts_of, target_for
 from awsddp.session.next_steps import advised
 from awsddp.settings.spec import JobSection
 from awsddp.util.shipped_files import shipped_folder, template
-
-if TYPE_CHECKING:
-    from awsddp.session.context import Cluster
 
 GROUP_S, RANK_S, MOST_GROUP_S = 60.0, 2.0, 180.0
 """How long ranks may take to import torch, to form a process group and to time an all-reduce: so long, so
@@ -43,7 +41,7 @@ HERE_BYTES = 3_000_000
 """What each of two nodes sends here: between themselves they cannot tell which is slow."""
 
 
-def before_launch(cluster: "Cluster") -> DoctorDocument:
+def before_launch(session: Session) -> DoctorDocument:
     """Return the `doctor` document of what can be checked before a launch.
 
     Changes nothing, but as `rehearsed`. A check that fails hides no other. Raises ConfigError where the
@@ -58,38 +56,39 @@ def before_launch(cluster: "Cluster") -> DoctorDocument:
         uploads_check,
     )
 
-    with target_for(cluster, record := cluster.folder.read()) as target:
+    with target_for(session, record := session.folder.read()) as target:
         try:
-            aws = aws_of(cluster, target)
+            aws = aws_of(session, target)
         except ConfigError as error:
             name = "region" if isinstance(error, NoRegion) else CONFIGURATION
-            return _checks(cluster, (failed(name, error), *not_checked(name, *OF_REGION)))
-        here = rehearsed(cluster.but(target=target, gateway=aws))
+            return _checks(session, (failed(name, error), *not_checked(name, *OF_REGION)))
+        here = rehearsed(LocatedCluster(session=session, target=target, gateway=aws))
+        spec = here.session.spec
 
         def facts() -> Facts:
-            return with_s3(here, facts_of(aws, here.spec, target, record))
+            return with_s3(here, facts_of(aws, spec, target, record))
 
-        checks = [*before_launch(aws, here.spec, _stand_ins(cluster), facts=facts)]
-        if (place := cluster.job_spec.job.save_to) is not None:
+        checks = [*before_launch(aws, spec, _stand_ins(session), facts=facts)]
+        if (place := session.job_spec.job.save_to) is not None:
             checks += uploads_check(aws, place)
-    return _checks(cluster, checks)
+    return _checks(session, checks)
 
 
-def _stand_ins(cluster: "Cluster") -> Values:
+def _stand_ins(session: Session) -> Values:
     """Return values for what a launch would make, for calls that change nothing."""
     from awsddp.nodes.hostkeys import make_key
 
-    ids = names(cluster.spec.name, random.token_hex(4))
+    ids = names(session.spec.name, random.token_hex(4))
     secrets = {"public_key": make_key("awsddp dry run").public, "user_data": "#cloud-config\n{}\n"}
     return Values(ids=ids, secrets=secrets, now=datetime.now(UTC))
 
 
-def _checks(cluster: "Cluster", checks: Sequence[Check]) -> DoctorDocument:
+def _checks(session: Session, checks: Sequence[Check]) -> DoctorDocument:
     """Return the document of the checks, and of those of this machine's programs and of a jump host."""
     found = [_tried("rsync and ssh", rsync.program), *checks]
-    if (jump := jump_of(cluster)) is not None:
+    if (jump := jump_of(session)) is not None:
         found.append(_tried("jump host", jump.reach, jump.name))
-    return checks_document(cluster, found)
+    return checks_document(session, found)
 
 
 def _tried(name: str, attempt: Callable[[], object], value: str = "") -> Check:
@@ -103,7 +102,7 @@ def _tried(name: str, attempt: Callable[[], object], value: str = "") -> Check:
     return Check(name=name, ok=True, value=value or str(found))
 
 
-def request_quota(cluster: "Cluster", *, confirm: Callable[[str], None]) -> QuotaDocument:
+def request_quota(session: Session, *, confirm: Callable[[str], None]) -> QuotaDocument:
     """Request the vCPU quota that the configuration needs, if it is too small.
 
     `confirm` is called with the request and raises to refuse. Raises CloudError where AWS refuses,
@@ -111,10 +110,10 @@ def request_quota(cluster: "Cluster", *, confirm: Callable[[str], None]) -> Quot
     """
     from awsddp.plan import make_plan
 
-    with target_for(cluster, record := cluster.folder.read()) as target:
-        aws = aws_of(cluster, target)
-        facts = facts_of(aws, cluster.spec, target, record)
-        plan = make_plan(cluster.spec, replace(facts, quotas={}))  # as it would be with enough of it
+    with target_for(session, record := session.folder.read()) as target:
+        aws = aws_of(session, target)
+        facts = facts_of(aws, session.spec, target, record)
+        plan = make_plan(session.spec, replace(facts, quotas={}))  # as it would be with enough of it
         quota = quota_of(plan.instance_type, plan.market)
         if quota is None:
             raise ConfigError(
@@ -141,37 +140,37 @@ def request_quota(cluster: "Cluster", *, confirm: Callable[[str], None]) -> Quot
         return told
 
 
-def of_nodes(cluster: "Cluster") -> DoctorDocument | None:
+def of_nodes(session: Session) -> DoctorDocument | None:
     """Return the `doctor` document of the nodes of a cluster that this machine knows, None without one.
 
     It is bounded in time, and ends no job. Raises NoNodes where no node can be reached, InUse while another
     client starts a job, CloudError.
     """
-    if cluster.folder.read() is None:
+    if session.folder.read() is None:
         return None
     with contextlib.ExitStack() as stack:
         try:
-            cluster = stack.enter_context(cluster.partly_ready())
-            stack.enter_context(connect_reachable(cluster))
+            cluster = stack.enter_context(preconnected_cluster(session))
+            connected = stack.enter_context(connect_reachable(cluster))
         except NotFoundError:
             return None
-        return checks_document(cluster, _checkup(cluster))
+        return checks_document(session, _checkup(connected))
 
 
-def checks_document(cluster: "Cluster", checks: Sequence[Check]) -> DoctorDocument:
+def checks_document(session: Session, checks: Sequence[Check]) -> DoctorDocument:
     """Return the `doctor` document of these checks."""
-    return DoctorDocument(checks=tuple(replace(one, hint=advised(cluster, one.hint)) for one in checks))
+    return DoctorDocument(checks=tuple(replace(one, hint=advised(session, one.hint)) for one in checks))
 
 
-def _checkup(cluster: "Cluster") -> list[Check]:
-    fleet = cluster.fleet
+def _checkup(connected: ConnectedCluster) -> list[Check]:
+    fleet = connected.fleet
     # A node whose disk is full cannot hold the claim, and is named below.
     with contextlib.suppress(NodeError):
         ask(fleet, {min(fleet.nodes): messages.Claim(owner="`awsddp doctor`", wait_s=CLAIM_S)})
-    busy = [job.job for job in told_jobs(cluster, partial=True) if job.state == "running"]
-    checks = _unreached(cluster)
-    nodes = [node for node in cluster.nodes if node.node in fleet.answering]
-    probes = node_checks.probed(fleet, nodes, cluster.record.found, thorough=True)
+    busy = [job.job for job in told_jobs(connected, partial=True) if job.state == "running"]
+    checks = _unreached(connected)
+    nodes = [node for node in connected.cluster.nodes if node.node in fleet.answering]
+    probes = node_checks.probed(fleet, nodes, connected.cluster.record.found, thorough=True)
     checks += [
         *node_checks.quick_checks(probes),
         *node_checks.thorough_checks(probes),
@@ -181,33 +180,37 @@ def _checkup(cluster: "Cluster") -> list[Check]:
         value = f"left out: job {', '.join(busy)} runs"
         return [*checks, Check(name="process group", ok=None, value=value)]
     fit = [node for node in probes.answers if node not in node_checks.failing(checks)]
-    return [*checks, *_group_checks(cluster, probes, fit)]
+    return [*checks, *_group_checks(connected, probes, fit)]
 
 
-def _unreached(cluster: "Cluster") -> list[Check]:
-    nodes = {node.node: node for node in cluster.nodes}
-    whys = {node: failure.message.partition(": ")[2] for node, failure in cluster.fleet.failures.items()}
+def _unreached(connected: ConnectedCluster) -> list[Check]:
+    nodes = {node.node: node for node in connected.cluster.nodes}
+    whys = {node: failure.message.partition(": ")[2] for node, failure in connected.fleet.failures.items()}
     checks = [
         node_checks.node_check(nodes[node], "login", False, why, "SSH") for node, why in sorted(whys.items())
     ]
-    for node in cluster.excluded:
+    for node in connected.cluster.excluded:
         checks.append(
-            node_checks.node_check(node, "login", None, cluster.record.state_of(node).partition(" is ")[2])
+            node_checks.node_check(
+                node, "login", None, connected.cluster.record.state_of(node).partition(" is ")[2]
+            )
         )
     return checks
 
 
-def _group_checks(cluster: "Cluster", probes: node_checks.Probes, nodes: Sequence[int]) -> list[Check]:
+def _group_checks(
+    connected: ConnectedCluster, probes: node_checks.Probes, nodes: Sequence[int]
+) -> list[Check]:
     """Return the checks of a process group over all ranks of `nodes`; of parts where it is slow or hangs."""
     if len(nodes) < 2:
         return [Check(name="process group", ok=None, value="left out: fewer than two nodes are fit")]
-    cluster.say(f"forming a process group on {len(nodes)} nodes (at most {MOST_GROUP_S:g} s)")
-    (whole,) = _form(cluster, probes, [nodes])
+    connected.session.say(f"forming a process group on {len(nodes)} nodes (at most {MOST_GROUP_S:g} s)")
+    (whole,) = _form(connected, probes, [nodes])
     checks = [node_checks.group_check(probes, whole)]
     if whole.gbyte_s is None:
         unclear = len(nodes) > 2 and not node_checks.failing(checks)
     else:
-        promised = _promise(cluster)
+        promised = _promise(connected.cluster)
         unclear = whole.gbyte_s < (LEAST_GBYTE_S if promised is None else promised * LEAST_SHARE)
         value = f"{whole.gbyte_s:.2g} GB/s bus bandwidth of {len(whole.ranks)} ranks"
         expected = "" if promised is None else f"{promised:g} GB/s is the type's network"
@@ -215,20 +218,22 @@ def _group_checks(cluster: "Cluster", probes: node_checks.Probes, nodes: Sequenc
     if not unclear:
         return checks
     if len(nodes) == 2:
-        return [*checks, *node_checks.rate_checks(probes, "network", _to_here(cluster, nodes))]
-    return [*checks, *node_checks.rate_checks(probes, "pairs", _in_pairs(cluster, probes, nodes))]
+        return [*checks, *node_checks.rate_checks(probes, "network", _to_here(connected, nodes))]
+    return [*checks, *node_checks.rate_checks(probes, "pairs", _in_pairs(connected, probes, nodes))]
 
 
-def _in_pairs(cluster: "Cluster", probes: node_checks.Probes, nodes: Sequence[int]) -> dict[int, float]:
+def _in_pairs(
+    connected: ConnectedCluster, probes: node_checks.Probes, nodes: Sequence[int]
+) -> dict[int, float]:
     """Return the best rate of each node (MB/s) in process groups with each of two others; 0 if all fail.
 
     One that seems slow is measured once more, with one that is not.
     """
-    cluster.say(f"forming process groups of two nodes (at most {2 * MOST_GROUP_S:g} s)")
+    connected.session.say(f"forming process groups of two nodes (at most {2 * MOST_GROUP_S:g} s)")
     best = dict.fromkeys(nodes, 0.0)
 
     def measure(pairs: Sequence[tuple[int, int]]) -> None:
-        for group in _form(cluster, probes, pairs):
+        for group in _form(connected, probes, pairs):
             for one in group.ranks:
                 best[one.node] = max(best[one.node], (group.gbyte_s or 0.0) * 1e3)
 
@@ -240,18 +245,20 @@ def _in_pairs(cluster: "Cluster", probes: node_checks.Probes, nodes: Sequence[in
     return best
 
 
-def _to_here(cluster: "Cluster", nodes: Sequence[int]) -> dict[int, float]:
+def _to_here(connected: ConnectedCluster, nodes: Sequence[int]) -> dict[int, float]:
     """Return how fast each node sends to this machine (MB/s); 0 if it is lost."""
     rates = dict.fromkeys(nodes, 0.0)
     for node in nodes:
         began = time.monotonic()
         with contextlib.suppress(NodeError):
-            cluster.fleet.run(["head", "-c", f"{HERE_BYTES}", "/dev/zero"], nodes=[node], timeout_s=ANSWER_S)
+            connected.fleet.run(
+                ["head", "-c", f"{HERE_BYTES}", "/dev/zero"], nodes=[node], timeout_s=ANSWER_S
+            )
             rates[node] = HERE_BYTES / 1e6 / (time.monotonic() - began)
     return rates
 
 
-def _promise(cluster: "Cluster") -> float | None:
+def _promise(cluster: LocatedCluster) -> float | None:
     """Return the network bandwidth of the cluster's type in GB/s; None where GPUs are not real."""
     if any(one.driver is None for one in cluster.record.prepared):
         return None
@@ -259,7 +266,7 @@ def _promise(cluster: "Cluster") -> float | None:
 
 
 def _form(
-    cluster: "Cluster", probes: node_checks.Probes, groups: Sequence[Sequence[int]]
+    connected: ConnectedCluster, probes: node_checks.Probes, groups: Sequence[Sequence[int]]
 ) -> list[node_checks.Group]:
     """Run train/probe.py, as a job would, on each of `groups` of nodes at once; return what its ranks say."""
     groups = [sorted(nodes) for nodes in groups]  # the ranks of a launch meet on its lowest node
@@ -268,10 +275,10 @@ def _form(
         for nodes in groups
     ]
     limit = min(GROUP_S + RANK_S * sum(len(group.ranks) for group in formed), MOST_GROUP_S)
-    asked = cluster.job_spec
+    asked = connected.session.job_spec
     spec = replace(asked, job=JobSection(script="probe.py"), env=replace(asked.env, secrets=()))
     slots = ask(
-        cluster.fleet, {nodes[0]: messages.Slots(ports=launch_requests.job_ports()) for nodes in groups}
+        connected.fleet, {nodes[0]: messages.Slots(ports=launch_requests.job_ports()) for nodes in groups}
     )
     starter, program = template("start_ranks.py"), (shipped_folder("train") / "probe.py").read_text("utf-8")
     commands = {}
@@ -285,12 +292,16 @@ def _form(
             ranks = [process.environment for process in request.processes]
             words = json.dumps({"ranks": ranks, "seconds": limit, "program": program})
             commands[node] = ([probes.prepared[node].ranks_python, "-c", starter], words.encode())
-    _hear(cluster, commands, formed, timeout_s=limit + 10)
+    _hear(connected, commands, formed, timeout_s=limit + 10)
     return formed
 
 
 def _hear(
-    cluster: "Cluster", commands: Mapping[int, Any], groups: Sequence[node_checks.Group], *, timeout_s: float
+    connected: ConnectedCluster,
+    commands: Mapping[int, Any],
+    groups: Sequence[node_checks.Group],
+    *,
+    timeout_s: float,
 ) -> None:
     """Start the ranks of `groups` and take up what they say."""
     of = {one.node: group for group in groups for one in group.ranks}
@@ -305,4 +316,4 @@ def _hear(
             if (step := node_answers.rank_step(line, node=node, ranks=own)) is not None:
                 of[node].hear(step)
 
-    cluster.fleet.stream(commands, on_data, timeout_s=timeout_s)
+    connected.fleet.stream(commands, on_data, timeout_s=timeout_s)

@@ -4,7 +4,6 @@ import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
 
 from awsddp.cluster.fetch_unfetched import fetch_all
 from awsddp.errors import ConfigError, LeftoverError, NodeError, NoRegion, UsageError
@@ -14,19 +13,17 @@ from awsddp.model.billing import Bill
 from awsddp.model.documents import DownDocument
 from awsddp.model.records import ACTIVE, ENDED, MORE, JobRecord, Listed, Node
 from awsddp.session.connect import OFF
+from awsddp.session.context import LocatedCluster, Session
 from awsddp.session.cost import bill_of
-from awsddp.session.locate import end, machines, refuse_sessions, wait_until_launches_show
+from awsddp.session.locate import end, find_cluster, machines, refuse_sessions, wait_until_launches_show
 from awsddp.state import living
 from awsddp.storage.results_dir import is_fetched, is_home, is_owed
 from awsddp.storage.saved_job import in_bucket
 from awsddp.util import format
 
-if TYPE_CHECKING:
-    from awsddp.session.context import Cluster
-
 
 def down(
-    cluster: "Cluster",
+    session: Session,
     *,
     discard: bool = False,
     known_only: bool = False,
@@ -42,30 +39,30 @@ def down(
     LeftoverError where something could not be terminated, CloudError where AWS does not answer.
     """
     try:
-        return _down(cluster, discard=discard, known_only=known_only, confirm=confirm, lose=lose)
+        return _down(session, discard=discard, known_only=known_only, confirm=confirm, lose=lose)
     except NoRegion as error:
         if not known_only:
             raise
-        cluster.say(f"AWS was not searched: {error.message}")
-        return _document(cluster)  # without a record, and -y ends only what has one
+        session.say(f"AWS was not searched: {error.message}")
+        return _document(LocatedCluster(session=session))  # without a record, and -y ends only what has one
 
 
 def _down(
-    cluster: "Cluster",
+    session: Session,
     *,
     discard: bool,
     known_only: bool,
     confirm: Callable[[str], None],
     lose: Callable[[NodeError], bool],
 ) -> DownDocument:
-    with cluster.folder.lock("down"), cluster.find(newer=True, whole=True) as cluster:
+    with session.folder.lock("down"), find_cluster(session, newer=True, whole=True) as cluster:
         record = cluster.known
         if cluster.gateway is not None:
-            wait_until_launches_show(cluster)
+            cluster = wait_until_launches_show(cluster)
         clusters = cluster.all_listed
         if not clusters:
             if record is not None:  # it ended by itself, at its expiry at the latest
-                cluster.folder.note("ended", id=record.id, at=min(datetime.now(UTC), record.expires))
+                session.folder.note("ended", id=record.id, at=min(datetime.now(UTC), record.expires))
                 _forget(cluster, record.id)
             refuse_sessions(cluster)
             return _document(cluster)
@@ -92,7 +89,7 @@ def _down(
         return _document(cluster, terminated=terminated, removed=removed, bill=bill)
 
 
-def _end(cluster: "Cluster", clusters: Sequence[Listed]) -> tuple[str, ...]:
+def _end(cluster: LocatedCluster, clusters: Sequence[Listed]) -> tuple[str, ...]:
     """Terminate the clusters of this name, one per id, and return the terminated instances.
 
     Raises LeftoverError, after everything else is terminated.
@@ -103,21 +100,21 @@ def _end(cluster: "Cluster", clusters: Sequence[Listed]) -> tuple[str, ...]:
         began = datetime.now(UTC)  # EC2 bills no instance that is shutting down
         ended = end(cluster, one)
         with contextlib.suppress(ConfigError):  # the end of the machines does not wait for a full disk here
-            cluster.folder.note(
+            cluster.session.folder.note(
                 "ended", id=one.id, at=began, terminated=ended.terminated, leftovers=ended.leftovers
             )
         terminated += ended.terminated
         left += ended.leftovers
     if left:
         raise LeftoverError(
-            f"not everything of cluster {cluster.spec.name} could be terminated",
+            f"not everything of cluster {cluster.session.spec.name} could be terminated",
             f"left: {', '.join(left)}",
             "awsddp down   # again" + "; what is left may still cost money" * (cluster.target.name == "aws"),
         )
     return tuple(terminated)
 
 
-def _owing(cluster: "Cluster", listed: Listed) -> Listed:
+def _owing(cluster: LocatedCluster, listed: Listed) -> Listed:
     """Return a cluster whose nodes owe what their tags name, without what is here, or in S3 where no node
     that runs holds it; and, of jobs whose nodes were released, what S3 does not hold any more.
 
@@ -127,10 +124,10 @@ def _owing(cluster: "Cluster", listed: Listed) -> Listed:
     record = cluster.known if cluster.known is not None and cluster.known.id == listed.id else None
     saved, lost = set(), list[JobRecord]()
     for job in record.jobs if record is not None else ():
-        if is_fetched(cluster.results / job.job, job) or _is_held(listed, job):
+        if is_fetched(cluster.session.results / job.job, job) or _is_held(listed, job):
             continue
-        if in_bucket(cluster, job):
-            cluster.say(f"the results of {job.job} are in {job.save_to}/{job.job}")
+        if in_bucket(cluster.session, job):
+            cluster.session.say(f"the results of {job.job} are in {job.save_to}/{job.job}")
             saved.add(job.job)
         elif job.save_to is not None:
             lost.append(job)
@@ -138,7 +135,7 @@ def _owing(cluster: "Cluster", listed: Listed) -> Listed:
     def owed(node: Node) -> tuple[str, ...]:
         released = (job.job for job in lost if node.instance_id in {one.instance_id for one in job.nodes})
         jobs = (job for job in dict.fromkeys((*node.unfetched, *released)) if job not in saved)
-        return tuple(job for job in jobs if not is_home(cluster, job, node.instance_id))
+        return tuple(job for job in jobs if not is_home(cluster.session, job, node.instance_id))
 
     return replace(listed, nodes=tuple(replace(node, unfetched=owed(node)) for node in listed.nodes))
 
@@ -153,13 +150,13 @@ def _is_held(listed: Listed, job: JobRecord) -> bool:
     )
 
 
-def _what_ends(cluster: "Cluster", listed: Listed, *, discard: bool) -> str:
+def _what_ends(cluster: LocatedCluster, listed: Listed, *, discard: bool) -> str:
     question = [f"Cluster {listed.name}: {machines(cluster, listed)}{_made(listed)} will be terminated."]
-    jobs = [one.job for one in jobs_of(cluster, living(cluster.folder))]
+    jobs = [one.job for one in jobs_of(cluster.session, living(cluster.session.folder))]
     for job in jobs:
-        if job.state in ACTIVE and is_owed(cluster, listed.unfetched, job):
+        if job.state in ACTIVE and is_owed(cluster.session, listed.unfetched, job):
             waits = job.state == "waiting"
-            grace = "" if discard or waits else f" and has {cluster.job_spec.job.grace} to save"
+            grace = "" if discard or waits else f" and has {cluster.session.job_spec.job.grace} to save"
             does = "waits" if waits else "still runs"
             question.append(f"Job {job.job} {does} (as last seen): it is ended{grace}.")
     if listed.unfetched:
@@ -175,19 +172,19 @@ def _made(cluster: Listed) -> str:
     return f", made at {format.iso(cluster.created)}{host}," if cluster.created else ""
 
 
-def _forget(cluster: "Cluster", cluster_id: str) -> None:
-    abort(cluster, [one.job for one in jobs_of(cluster, living(cluster.folder))])
+def _forget(cluster: LocatedCluster, cluster_id: str) -> None:
+    abort(cluster, [one.job for one in jobs_of(cluster.session, living(cluster.session.folder))])
     try:
-        cluster.folder.retire(cluster_id)
+        cluster.session.folder.retire(cluster_id)
     except ConfigError as error:
-        cluster.say(f"{error.message}: {error.why or error.next}")
+        cluster.session.say(f"{error.message}: {error.why or error.next}")
 
 
 def _document(
-    cluster: "Cluster", *, terminated: tuple[str, ...] = (), removed: int = 0, bill: Bill | None = None
+    cluster: LocatedCluster, *, terminated: tuple[str, ...] = (), removed: int = 0, bill: Bill | None = None
 ) -> DownDocument:
     return DownDocument(
-        cluster=cluster.spec.name,
+        cluster=cluster.session.spec.name,
         state="absent",
         target=cluster.target.name,
         terminated=terminated,

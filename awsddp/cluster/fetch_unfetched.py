@@ -1,24 +1,20 @@
 """Fetching what nodes still hold before they are terminated or stopped."""
 
-from typing import TYPE_CHECKING
-
 from awsddp.errors import AwsddpError, ConfigError, NodeError
 from awsddp.job.cancel import end_job
 from awsddp.job.fetch import bring
 from awsddp.job.save_to_s3 import wait_until_saved
 from awsddp.model.records import ACTIVE, Listed, Node, unfetched_jobs
-from awsddp.session.connect import OFF, reachable, told_jobs
+from awsddp.session.connect import OFF, connect, reachable, told_jobs
+from awsddp.session.context import LocatedCluster
 from awsddp.session.cost import bill_of
 from awsddp.storage.results_dir import is_owed, still_missing
 from awsddp.util.format import money, node_name
 
-if TYPE_CHECKING:
-    from awsddp.session.context import Cluster
-
 FETCH_REACH_S = 60.0
 
 
-def fetch_all(cluster: "Cluster", listed: Listed) -> None:
+def fetch_all(cluster: LocatedCluster, listed: Listed) -> None:
     """End the jobs that still run, and fetch all unfetched results, before the nodes are terminated.
 
     Results of a node that no longer exists are named. Raises NodeError, with the jobs, the price and the next
@@ -28,9 +24,9 @@ def fetch_all(cluster: "Cluster", listed: Listed) -> None:
     if not owing:
         return
     record = cluster.known if cluster.known is not None and cluster.known.id == listed.id else None
-    if record is None or not cluster.folder.key.exists():
+    if record is None or not cluster.session.folder.key.exists():
         raise _not_home(cluster, listed, owing, "this machine has no key for the nodes that hold them")
-    cluster.use(reachable(listed.live), of=listed.live)
+    cluster = cluster.with_nodes(reachable(listed.live), of=listed.live)
     saved: set[str] = set()
     left: dict[Node, str] = {}
     try:
@@ -50,32 +46,38 @@ def fetch_all(cluster: "Cluster", listed: Listed) -> None:
         raise _not_home(cluster, listed, list(left), ", ".join(left.values()))
 
 
-def _fetch_owed(cluster: "Cluster", saved: set[str]) -> dict[Node, str]:
+def _fetch_owed(cluster: LocatedCluster, saved: set[str]) -> dict[Node, str]:
     """Fetch the unfetched results of the running nodes; return the nodes that did not answer, and why.
 
     What is all in S3, by the word of the nodes that answer and by what this machine reads there, is not
     fetched, but its logs and metrics: it is added to `saved`.
     """
     names, owing = unfetched_jobs(cluster.nodes), [node for node in cluster.nodes if node.unfetched]
-    with cluster.connect(deadline_s=FETCH_REACH_S, partial=True) as fleet:
-        owed = [job for job in told_jobs(cluster, partial=True) if is_owed(cluster, names, job)]
+    with connect(cluster, deadline_s=FETCH_REACH_S, partial=True) as connected:
+        owed = [job for job in told_jobs(connected, partial=True) if is_owed(cluster.session, names, job)]
         # The newest first: the end of a job starts one that waits for it.
-        for job in reversed([end_job(cluster, job) for job in reversed(owed)]):
+        for job in reversed([end_job(connected, job) for job in reversed(owed)]):
             if job.state in ACTIVE:
                 raise NodeError(f"job {job.job} did not end")
-            if job.save_to is not None and wait_until_saved(cluster, job):
+            if job.save_to is not None and wait_until_saved(connected, job):
                 saved.add(job.job)
                 continue
-            nodes = ", ".join(map(node_name, fleet.nodes))
-            cluster.say(f"fetching the results of {job.job} from {nodes} to {cluster.results / job.job}/")
-            bring(cluster, job, waits=False)
-            cluster.folder.remember(job)
-            for text in still_missing(cluster, job).values():
-                cluster.say(text)
-        return {node: fleet.failures[node.node].summary for node in owing if node.node in fleet.failures}
+            nodes = ", ".join(map(node_name, connected.fleet.nodes))
+            cluster.session.say(
+                f"fetching the results of {job.job} from {nodes} to {cluster.session.results / job.job}/"
+            )
+            bring(connected, job, waits=False)
+            cluster.session.folder.remember(job)
+            for text in still_missing(connected, job).values():
+                cluster.session.say(text)
+        return {
+            node: connected.fleet.failures[node.node].summary
+            for node in owing
+            if node.node in connected.fleet.failures
+        }
 
 
-def _not_home(cluster: "Cluster", listed: Listed, owing: list[Node], why: str) -> NodeError:
+def _not_home(cluster: LocatedCluster, listed: Listed, owing: list[Node], why: str) -> NodeError:
     """Return the error that names the unfetched jobs, what the nodes cost meanwhile, and the next steps."""
     stopped = [node_name(node.node) for node in owing if node.state in ("stopping", "stopped")]
     ways = [f"awsddp up   # start {', '.join(stopped)}; then awsddp down"] if stopped else []

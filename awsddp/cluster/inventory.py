@@ -13,28 +13,28 @@ from awsddp.job.registry import all_jobs, jobs_of
 from awsddp.local import client as local
 from awsddp.model.documents import FoundCluster, HomeDocument, KnownCluster, KnownJob, Orphans
 from awsddp.model.records import Listed, Target, widened
+from awsddp.session.context import LocatedCluster, Session
 from awsddp.session.locate import aws_of, look, target_for, wait_until_launches_show
-from awsddp.state import Folder, pasts
+from awsddp.state import pasts
 from awsddp.util import format
 from awsddp.util.format import money
 
 if TYPE_CHECKING:
     from awsddp.aws.client import Aws
     from awsddp.aws.clusters import Everywhere, Holding
-    from awsddp.session.context import Cluster
 
 
-def status_all(cluster: "Cluster") -> list[FoundCluster]:
+def status_all(session: Session) -> list[FoundCluster]:
     """Return the `status` documents of every cluster in every region, also of other owners, and of orphans.
 
     Those of the local cloud, too, if it runs; with --local those alone, with --region those of that region.
     Raises CloudError if no region answers.
     """
-    with _searched(cluster) as places:
+    with _searched(session) as places:
         return [_found(here, holding) for here, _, found in places for holding in found.holdings]
 
 
-def down_orphans(cluster: "Cluster", *, discard: bool = False, confirm: Callable[[str], None]) -> Orphans:
+def down_orphans(session: Session, *, discard: bool = False, confirm: Callable[[str], None]) -> Orphans:
     """Terminate the caller's resources whose cluster has no instance or is past its expiry; nothing else.
 
     A cluster with unfetched results is kept, unless `discard`. `confirm` is called with the list of orphans
@@ -43,7 +43,7 @@ def down_orphans(cluster: "Cluster", *, discard: bool = False, confirm: Callable
     """
     from awsddp.aws.teardown import teardown
 
-    with _searched(cluster) as places:
+    with _searched(session) as places:
         unused = [
             (here, holding)
             for here, _, found in places
@@ -59,9 +59,9 @@ def down_orphans(cluster: "Cluster", *, discard: bool = False, confirm: Callable
         left: list[str] = []
         for here, orphan in orphans:
             there = replace(here.target, region=orphan.cluster.region)
-            trail = cluster.home / "history" / f"{orphan.cluster.name}-{orphan.cluster.id}"
-            aws = aws_of(here, there, trail=trail, login=here.aws)
-            ended = teardown(aws, orphan.cluster, on_event=cluster.on_event)
+            trail = session.home / "history" / f"{orphan.cluster.name}-{orphan.cluster.id}"
+            aws = aws_of(session, there, trail=trail, login=here.aws)
+            ended = teardown(aws, orphan.cluster, on_event=session.on_event)
             terminated += ended.terminated
             left += ended.leftovers
         if left:
@@ -87,57 +87,57 @@ def down_orphans(cluster: "Cluster", *, discard: bool = False, confirm: Callable
 
 
 @contextmanager
-def _searched(cluster: "Cluster") -> "Iterator[list[tuple[Cluster, list[str], Everywhere]]]":
+def _searched(session: Session) -> "Iterator[list[tuple[LocatedCluster, list[str], Everywhere]]]":
     """Yield for each place the cluster with its target and a gateway, what was searched, and what was found.
 
     The places are the running local cloud and AWS; one of them where a setting, or the record, names it.
     """
-    asked = cluster.spec.cluster
-    is_set = cluster.local or asked.region or asked.profile
-    record = None if is_set else cluster.folder.read()
+    asked = session.spec.cluster
+    is_set = session.local or asked.region or asked.profile
+    record = None if is_set else session.folder.read()
     places = []
     with contextlib.ExitStack() as stack:
         if not is_set and (record is None or record.target.name != "local"):
-            opened = local.opened(cluster.home, cluster.on_event, start=False)
+            opened = local.opened(session.home, session.on_event, start=False)
             try:
                 if (running := stack.enter_context(opened)) is not None:
-                    places.append(_look_in(cluster, running))
+                    places.append(_look_in(session, running))
             except LocalCloudError as error:
-                cluster.say(f"not searched: the local cloud: {error.summary}")
-        target = stack.enter_context(target_for(cluster, record))
+                session.say(f"not searched: the local cloud: {error.summary}")
+        target = stack.enter_context(target_for(session, record))
         try:
-            places.append(_look_in(cluster, target))
+            places.append(_look_in(session, target))
         except CloudError as error:
             if not places or getattr(error, "code", "") != "NoCredentialsError":
                 raise
-            cluster.say(f"not searched: AWS: {error.message}")
+            session.say(f"not searched: AWS: {error.message}")
         yield places
 
 
-def _look_in(cluster: "Cluster", target: Target) -> "tuple[Cluster, list[str], Everywhere]":
+def _look_in(session: Session, target: Target) -> "tuple[LocatedCluster, list[str], Everywhere]":
     """Search a place: all its regions, unless one is asked for. Needs no region that is configured."""
     from awsddp.aws.client import OPEN_REGION
     from awsddp.aws.clusters import find_everywhere
     from awsddp.aws.plan_facts import enabled_regions
 
     try:
-        aws = aws_of(cluster, target)
+        aws = aws_of(session, target)
     except NoRegion:
         target = replace(target, region=OPEN_REGION)
-        aws = aws_of(cluster, target)
-    alone = cluster.spec.cluster.region is not None or target.name == "local"
+        aws = aws_of(session, target)
+    alone = session.spec.cluster.region is not None or target.name == "local"
     regions = [aws.region] if alone else list(enabled_regions(aws))
 
     def gateway(region: str) -> "Aws":
-        return aws if region == aws.region else aws_of(cluster, replace(target, region=region), login=aws)
+        return aws if region == aws.region else aws_of(session, replace(target, region=region), login=aws)
 
     found = find_everywhere(gateway, regions, owner=aws.identity().user_id, now=datetime.now(UTC))
     for text in found.unread:
-        cluster.say(f"not searched: {text}")
-    return cluster.but(target=target, gateway=aws), regions, found
+        session.say(f"not searched: {text}")
+    return LocatedCluster(session=session, target=target, gateway=aws), regions, found
 
 
-def _found(cluster: "Cluster", holding: "Holding") -> FoundCluster:
+def _found(cluster: LocatedCluster, holding: "Holding") -> FoundCluster:
     """Return a cluster's document. Of one that this machine has a record of, it says what `status` says."""
     listed = holding.cluster
     found = _recorded(cluster, listed)
@@ -154,35 +154,33 @@ def _found(cluster: "Cluster", holding: "Holding") -> FoundCluster:
     )
 
 
-def _lives(found: "Cluster") -> bool:
+def _lives(found: LocatedCluster) -> bool:
     """Tell whether nodes of a cluster live by its record, whatever their tags are, before its expiry."""
     lives = found.listed is not None and found.listed.live
     return bool(found.known and lives) and found.record.expires > datetime.now(UTC)
 
 
-def _recorded(cluster: "Cluster", listed: Listed, *, wait: bool = False) -> "Cluster":
+def _recorded(cluster: LocatedCluster, listed: Listed, *, wait: bool = False) -> LocatedCluster:
     """Return a cluster as `status` finds it, by its record, or as it is listed where this machine has none.
 
     With `wait` what was launched from here and is not listed yet is waited for, as `down` does.
     """
-    here = cluster.but(
-        name=listed.name,
-        spec=replace(cluster.spec, name=listed.name),
-        folder=Folder(cluster.home, listed.name),
+    asked = cluster.session
+    session = replace(
+        asked, name=listed.name, settings=(replace(asked.spec, name=listed.name), asked.job_spec)
     )
-    record = here.folder.read(newer=True)
+    record = session.folder.read(newer=True)
     if record is None or record.id != listed.id:
-        return cluster.but(listed=listed)
-    here.known, here.target = record, replace(cluster.target, region=listed.region)
-    here.gateway = aws_of(here, here.target, login=cluster.aws)
-    look(here)
+        return replace(cluster, listed=listed)
+    target = replace(cluster.target, region=listed.region)
+    aws = aws_of(session, target, login=cluster.aws)
+    here = look(LocatedCluster(session=session, target=target, gateway=aws, known=record))
     if wait:
-        wait_until_launches_show(here)
-    here.listed = here.own
-    return here
+        here = wait_until_launches_show(here)
+    return replace(here, listed=here.own)
 
 
-def _orphan(here: "Cluster", holding: "Holding") -> str:
+def _orphan(here: LocatedCluster, holding: "Holding") -> str:
     cluster = holding.cluster
     what = [*(node.instance_id for node in cluster.live), *cluster.leftovers]
     owed = f"; results not fetched: {', '.join(cluster.unfetched)}" if cluster.unfetched else ""
@@ -194,7 +192,7 @@ def _orphan(here: "Cluster", holding: "Holding") -> str:
     )
 
 
-def home(cluster: "Cluster") -> HomeDocument:
+def home(session: Session) -> HomeDocument:
     """Return the clusters that this machine remembers, as last seen, and whether a local cloud runs.
 
     No requests are sent: a cluster may have ended since, which `status` shows.
@@ -209,15 +207,15 @@ def home(cluster: "Cluster") -> HomeDocument:
             price_usd_per_hour=bill.price_usd_per_hour if (bill := past.bill) else None,
             expires=str(format.iso(record.expires)),
             expired=record.expires < datetime.now(UTC),
-            jobs=tuple(KnownJob(job=one.job.job, state=one.job.state) for one in jobs_of(cluster, past)),
+            jobs=tuple(KnownJob(job=one.job.job, state=one.job.state) for one in jobs_of(session, past)),
         )
-        for past in pasts(cluster.home)
+        for past in pasts(session.home)
         if (record := past.record) is not None
     ]
-    jobs = () if clusters else all_jobs(cluster)
+    jobs = () if clusters else all_jobs(session)
     return HomeDocument(
         clusters=tuple(clusters),
-        local_cloud=local.runs(cluster.home),
-        ended=sum(past.record is None for past in pasts(cluster.home)),
+        local_cloud=local.runs(session.home),
+        ended=sum(past.record is None for past in pasts(session.home)),
         last_job=KnownJob(job=jobs[-1].job.job, state=jobs[-1].job.state) if jobs else None,
     )

@@ -3,14 +3,14 @@
 import secrets
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
 
 from awsddp.compat.types import quota_of
 from awsddp.errors import AwsddpError, CapacityError, CloudError
-from awsddp.model.records import Intent, Node
+from awsddp.model.records import Intent
 from awsddp.plan import make_plan
 from awsddp.plan.records import Facts, LaunchPlan, names
 from awsddp.plan.requests import Values
+from awsddp.session.context import LocatedCluster, Session
 from awsddp.session.cost import launched
 from awsddp.session.locate import aws_of, end, facts_of, own_key_file
 from awsddp.settings.loader import remembered
@@ -18,20 +18,17 @@ from awsddp.settings.values import idle_seconds
 from awsddp.state import Folder, Record
 from awsddp.util.parallel import each
 
-if TYPE_CHECKING:
-    from awsddp.session.context import Cluster
-
 # Between two rounds of capacity.retry_until_up: capacity comes back in minutes, not in seconds.
 FIRST_PAUSE_S, MOST_PAUSE_S = 30.0, 300.0
 
 
-def launch(cluster: "Cluster", plan: LaunchPlan, *, now: datetime | None = None) -> tuple[Node, ...]:
-    """Create the key, the groups and the instances; each step is recorded before it is taken.
+def launch(cluster: LocatedCluster, plan: LaunchPlan, *, now: datetime | None = None) -> LocatedCluster:
+    """Create the key, the groups and the instances; each step is recorded before it is taken. Return the
+    cluster with the new nodes alone, its record, and the gateway of the region of the launch.
 
     A known cluster keeps its id and nodes; the plan's expiry counts from `now`. Without capacity the plan's
     alternatives are tried in order; with `capacity.retry_until_up` again and again, until there is capacity.
-    What a refused launch created is removed. The handle then has the record and the gateway of the region of
-    the launch. Raises CapacityError, CloudError or ConfigError.
+    What a refused launch created is removed. Raises CapacityError, CloudError or ConfigError.
     """
     from awsddp.aws.waits import CLOCK, growing
 
@@ -39,16 +36,18 @@ def launch(cluster: "Cluster", plan: LaunchPlan, *, now: datetime | None = None)
     for pause in growing(FIRST_PAUSE_S, MOST_PAUSE_S):
         begun = now or datetime.now(UTC).replace(microsecond=0)
         try:
-            return _round(cluster, plan, *_values(cluster, plan, cluster_id, begun))
+            return _try_alternatives(cluster, plan, *_launch_values(cluster.session, plan, cluster_id, begun))
         except CapacityError as error:
-            if not cluster.spec.capacity.retry_until_up:
+            if not cluster.session.spec.capacity.retry_until_up:
                 raise
-            cluster.say(f"{error.message}: retrying in {pause:.0f} s; Ctrl-C stops")
+            cluster.session.say(f"{error.message}: retrying in {pause:.0f} s; Ctrl-C stops")
             CLOCK.sleep(pause)
     raise AssertionError("growing() never ends")
 
 
-def _round(cluster: "Cluster", plan: LaunchPlan, values: Values, host_key: str) -> tuple[Node, ...]:
+def _try_alternatives(
+    cluster: LocatedCluster, plan: LaunchPlan, values: Values, host_key: str
+) -> LocatedCluster:
     """Try the plan and its alternatives once."""
     from awsddp.aws.api_errors import Refused
     from awsddp.aws.instances import NEXT_ZONE, OVER_QUOTA
@@ -61,9 +60,10 @@ def _round(cluster: "Cluster", plan: LaunchPlan, values: Values, host_key: str) 
             continue
         if one.region != cluster.aws.region:
             _clean_up(cluster, values)
-            cluster.gateway = aws_of(cluster, replace(cluster.target, region=one.region), login=cluster.aws)
+            there = replace(cluster.target, region=one.region)
+            cluster = replace(cluster, gateway=aws_of(cluster.session, there, login=cluster.aws))
         try:
-            return _attempt(cluster, one, values, host_key)
+            return _launch_once(cluster, one, values, host_key)
         except (CapacityError, Refused) as error:
             if isinstance(error, Refused) and error.code in OVER_QUOTA:
                 full.add(quota)
@@ -72,12 +72,12 @@ def _round(cluster: "Cluster", plan: LaunchPlan, values: Values, host_key: str) 
                     _clean_up(cluster, values)
                 raise
             failures.append(error)
-        cluster.say(failures[-1].message)
+        cluster.session.say(failures[-1].message)
     _clean_up(cluster, values)
     raise _no_capacity(failures)
 
 
-def _values(cluster: "Cluster", plan: LaunchPlan, cluster_id: str, now: datetime) -> tuple[Values, str]:
+def _launch_values(session: Session, plan: LaunchPlan, cluster_id: str, now: datetime) -> tuple[Values, str]:
     """Return what all attempts of one round send, and the temporary host key that their nodes have."""
     from awsddp.nodes.hostkeys import login_key, make_key
     from awsddp.nodes.provision import user_data
@@ -88,34 +88,34 @@ def _values(cluster: "Cluster", plan: LaunchPlan, cluster_id: str, now: datetime
     data = user_data(
         host_key=host_key,
         expires_at=now + timedelta(seconds=expires_s),
-        idle_s=idle_seconds(cluster.spec.cluster.idle),
+        idle_s=idle_seconds(session.spec.cluster.idle),
     )
-    own = own_key_file(cluster.spec) if cluster.spec.access.key is not None else None
-    secrets = {"public_key": login_key(cluster.folder, own=own), "user_data": data}
-    return Values(ids=names(cluster.spec.name, cluster_id), secrets=secrets, now=now), host_key.public
+    own = own_key_file(session.spec) if session.spec.access.key is not None else None
+    secrets = {"public_key": login_key(session.folder, own=own), "user_data": data}
+    return Values(ids=names(session.spec.name, cluster_id), secrets=secrets, now=now), host_key.public
 
 
-def _attempt(cluster: "Cluster", plan: LaunchPlan, values: Values, host_key: str) -> tuple[Node, ...]:
+def _launch_once(cluster: LocatedCluster, plan: LaunchPlan, values: Values, host_key: str) -> LocatedCluster:
+    """Launch what one plan says, as soon as its record and its intent are in the folder."""
     from awsddp.aws import instances
     from awsddp.aws.launch_resources import ensure_access
 
-    aws = cluster.aws
-    record = _record(cluster, plan, values)
-    _write(cluster.folder, record)
-    group = ensure_access(aws, plan, values, on_event=cluster.on_event)
+    aws, folder, on_event = cluster.aws, cluster.session.folder, cluster.session.on_event
+    record = _record_of(cluster, plan, values)
+    _save_record(folder, record)
+    group = ensure_access(aws, plan, values, on_event=on_event)
 
     def write_intent(intent: Intent) -> None:
-        _write(cluster.folder, replace(record, intent=replace(intent, host_key=host_key)))
+        _save_record(folder, replace(record, intent=replace(intent, host_key=host_key)))
 
     values = replace(values, ids={**values.ids, "security_group": group})
-    nodes = instances.launch(aws, plan, values, write_intent=write_intent, on_event=cluster.on_event)
+    nodes = instances.launch(aws, plan, values, write_intent=write_intent, on_event=on_event)
     row = launched(record, (node.instance_id for node in nodes))
-    cluster.folder.note(row.event, **row.facts)
-    cluster.known = cluster.folder.read() or record
-    return nodes
+    folder.note(row.event, **row.facts)
+    return replace(cluster, known=folder.read() or record, nodes=nodes)
 
 
-def _write(folder: Folder, record: Record) -> None:
+def _save_record(folder: Folder, record: Record) -> None:
     """Write the record of a launch, with the jobs that other commands have started meanwhile."""
 
     def change(now: Record) -> Record:
@@ -125,7 +125,7 @@ def _write(folder: Folder, record: Record) -> None:
         folder.write(record)
 
 
-def _clean_up(cluster: "Cluster", values: Values) -> None:
+def _clean_up(cluster: LocatedCluster, values: Values) -> None:
     """Delete what a failed launch created in a region; leftovers are reported, as is a refusal by AWS.
 
     The folder then has its previous record.
@@ -133,16 +133,18 @@ def _clean_up(cluster: "Cluster", values: Values) -> None:
     from awsddp.aws.clusters import find_clusters
 
     aws = cluster.aws
-    record = cluster.folder.read()
+    record = cluster.session.folder.read()
     if record is not None:
-        _write(cluster.folder, cluster.known or replace(record, intent=None, asked={}))
+        _save_record(cluster.session.folder, cluster.known or replace(record, intent=None, asked={}))
     try:
-        for one in find_clusters(aws, cluster.spec.name, record.owner if record else aws.identity().user_id):
+        for one in find_clusters(
+            aws, cluster.session.spec.name, record.owner if record else aws.identity().user_id
+        ):
             if one.id == values.ids["cluster_id"] and not one.live:
                 for left in end(cluster, one).leftovers:
-                    cluster.say(f"left in {aws.region}: {left}")
+                    cluster.session.say(f"left in {aws.region}: {left}")
     except CloudError as error:  # the launch's own error counts
-        cluster.say(f"not cleaned up in {aws.region}: {error.message}; later: awsddp down --orphans")
+        cluster.session.say(f"not cleaned up in {aws.region}: {error.message}; later: awsddp down --orphans")
 
 
 def _no_capacity(failures: list[AwsddpError]) -> AwsddpError:
@@ -156,7 +158,7 @@ def _no_capacity(failures: list[AwsddpError]) -> AwsddpError:
     )
 
 
-def _record(cluster: "Cluster", plan: LaunchPlan, values: Values) -> Record:
+def _record_of(cluster: LocatedCluster, plan: LaunchPlan, values: Values) -> Record:
     before = cluster.known
     return Record(
         id=values.ids["cluster_id"],
@@ -173,20 +175,20 @@ def _record(cluster: "Cluster", plan: LaunchPlan, values: Values) -> Record:
         ssh_user=plan.ssh_user,
         price_usd_per_hour=plan.price_usd_per_hour,
         disk_usd_per_hour=round(plan.price.disks / plan.nodes, 6),
-        asked=remembered(cluster.spec),
+        asked=remembered(cluster.session.spec),
         prepared=before.prepared if before else (),
         addresses=before.addresses if before else {},
     )
 
 
-def plan_everywhere(cluster: "Cluster", facts: Facts) -> LaunchPlan:
+def plan_everywhere(cluster: LocatedCluster, facts: Facts) -> LaunchPlan:
     """Return the plan for the region of `facts`; those for `capacity.regions` are its alternatives.
 
     A region without a plan is a warning. Raises the first region's error if no region has one.
     """
     plans: list[LaunchPlan] = []
     refusals: list[AwsddpError] = []
-    regions = dict.fromkeys((facts.region, *cluster.spec.capacity.regions))
+    regions = dict.fromkeys((facts.region, *cluster.session.spec.capacity.regions))
     for made in each(lambda region: _plan_in(cluster, region, facts), regions):
         if isinstance(made, LaunchPlan):
             plans += [replace(made, alternatives=()), *made.alternatives]
@@ -200,16 +202,16 @@ def plan_everywhere(cluster: "Cluster", facts: Facts) -> LaunchPlan:
     return replace(first, warnings=warnings, alternatives=tuple(later))
 
 
-def _plan_in(cluster: "Cluster", region: str, facts: Facts) -> LaunchPlan | AwsddpError:
+def _plan_in(cluster: LocatedCluster, region: str, facts: Facts) -> LaunchPlan | AwsddpError:
     """Return the plan of a region, or why there is none; `facts` are of the first one."""
-    capacity = cluster.spec.capacity
+    capacity = cluster.session.spec.capacity
     try:
         if region == facts.region:
-            return make_plan(cluster.spec, facts)
+            return make_plan(cluster.session.spec, facts)
         zones = tuple(zone for zone in capacity.zones if zone.startswith(region))
-        spec = replace(cluster.spec, capacity=replace(capacity, zones=zones))
+        spec = replace(cluster.session.spec, capacity=replace(capacity, zones=zones))
         target = replace(cluster.target, region=region)
-        there = facts_of(aws_of(cluster, target, login=cluster.aws), spec, target, cluster.known)
+        there = facts_of(aws_of(cluster.session, target, login=cluster.aws), spec, target, cluster.known)
         return make_plan(spec, replace(there, data=facts.data, saving=facts.saving))
     except AwsddpError as error:
         return error

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from awsddp.cluster.launch import plan_everywhere
 from awsddp.cluster.reconcile import changes, plan_of
@@ -15,56 +15,56 @@ from awsddp.plan.environment import make_environment_plan
 from awsddp.plan.records import LIST_PRICE, Facts, LaunchPlan
 from awsddp.plan.selection import offers as offered
 from awsddp.session.configured import as_before, say_differences
+from awsddp.session.context import LocatedCluster, Session
 from awsddp.session.locate import aws_of, check_account, facts_of, look, owner_of, target_for
 from awsddp.settings.loader import settings
 from awsddp.state import Record
 from awsddp.util.parallel import both, import_soon
 
-if TYPE_CHECKING:
-    from awsddp.session.context import Cluster
 
-
-def read_all(requested: "Cluster", target: Target, record: Record | None) -> tuple[Facts, "Cluster"]:
+def read_all(requested: Session, target: Target, record: Record | None) -> "tuple[Facts, LocatedCluster]":
     """Read the plan's facts and find the cluster, in parallel; it has its settings then.
 
     What awsddp.toml says and they do not is reported. Raises CloudError, ConfigError, also for an invalid
     environment.
     """
-    cluster = as_before(requested, record)
+    session = as_before(requested, record)
     if record is not None:
-        say_differences(requested, cluster.spec, record)
-    aws = aws_of(cluster, target)
-    cluster = rehearsed(cluster.but(target=replace(target, region=aws.region), gateway=aws, known=record))
+        say_differences(requested, session.spec, record)
+    aws = aws_of(session, target)
+    there = replace(target, region=aws.region)
+    cluster = rehearsed(LocatedCluster(session=session, target=there, gateway=aws, known=record))
+    session = cluster.session
 
-    def list_nodes() -> None:
+    def list_nodes() -> LocatedCluster:
         owner = owner_of(aws, record)
         if record is not None:
             check_account(cluster)
         import_soon("awsddp.nodes.hostkeys")  # not before: the first call to AWS would wait for it
-        look(cluster, owner=owner)
+        return look(cluster, owner=owner)
 
-    facts, _ = both(lambda: facts_of(aws, cluster.spec, target, record), list_nodes)
+    facts, cluster = both(lambda: facts_of(aws, session.spec, target, record), list_nodes)
     facts, image = with_s3(cluster, facts), facts.image
-    environment = make_environment_plan(cluster.job_spec.env, internet=image.has_internet, driver=None)
+    environment = make_environment_plan(session.job_spec.env, internet=image.has_internet, driver=None)
     if environment.lines:
         from awsddp.plan.resolve import check
 
         torch = None if image.pretends else image.shown.torch
         machine = image.architecture.replace("arm64", "aarch64")
-        why = check(environment, image_torch=torch, machine=machine, cache=cluster.home / "packages")
+        why = check(environment, image_torch=torch, machine=machine, cache=session.home / "packages")
         if why:
-            cluster.say(f"{environment.name} could not be checked: {why}")
+            session.say(f"{environment.name} could not be checked: {why}")
     return facts, cluster
 
 
-def to_reconcile(cluster: "Cluster") -> bool:
+def to_reconcile(cluster: LocatedCluster) -> bool:
     """Return whether there is a cluster to reconcile; else one is launched.
 
     Raises ConfigError for a running cluster whose key is not on this machine.
     """
     record = cluster.known
     live = [one for one in cluster.all_listed if one.live]
-    if record is not None and (cluster.folder.key.exists() or not record.prepared):
+    if record is not None and (cluster.session.folder.key.exists() or not record.prepared):
         there = any(one.id == record.id for one in live)
         if there or (record.prepared and not live):
             return True
@@ -72,43 +72,43 @@ def to_reconcile(cluster: "Cluster") -> bool:
         return False
     raise ConfigError(
         f"cluster {live[0].name} exists, but this machine does not have its key",
-        f"it was made elsewhere, or {cluster.folder.path} was lost",
+        f"it was made elsewhere, or {cluster.session.folder.path} was lost",
         "awsddp down   # end it; then awsddp up\nawsddp -c other-name up   # or leave it alone",
     )
 
 
-def plan(cluster: "Cluster") -> LaunchPlan:
+def plan(session: Session) -> LaunchPlan:
     """Return the plan that `up` would carry out now; for a cluster that exists, with the steps to it.
 
     Raises ConfigError for an invalid spec or environment, CloudError where AWS does not answer or refuses.
     """
-    record = cluster.folder.read()
-    with target_for(cluster, record) as target:
-        facts, cluster = read_all(cluster, target, record)
+    record = session.folder.read()
+    with target_for(session, record) as target:
+        facts, cluster = read_all(session, target, record)
         if not to_reconcile(cluster):
             return plan_everywhere(cluster, facts)
         now = datetime.now(UTC).replace(microsecond=0)
         return plan_of(cluster, changes(cluster, facts, now=now), facts)
 
 
-def settings_of(cluster: "Cluster") -> list[tuple[str, Any, str]]:
+def settings_of(session: Session) -> list[tuple[str, Any, str]]:
     """Return each setting that has a value, the value, and where it comes from. Sends no requests."""
-    before = as_before(cluster, cluster.folder.read())
+    before = as_before(session, session.folder.read())
     return settings(before.spec, before.job_spec)
 
 
-def offers(cluster: "Cluster") -> OffersDocument:
+def offers(session: Session) -> OffersDocument:
     """Return every instance type with GPUs that the region offers, its price, and if the quota allows it.
 
     Raises CloudError where AWS does not answer.
     """
-    with target_for(cluster, cluster.folder.read()) as target:
-        facts = facts_of(aws_of(cluster, target), cluster.spec, target)
-        found = offered(facts, cluster.spec)
+    with target_for(session, session.folder.read()) as target:
+        facts = facts_of(aws_of(session, target), session.spec, target)
+        found = offered(facts, session.spec)
     return OffersDocument(
         region=facts.region,
         target=facts.target,
-        nodes=cluster.spec.cluster.nodes,
+        nodes=session.spec.cluster.nodes,
         price_date=facts.price_date if facts.prices else PRICE_DATE,
         price_source="AWS Pricing API" if facts.prices else LIST_PRICE,
         offers=tuple(

@@ -2,20 +2,17 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from awsddp.agent_client.node_checks import replacement
 from awsddp.cluster.reconcile import own_or_empty
 from awsddp.model.records import Node, Prepared
-from awsddp.session.connect import REACH_S, publish
+from awsddp.session.connect import REACH_S, connect, publish
+from awsddp.session.context import LocatedCluster
 from awsddp.settings.values import idle_seconds
 from awsddp.util.parallel import NodesFailed, import_soon
 
-if TYPE_CHECKING:
-    from awsddp.session.context import Cluster
 
-
-def prepare_nodes(cluster: "Cluster", *, hosts: bool = True) -> None:
+def prepare_nodes(cluster: LocatedCluster, *, hosts: bool = True) -> LocatedCluster:
     """Wait until all nodes run, prepare those that are not prepared, and set the expiry on all.
 
     The tag is written last: a node with the right tag has the expiry. Without `hosts` (the image says that
@@ -25,31 +22,32 @@ def prepare_nodes(cluster: "Cluster", *, hosts: bool = True) -> None:
     from awsddp.aws.power import poweroff, tag_expiry
     from awsddp.aws.waits import deadline_s
 
-    aws, record = cluster.aws, cluster.record
+    aws, record, idle = cluster.aws, cluster.record, cluster.session.spec.cluster.idle
     term_s = deadline_s([record.instance_type])
     if hosts:
         import_soon("awsddp.nodes.fleet")
-    nodes = cluster.nodes = wait_running(aws, cluster.nodes, deadline_s=term_s, on_event=cluster.on_event)
+    nodes = wait_running(aws, cluster.nodes, deadline_s=term_s, on_event=cluster.session.on_event)
     late = [node for node in nodes if node.expires != record.expires]
-    cluster.listed = replace(own_or_empty(cluster), nodes=nodes)
+    cluster = replace(cluster, nodes=nodes, listed=replace(own_or_empty(cluster), nodes=nodes))
     known = {one.instance_id for one in record.prepared} == {node.instance_id for node in nodes}
-    if known and not late and record.idle == cluster.spec.cluster.idle:
-        publish(cluster)
+    if known and not late and record.idle == idle:
+        cluster = publish(cluster)
         if hosts:
             _log_in(cluster)
-        return
+        return cluster
     accept_host_keys(cluster, nodes)
     if hosts:
         from awsddp.nodes import provision
 
-        with cluster.connect(deadline_s=term_s, meanwhile=lambda: refuse_off(aws, nodes)) as fleet:
+        with connect(cluster, deadline_s=term_s, meanwhile=lambda: refuse_off(aws, nodes)) as connected:
             prepared = provision.prepare(
-                fleet,
+                connected.fleet,
                 nodes,
                 expires_at=record.expires,
-                idle_s=idle_seconds(cluster.spec.cluster.idle),
+                idle_s=idle_seconds(idle),
                 gpus=0 if record.pretended else record.gpus_per_node,
             )
+        cluster = connected.cluster
     else:
         prepared = tuple(
             Prepared(node=node.node, instance_id=node.instance_id, home="", python="", nic="")
@@ -59,15 +57,15 @@ def prepare_nodes(cluster: "Cluster", *, hosts: bool = True) -> None:
         free = [node.instance_id for node in late if not node.unfetched and not node.spot]
         poweroff(aws, free, "terminate")
         tag_expiry(aws, late, record.expires)
-    cluster.remember(
+    return cluster.remember(
         prepared=prepared,
         addresses={node.instance_id: node.address for node in nodes if node.address},
         intent=None,
-        idle=cluster.spec.cluster.idle,
+        idle=idle,
     )
 
 
-def _log_in(cluster: "Cluster") -> None:
+def _log_in(cluster: LocatedCluster) -> None:
     """Log in to each node, which was ready before.
 
     Raises NodeError for one that was ended or stopped meanwhile, NodesFailed with the commands that repair.
@@ -75,7 +73,7 @@ def _log_in(cluster: "Cluster") -> None:
     from awsddp.aws.instances import refuse_off
 
     try:
-        with cluster.connect(deadline_s=REACH_S):
+        with connect(cluster, deadline_s=REACH_S):
             pass
     except NodesFailed as error:
         refuse_off(cluster.aws, cluster.nodes)
@@ -90,11 +88,11 @@ def _log_in(cluster: "Cluster") -> None:
         raise
 
 
-def accept_host_keys(cluster: "Cluster", nodes: Sequence[Node]) -> None:
+def accept_host_keys(cluster: LocatedCluster, nodes: Sequence[Node]) -> None:
     """Accept the temporary host key of the last launch from its nodes, which have no other yet."""
     from awsddp.nodes import hostkeys
 
     if (intent := cluster.record.intent) is not None:
-        known = hostkeys.read(cluster.folder.known_hosts)
+        known = hostkeys.read(cluster.session.folder.known_hosts)
         new = [node.instance_id for node in nodes if node.instance_id not in known]
-        hostkeys.accept(cluster.folder.known_hosts, dict.fromkeys(new, intent.host_key))
+        hostkeys.accept(cluster.session.folder.known_hosts, dict.fromkeys(new, intent.host_key))

@@ -5,7 +5,7 @@ a cluster that exists with the spec: grow, shrink, repair, start, rebuild, keep 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from awsddp.cluster.launch import launch
 from awsddp.compat.types import ADDRESS_USD_PER_HOUR
@@ -17,7 +17,8 @@ from awsddp.plan import make_plan, spot_rate
 from awsddp.plan.converge import Convergence, Standing, converge
 from awsddp.plan.records import Facts, LaunchPlan
 from awsddp.session.configured import REACH_KEYS
-from awsddp.session.connect import JUMP, reach_jump, reachable, told_jobs
+from awsddp.session.connect import JUMP, connect, reach_jump, reachable, told_jobs
+from awsddp.session.context import LocatedCluster, Session
 from awsddp.session.cost import bill_of
 from awsddp.session.locate import end, facts_of
 from awsddp.session.next_steps import costs
@@ -26,16 +27,12 @@ from awsddp.state import Record
 from awsddp.storage.results_dir import is_owed
 from awsddp.util.format import node_name
 
-if TYPE_CHECKING:
-    from awsddp.session.context import Cluster
-
-
 Confirm = Callable[[LaunchPlan | str], None]
 
 _LOST = "results are fetched first; everything else on the disks of terminated nodes is lost"
 
 
-def changes(cluster: "Cluster", facts: Facts, *, now: datetime) -> Convergence:
+def changes(cluster: LocatedCluster, facts: Facts, *, now: datetime) -> Convergence:
     """Return the difference between the cluster and the spec.
 
     Raises ConfigError for an invalid spec, CloudError where AWS does not answer.
@@ -50,33 +47,35 @@ def changes(cluster: "Cluster", facts: Facts, *, now: datetime) -> Convergence:
         instance_type=record.instance_type,
         expires=record.expires,
         image=record.asked.get("cluster.image"),
-        gpus=record.asked.get("local.gpus", "on") if facts.image.pretends else cluster.spec.local.gpus,
+        gpus=record.asked.get("local.gpus", "on")
+        if facts.image.pretends
+        else cluster.session.spec.local.gpus,
         spent_usd=bill.cost_usd if bill else None,
         rate=_rate(cluster, facts, own),
         impaired=impaired(cluster.aws, own.live),
         others=tuple(_others(cluster)),
     )
-    return converge(cluster.spec, standing, image_id=facts.image.id, callers=facts.callers, now=now)
+    return converge(cluster.session.spec, standing, image_id=facts.image.id, callers=facts.callers, now=now)
 
 
-def _rate(cluster: "Cluster", facts: Facts, own: Listed) -> Rate:
+def _rate(cluster: LocatedCluster, facts: Facts, own: Listed) -> Rate:
     """Return what a budget assumes that the nodes of the record cost per hour."""
     record, zones = cluster.record, {node.zone for node in own.live if node.spot}
     if not zones:
         return Rate(usd_per_hour=record.price_usd_per_hour)
-    address = ADDRESS_USD_PER_HOUR if cluster.spec.network.address == "public" else 0.0
+    address = ADDRESS_USD_PER_HOUR if cluster.session.spec.network.address == "public" else 0.0
     fixed_usd = (record.disk_usd_per_hour + address) * record.nodes
     return spot_rate(fixed_usd, record.nodes, record.instance_type, zones, facts)
 
 
-def own_or_empty(cluster: "Cluster") -> Listed:
+def own_or_empty(cluster: LocatedCluster) -> Listed:
     """Return what AWS lists of the record's own cluster; one without nodes where that is nothing."""
-    record, name = cluster.record, cluster.spec.name
+    record, name = cluster.record, cluster.session.spec.name
     region = record.target.region or ""
     return cluster.own or Listed(name=name, id=record.id, owner=record.owner, region=region, nodes=())
 
 
-def plan_of(cluster: "Cluster", change: Convergence, found: Facts) -> LaunchPlan:
+def plan_of(cluster: LocatedCluster, change: Convergence, found: Facts) -> LaunchPlan:
     """Return the plan that launches what is missing, with all the steps; what its job needs is as `found`.
 
     Raises as `make_plan` does.
@@ -88,8 +87,9 @@ def plan_of(cluster: "Cluster", change: Convergence, found: Facts) -> LaunchPlan
     return replace(plan, exists=True, steps=change.steps, warnings=warnings)
 
 
-def reconcile(cluster: "Cluster", facts: Facts, confirm: Confirm) -> tuple[Node, ...]:
-    """Take every step but the last, the expiry, which the nodes get when they are prepared; return the nodes.
+def reconcile(cluster: LocatedCluster, facts: Facts, confirm: Confirm) -> LocatedCluster:
+    """Take every step but the last, the expiry, which the nodes get when they are prepared; return the cluster
+    with its nodes.
 
     SSH is opened without a question, a new jump host is reached first; `confirm` is called before an instance
     is started or terminated. Unfetched results are fetched first. Raises ConfigError if a job runs on a node
@@ -98,16 +98,16 @@ def reconcile(cluster: "Cluster", facts: Facts, confirm: Confirm) -> tuple[Node,
     """
     from awsddp.aws.launch_resources import move_ssh
 
-    record = cluster.record
+    session, record = cluster.session, cluster.record
     now = datetime.now(UTC).replace(microsecond=0)
     change = changes(cluster, facts, now=now)
-    if facts.image.has_hosts and cluster.spec.network.jump != record.asked.get(JUMP):
-        reach_jump(cluster)
+    if facts.image.has_hosts and session.spec.network.jump != record.asked.get(JUMP):
+        reach_jump(session)
     own = own_or_empty(cluster)
     for step in change.of("open"):
         assert own.group is not None, "only an open group can be opened elsewhere"
-        cluster.say(str(step))
-        move_ssh(cluster.aws, own.group, change.spec.network.ssh_cidr, on_event=cluster.on_event)
+        session.say(str(step))
+        move_ssh(cluster.aws, own.group, change.spec.network.ssh_cidr, on_event=session.on_event)
     plan = plan_of(cluster, change, facts) if change.numbers else None
     ending, others = _named("end", change, own.live), _others(cluster)
     # A launch writes its own size down, once AWS is asked for it: one that is refused changes nothing.
@@ -116,33 +116,34 @@ def reconcile(cluster: "Cluster", facts: Facts, confirm: Confirm) -> tuple[Node,
         "nodes": size,
         "expires": change.expires,
         "price_usd_per_hour": _price(record, size),
-        "ssh_user": cluster.spec.access.user or record.ssh_user,
+        "ssh_user": session.spec.access.user or record.ssh_user,
         "asked": record.asked
-        | {key: value for key, value in remembered(cluster.spec).items() if key in REACH_KEYS},
+        | {key: value for key, value in remembered(session.spec).items() if key in REACH_KEYS},
     }
     if change.needs_consent:
         _refuse_running(cluster, own, ending)
         _refuse_others(others)
         if plan is not None or change.of("end") or cluster.target.name != "local":
-            confirm(plan or _question(cluster, replace(record, **changed), change))
-    cluster.remember(**changed)
+            confirm(plan or _question(session, replace(record, **changed), change))
+    cluster = cluster.remember(**changed)
     if change.expires != record.expires:
-        cluster.folder.note("extended", id=record.id, expires=change.expires)
+        session.folder.note("extended", id=record.id, expires=change.expires)
     for step in change.steps:
         if step.do in ("end", "start") or (step.do == "expire" and step.why):
-            cluster.say(str(step))
+            session.say(str(step))
     if ending:
-        _end_nodes(cluster, own, ending)
+        cluster = _end_nodes(cluster, own, ending)
     for other in others:
         end(cluster, other)
     try:
-        _start(cluster, _named("start", change, change.nodes))
-        new = () if plan is None else launch(cluster, plan, now=now)
+        cluster = _start(cluster, _named("start", change, change.nodes))
+        cluster = replace(cluster, nodes=()) if plan is None else launch(cluster, plan, now=now)
     except CapacityError as error:
         if change.nodes:
             error.next = _without_capacity(change, grouped=plan is not None and plan.placement is not None)
         raise
-    return tuple(sorted((*change.nodes, *new), key=lambda node: node.node)) if new else change.nodes
+    nodes = (*change.nodes, *cluster.nodes)
+    return replace(cluster, nodes=tuple(sorted(nodes, key=lambda node: node.node)))
 
 
 def _named(do: str, change: Convergence, nodes: Sequence[Node]) -> list[Node]:
@@ -151,7 +152,7 @@ def _named(do: str, change: Convergence, nodes: Sequence[Node]) -> list[Node]:
     return [node for node in nodes if node.instance_id in keys]
 
 
-def _others(cluster: "Cluster") -> list[Listed]:
+def _others(cluster: LocatedCluster) -> list[Listed]:
     """Return the living clusters of the same name, which another machine made and `up` ends."""
     return [one for one in cluster.all_listed if one.id != cluster.record.id and one.live]
 
@@ -162,15 +163,15 @@ def _price(record: Record, nodes: int) -> float | None:
     return known if known is None or nodes == record.nodes else round(known / record.nodes * nodes, 4)
 
 
-def _question(cluster: "Cluster", record: Record, change: Convergence) -> str:
+def _question(session: Session, record: Record, change: Convergence) -> str:
     """Return the question where nothing is launched; `record` is of the cluster as it will be."""
     steps = "".join(f"\n  {step}" for step in change.steps if step.do != "open")
     lost = f"\n  {_LOST}" if change.of("end") else ""
     machines = f"{record.nodes} x {record.instance_type}{costs(record)}"
-    return f"Cluster {cluster.spec.name}, {machines}, once this is done:{steps}{lost}\n"
+    return f"Cluster {session.spec.name}, {machines}, once this is done:{steps}{lost}\n"
 
 
-def _refuse_running(cluster: "Cluster", own: Listed, ending: Sequence[Node]) -> None:
+def _refuse_running(cluster: LocatedCluster, own: Listed, ending: Sequence[Node]) -> None:
     """Refuse to terminate nodes on which a job runs, or whose results cannot be fetched first."""
     owed = unfetched_jobs(ending)
     if not owed:
@@ -184,9 +185,13 @@ def _refuse_running(cluster: "Cluster", own: Listed, ending: Sequence[Node]) -> 
             f"awsddp up --nodes {cluster.record.nodes} && awsddp fetch   # first\n"
             "awsddp down --discard   # or end all",
         )
-    with cluster.connect(reachable(own.live), partial=True) as fleet:
-        lost = [node_name(node.node) for node in ending if node.unfetched and node.node in fleet.failures]
-        owing = [job for job in told_jobs(cluster) if is_owed(cluster, owed, job)]
+    with connect(cluster, reachable(own.live), partial=True) as connected:
+        lost = [
+            node_name(node.node)
+            for node in ending
+            if node.unfetched and node.node in connected.fleet.failures
+        ]
+        owing = [job for job in told_jobs(connected) if is_owed(cluster.session, owed, job)]
     running = [job.job for job in owing if job.state in ACTIVE]
     if running:
         raise ConfigError(
@@ -212,48 +217,51 @@ def _refuse_others(others: Sequence[Listed]) -> None:
             )
 
 
-def _end_nodes(cluster: "Cluster", own: Listed, ending: Sequence[Node]) -> None:
-    """Fetch the nodes' unfetched results, terminate them, and forget them."""
+def _end_nodes(cluster: LocatedCluster, own: Listed, ending: Sequence[Node]) -> LocatedCluster:
+    """Fetch the nodes' unfetched results, terminate them, and return the cluster that forgot them."""
     from awsddp.aws.teardown import end_nodes, give_up
     from awsddp.nodes import hostkeys
 
-    folder, record = cluster.folder, cluster.record
+    session, folder, record = cluster.session, cluster.session.folder, cluster.record
     owed = unfetched_jobs(ending)
     if owed:
-        cluster.use(reachable(own.live), of=own.live)
-        with cluster.connect():
-            for job in told_jobs(cluster):
-                if is_owed(cluster, owed, job):
-                    cluster.say(f"fetching the results of {job.job}")
-                    bring(cluster, job)
+        with connect(cluster.with_nodes(reachable(own.live), of=own.live)) as connected:
+            cluster = connected.cluster
+            for job in told_jobs(connected):
+                if is_owed(session, owed, job):
+                    session.say(f"fetching the results of {job.job}")
+                    bring(connected, job)
                     folder.remember(job)
     left = [node for node in ending if node.node >= record.nodes]
     if left:
         give_up(cluster.aws, left)
-    end_nodes(cluster.aws, ending, on_event=cluster.on_event)
+    end_nodes(cluster.aws, ending, on_event=session.on_event)
     gone = {node.instance_id for node in ending}
     hostkeys.forget(folder.known_hosts, gone)
-    _forget_prepared(cluster, gone)
+    cluster = _forget_prepared(cluster, gone)
     folder.note("resized", id=record.id, instances=sorted(gone))
+    return cluster
 
 
-def _forget_prepared(cluster: "Cluster", instance_ids: set[str]) -> None:
-    record = cluster.folder.read() or cluster.record
-    cluster.remember(prepared=tuple(one for one in record.prepared if one.instance_id not in instance_ids))
+def _forget_prepared(cluster: LocatedCluster, instance_ids: set[str]) -> LocatedCluster:
+    record = cluster.session.folder.read() or cluster.record
+    kept = tuple(one for one in record.prepared if one.instance_id not in instance_ids)
+    return cluster.remember(prepared=kept)
 
 
-def _start(cluster: "Cluster", off: Sequence[Node]) -> None:
+def _start(cluster: LocatedCluster, off: Sequence[Node]) -> LocatedCluster:
     """Start what is stopped. Its address changes, so it is prepared anew, and gets the new expiry there."""
     from awsddp.aws.power import start
 
-    if off:
-        keys, capacity = {node.instance_id for node in off}, cluster.spec.capacity
-        _forget_prepared(cluster, keys)
-        start(
-            cluster.aws, off, keeps_group=capacity.efa and capacity.placement_group, on_event=cluster.on_event
-        )
-        record = cluster.record
-        cluster.folder.note("started", id=record.id, instances=sorted(keys), expires=record.expires)
+    if not off:
+        return cluster
+    session, keys = cluster.session, {node.instance_id for node in off}
+    grouped = session.spec.capacity.efa and session.spec.capacity.placement_group
+    cluster = _forget_prepared(cluster, keys)
+    start(cluster.aws, off, keeps_group=grouped, on_event=session.on_event)
+    record = cluster.record
+    session.folder.note("started", id=record.id, instances=sorted(keys), expires=record.expires)
+    return cluster
 
 
 def _without_capacity(change: Convergence, *, grouped: bool) -> str:

@@ -3,17 +3,15 @@
 import posixpath
 import shlex
 from collections.abc import Callable, Collection, Sequence
-from typing import TYPE_CHECKING
 
 from awsddp.errors import NodeError
 from awsddp.model.documents import ExecDocument, NodeOutput
-from awsddp.session.connect import choose_nodes, login_nodes, publish
+from awsddp.session.connect import choose_nodes, connect, publish, ready_cluster, require_login
+from awsddp.session.context import LocatedCluster, Session
+from awsddp.session.locate import find_cluster
 from awsddp.state import Record
 from awsddp.util.format import node_name
 from awsddp.util.parallel import split
-
-if TYPE_CHECKING:
-    from awsddp.session.context import Cluster
 
 OnOutput = Callable[[int, bytes, bool], None]
 """Gets a node's number, what it said, and whether it said so on stderr."""
@@ -24,7 +22,7 @@ _RUN = 'PATH="$1:$PATH"; export PATH; shift; cd ~/awsddp/work 2>/dev/null || cd;
 
 
 def exec(
-    cluster: "Cluster", *, words: Sequence[str], node: int | None, stdin: bytes, on_output: OnOutput
+    session: Session, *, words: Sequence[str], node: int | None, stdin: bytes, on_output: OnOutput
 ) -> ExecDocument:
     """Run a command on all nodes (or `node`) and return the `exec` document, whatever its exit codes.
 
@@ -41,18 +39,20 @@ def exec(
         said.setdefault((number, error), bytearray()).extend(data)
         on_output(number, data, error)
 
-    with cluster.ready(node=node) as cluster:
+    with ready_cluster(session, node=node) as cluster:
         nodes = choose_nodes(cluster.nodes, node)
-        with cluster.connect(nodes) as fleet:
+        with connect(cluster, nodes) as connected:
             lines = _lines(cluster, {one.node for one in nodes}, argv)
             requests = {number: (line, stdin) for number, line in lines.items()}
-            ends = fleet.stream(
+            ends = connected.fleet.stream(
                 requests,
                 on_data,
                 on_stderr=lambda number, data: on_data(number, data, True),
             )
             results = split(ends)
-            say_unsent(cluster, fleet, [node for node, end in results.items() if end.exit_code], words)
+            say_unsent(
+                session, connected.fleet, [node for node, end in results.items() if end.exit_code], words
+            )
     return ExecDocument(
         nodes=tuple(
             NodeOutput(
@@ -66,7 +66,7 @@ def exec(
     )
 
 
-def _lines(cluster: "Cluster", chosen: Collection[int], argv: Sequence[str]) -> dict[int, list[str]]:
+def _lines(cluster: LocatedCluster, chosen: Collection[int], argv: Sequence[str]) -> dict[int, list[str]]:
     """Return the command of each chosen node; its rank is that among all nodes of the cluster."""
     from awsddp.agent_client.launch_requests import FIRST_PORT
     from awsddp.agent_client.rank_layout import Rendezvous, fill, layout
@@ -83,7 +83,7 @@ def _lines(cluster: "Cluster", chosen: Collection[int], argv: Sequence[str]) -> 
     }
 
 
-def ssh(cluster: "Cluster", *, node: int, words: Sequence[str], ports: Sequence[str], tty: bool) -> list[str]:
+def ssh(session: Session, *, node: int, words: Sequence[str], ports: Sequence[str], tty: bool) -> list[str]:
     """Return the command line that opens a shell on a node, or runs `words` there as ssh does.
 
     `ports` are forwarded, as "6006:localhost:6006". With `tty` a command gets a terminal.
@@ -92,24 +92,24 @@ def ssh(cluster: "Cluster", *, node: int, words: Sequence[str], ports: Sequence[
     """
     from awsddp.nodes import hostkeys
 
-    with cluster.find(names_holder=True) as cluster:
-        nodes = login_nodes(cluster)
+    with find_cluster(session, names_holder=True) as cluster:
+        cluster, nodes = require_login(cluster)
         (chosen,) = choose_nodes(nodes, node)
         if chosen.state != "running" or chosen.address is None:
             raise NodeError(
                 f"{node_name(node)} is not running", f"it is {chosen.state}", "awsddp up   # start it"
             )
-        if chosen.instance_id not in hostkeys.read(cluster.folder.known_hosts):
+        if chosen.instance_id not in hostkeys.read(session.folder.known_hosts):
             raise NodeError(
                 f"{node_name(node)} is being prepared",
                 "its host key is not known yet",
                 "awsddp up   # finish it",
             )
-        publish(cluster)
+        cluster = publish(cluster)
         words = [*(["-t"] if tty and words else []), node_name(node), *_command(cluster.record, node, words)]
         forwards = [word for port in ports for word in ("-L", port)]
         options = ["-o", "ExitOnForwardFailure=yes", *forwards] if ports else []
-        return ["ssh", "-F", str(cluster.folder.ssh_config), *options, *words]
+        return ["ssh", "-F", str(session.folder.ssh_config), *options, *words]
 
 
 def _command(record: Record, node: int, words: Sequence[str]) -> list[str]:

@@ -1,17 +1,13 @@
 """Jobs that run or wait without a node that was replaced."""
 
-from typing import TYPE_CHECKING
-
 from awsddp.model.records import ACTIVE
-from awsddp.session.connect import REACH_S, told_jobs
+from awsddp.session.connect import REACH_S, connect, told_jobs
+from awsddp.session.context import LocatedCluster
 from awsddp.session.next_steps import advised
 from awsddp.util.format import node_name
 
-if TYPE_CHECKING:
-    from awsddp.session.context import Cluster
 
-
-def name_left_out(cluster: "Cluster") -> None:
+def name_left_out(cluster: LocatedCluster) -> None:
     """Name the jobs that run or wait without a node that was replaced, and what starts them on all nodes.
 
     One that has begun continues from its checkpoint. Raises NodesFailed, NodeError.
@@ -24,20 +20,20 @@ def name_left_out(cluster: "Cluster") -> None:
     }
     if not left:
         return
-    with cluster.connect(deadline_s=REACH_S):
-        known = {job.job: job for job in told_jobs(cluster) if job.job in left}
-    cluster.folder.remember(*known.values())
+    with connect(cluster, deadline_s=REACH_S) as connected:
+        known = {job.job: job for job in told_jobs(connected) if job.job in left}
+    cluster.session.folder.remember(*known.values())
     for name, job in (left | known).items():
         lost = ", ".join(node_name(one.node) for one in job.nodes if one.instance_id not in living)
         ends = [f"awsddp cancel {name}"] if name in known and job.state in ACTIVE else []
         if ends and job.state == "running":
             ways = " && ".join([*ends, f"awsddp fetch {name}; awsddp train --resume {name}"])
-            cluster.say(
+            cluster.session.say(
                 f"job {name} runs without {lost}, which was replaced; with it: "
-                f"{advised(cluster, ways, job=job)}"
+                f"{advised(cluster.session, ways, job=job)}"
             )
         elif job.state == "waiting" or (job.state in ("failed", "interrupted") and job.started is None):
             ways = " && ".join([*ends, "awsddp train" if name in known else "awsddp train --after all"])
-            cluster.say(
-                f"job {name} waited for {lost}, which was replaced: {advised(cluster, ways, job=job)}"
+            cluster.session.say(
+                f"job {name} waited for {lost}, which was replaced: {advised(cluster.session, ways, job=job)}"
             )

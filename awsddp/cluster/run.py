@@ -4,7 +4,7 @@ import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from awsddp.cluster.down import down
 from awsddp.cluster.reconcile import Confirm
@@ -26,12 +26,9 @@ from awsddp.job.submit import awaited
 from awsddp.job.train import check, check_ranks, train
 from awsddp.model.documents import DownDocument, RunDocument
 from awsddp.plan.records import LaunchPlan
+from awsddp.session.context import Session
 from awsddp.session.next_steps import costs, what_runs_on
 from awsddp.storage.results_dir import whole_at_home
-
-if TYPE_CHECKING:
-    from awsddp.session.context import Cluster
-
 
 IDLE = "10m"
 """The idle time of a run's nodes: no user logs in to them."""
@@ -41,7 +38,7 @@ _Stage = TypeVar("_Stage")
 
 
 def run_job(
-    cluster: "Cluster", *, confirm: Confirm, on_lines: Callable[[bytes], None], detach: bool = False
+    session: Session, *, confirm: Confirm, on_lines: Callable[[bytes], None], detach: bool = False
 ) -> RunDocument:
     """Launch a cluster, run the job, fetch its results and terminate the cluster, also after a failure.
 
@@ -51,21 +48,21 @@ def run_job(
     """
     from awsddp.job.unsynced_data import with_named_data
 
-    check(cluster, detach=detach)
-    checkpoint_of(cluster)
-    if cluster.job_spec.job.after not in (None, "all") and cluster.folder.read() is None:
-        awaited(cluster, {})  # new nodes know no job
-    cluster = with_gpus(with_idle(with_named_data(cluster)))
+    check(session, detach=detach)
+    checkpoint_of(session)
+    if session.job_spec.job.after not in (None, "all") and session.folder.read() is None:
+        awaited(session, {})  # new nodes know no job
+    session = with_gpus(with_idle(with_named_data(session)))
     result = RunDocument(up=None, train=None, down=None, seconds={})
     failure: AwsddpError | None
     try:
-        failure = _work(cluster, result, confirm=confirm, on_lines=_unheard(on_lines), detach=detach)
+        failure = _work(session, result, confirm=confirm, on_lines=_unheard(on_lines), detach=detach)
         if detach and failure is None:
             return result
-        failure = _end(cluster, result) or failure
+        failure = _end(session, result) or failure
     except KeyboardInterrupt as stop:
-        cluster.say("interrupted: terminating everything; Ctrl-C again exits immediately")
-        record = cluster.folder.read()
+        session.say("interrupted: terminating everything; Ctrl-C again exits immediately")
+        record = session.folder.read()
         jobs = (
             [f"what could be fetched of {job.job} is in {job.home}" for job in record.jobs[-1:]]
             if record
@@ -74,8 +71,8 @@ def run_job(
         failure = Interrupted("interrupted", "; ".join([*jobs, "nothing is left"]))
         if isinstance(stop, LetGo):
             failure.exit_code = 128 + stop.number
-        failure = _end(cluster, result) or failure
-    if result.train is not None and result.down is not None and whole_at_home(cluster, result.train.job):
+        failure = _end(session, result) or failure
+    if result.train is not None and result.down is not None and whole_at_home(session, result.train.job):
         result.train = replace(result.train, fetched=True)
         if not isinstance(failure, Interrupted):
             return result  # what `train` could not, `down` has
@@ -85,23 +82,24 @@ def run_job(
     return result
 
 
-def with_idle(cluster: "Cluster") -> "Cluster":
-    """Return the cluster with the idle time of a run, unless the user set one."""
-    spec = cluster.spec
+def with_idle(session: Session) -> Session:
+    """Return the session with the idle time of a run, unless the user set one."""
+    spec = session.spec
     if "cluster.idle" in spec.explicit:
-        return cluster
+        return session
     idle = replace(spec.cluster, idle=IDLE)
-    return cluster.but(spec=replace(spec, cluster=idle, sources={**spec.sources, "cluster.idle": "run"}))
+    sources = {**spec.sources, "cluster.idle": "run"}
+    return session.with_settings(replace(spec, cluster=idle, sources=sources))
 
 
-def with_gpus(cluster: "Cluster") -> "Cluster":
-    """Return the cluster with a GPU per node for each of its ranks: one rank, unless the user set more."""
-    needed = cluster.spec.gpus_needed or 1
-    return cluster.but(spec=replace(cluster.spec, gpus_needed=needed))
+def with_gpus(session: Session) -> Session:
+    """Return the session with a GPU per node for each of its ranks: one rank, unless the user set more."""
+    needed = session.spec.gpus_needed or 1
+    return session.with_settings(replace(session.spec, gpus_needed=needed))
 
 
 def _work(
-    cluster: "Cluster",
+    session: Session,
     result: RunDocument,
     *,
     confirm: Confirm,
@@ -112,12 +110,12 @@ def _work(
 
     def fitting(what: LaunchPlan | str) -> None:
         if isinstance(what, LaunchPlan):
-            check_ranks(cluster, what)
+            check_ranks(session, what)
         confirm(what)
 
     try:
-        result.up = _timed(result, "up", lambda: up(cluster, confirm=fitting))
-        result.train = _timed(result, "train", lambda: train(cluster, on_lines=on_lines, detach=detach))
+        result.up = _timed(result, "up", lambda: up(session, confirm=fitting))
+        result.train = _timed(result, "train", lambda: train(session, on_lines=on_lines, detach=detach))
     except InUse:  # the cluster was there before, and another job runs on it
         raise
     except Interrupted as error:
@@ -128,21 +126,21 @@ def _work(
         result.train = error.result
         return error
     except Exception:  # a defect of ours must not leave a bill either
-        _end(cluster, result)
+        _end(session, result)
         raise
     return None
 
 
-def _end(cluster: "Cluster", result: RunDocument) -> AwsddpError | None:
+def _end(session: Session, result: RunDocument) -> AwsddpError | None:
     """Run `down`, and return why it failed."""
     try:
-        result.down = _timed(result, "down", lambda: down_or_stop(cluster))
+        result.down = _timed(result, "down", lambda: down_or_stop(session))
     except AwsddpError as error:
         return error
     return None
 
 
-def down_or_stop(cluster: "Cluster") -> DownDocument:
+def down_or_stop(session: Session) -> DownDocument:
     """Terminate the cluster and return the `down` document; stop the nodes if results cannot be fetched.
 
     Tries again for END_S while AWS does not answer. Raises NodeError or ConfigError that says that the nodes
@@ -153,32 +151,32 @@ def down_or_stop(cluster: "Cluster") -> DownDocument:
     until = CLOCK.monotonic() + END_S
     for pause in growing(2.0, 30.0):
         try:
-            return _down_or_stop(cluster)
+            return _down_or_stop(session)
         except AwsddpError as error:
             if isinstance(error, NodeError | LeftoverError | ConfigError) and not isinstance(error, InUse):
                 raise
             if not error.retryable or CLOCK.monotonic() >= until:
                 if not (isinstance(error, CloudError) and error.needs_login):  # the command line says it then
-                    what_runs_on(cluster, error)
+                    what_runs_on(session, error)
                 raise
-            cluster.say(
+            session.say(
                 f"{error.message}: terminating again in {pause:.0f} s, for up to {END_S / 60:.0f} minutes"
             )
             CLOCK.sleep(pause)
     raise AssertionError("growing() never ends")
 
 
-def _down_or_stop(cluster: "Cluster") -> DownDocument:
+def _down_or_stop(session: Session) -> DownDocument:
     try:
-        return down(cluster, confirm=lambda _: None)
+        return down(session, confirm=lambda _: None)
     except NodeError as error:
         if isinstance(error.__cause__, CloudError) and error.__cause__.retryable:
             raise error.__cause__ from error  # AWS kept the results from being released, no node
-        raise _stopped(cluster, error) from error
+        raise _stopped(session, error) from error
     except InUse:
         raise
     except ConfigError as error:  # this machine cannot keep the results
-        raise _stopped(cluster, error) from error
+        raise _stopped(session, error) from error
 
 
 def _unheard(on_lines: Callable[[bytes], None]) -> Callable[[bytes], None]:
@@ -191,18 +189,18 @@ def _unheard(on_lines: Callable[[bytes], None]) -> Callable[[bytes], None]:
     return tell
 
 
-def _stopped(cluster: "Cluster", error: NodeError | ConfigError) -> NodeError | ConfigError:
+def _stopped(session: Session, error: NodeError | ConfigError) -> NodeError | ConfigError:
     """Stop the nodes whose results cannot be fetched, and return the error that says so.
 
     Raises CloudError where AWS does not answer.
     """
-    record = cluster.folder.read()
+    record = session.folder.read()
     kind: type[NodeError | ConfigError] = NodeError
     ways = "awsddp up && awsddp fetch   # once they can be reached\nawsddp down --discard   # terminate them"
     if isinstance(error, ConfigError):  # a fault of this machine is no reason to lose results
         kind, ways = ConfigError, "awsddp up && awsddp down   # once this is corrected"
     try:
-        stop(cluster, confirm=lambda _: None)
+        stop(session, confirm=lambda _: None)
     except AwsddpError as second:
         if isinstance(second, CloudError) and second.retryable:
             raise

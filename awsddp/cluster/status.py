@@ -4,8 +4,8 @@ import contextlib
 import re
 from collections.abc import Collection
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
 
 from awsddp.errors import AwsddpError
 from awsddp.job.registry import jobs_of
@@ -17,17 +17,13 @@ from awsddp.model.documents import (
     SeenJob,
 )
 from awsddp.model.records import ACTIVE, MORE, JobRecord, Listed, widened
-from awsddp.session.connect import reachable, told_jobs
+from awsddp.session.connect import connect, reachable, told_jobs
+from awsddp.session.context import ConnectedCluster, LocatedCluster, Session
 from awsddp.session.cost import bill_of
-from awsddp.session.locate import refuse_sessions
+from awsddp.session.locate import find_cluster, refuse_sessions
 from awsddp.state import Record, living
 from awsddp.storage.results_dir import is_fetched
 from awsddp.util import format
-
-if TYPE_CHECKING:
-    from awsddp.nodes.fleet import Fleet
-    from awsddp.session.context import Cluster
-
 
 ASK_S = 5.0
 """How long connecting to a node may take before a running job is shown as last seen."""
@@ -38,7 +34,7 @@ _READ_IDLE = (
 )
 
 
-def status(cluster: "Cluster", *, ask_nodes: bool = False) -> ClusterDocument:
+def status(session: Session, *, ask_nodes: bool = False) -> ClusterDocument:
     """Return the cluster as the `status` document; a cluster that is not found is "absent".
 
     Without a record only the running local cloud and one region are searched; `status_all` searches every
@@ -46,8 +42,9 @@ def status(cluster: "Cluster", *, ask_nodes: bool = False) -> ClusterDocument:
     answer within seconds. Raises CloudError where AWS does not answer, NotFoundError where another session of
     the caller's role has a cluster of this name.
     """
-    with cluster.find(newer=True, everywhere=False) as cluster:
-        found = cluster_document(cluster, refresh(cluster))
+    with find_cluster(session, newer=True, everywhere=False) as cluster:
+        cluster, told = refresh(cluster)
+        found = cluster_document(cluster, told)
         if found.state == "absent":
             refuse_sessions(cluster)
         if ask_nodes and cluster.own is not None:
@@ -57,42 +54,44 @@ def status(cluster: "Cluster", *, ask_nodes: bool = False) -> ClusterDocument:
         return found
 
 
-def _idle_left(cluster: "Cluster") -> dict[int, int]:
+def _idle_left(cluster: LocatedCluster) -> dict[int, int]:
     """Return the idle seconds that nodes have left, by number, without those that do not answer."""
     words: dict[int, bytes] = {}
 
     def hear(node: int, data: bytes) -> None:
         words[node] = words.get(node, b"") + data[:99]
 
-    with contextlib.suppress(AwsddpError), _connected(cluster) as fleet:
+    with contextlib.suppress(AwsddpError), _connected(cluster) as connected:
         request = (("sh", "-c", _READ_IDLE), b"")
-        fleet.stream(dict.fromkeys(fleet.nodes, request), hear, silent_after_s=ASK_S)
+        connected.fleet.stream(dict.fromkeys(connected.fleet.nodes, request), hear, silent_after_s=ASK_S)
     return {node: int(word) for node, word in words.items() if re.fullmatch(rb"\d{1,9}\n", word)}
 
 
-def _connected(cluster: "Cluster") -> "AbstractContextManager[Fleet]":
-    """Connect to the nodes that can be reached and were prepared from here, and work with them."""
+def _connected(cluster: LocatedCluster) -> "AbstractContextManager[ConnectedCluster]":
+    """Connect to the nodes that can be reached and were prepared from here."""
     live = cluster.own.live if cluster.own else ()
-    cluster.use([node for node in reachable(live) if cluster.record.is_prepared(node)], of=live)
-    return cluster.connect(deadline_s=ASK_S, partial=True)
+    prepared = [node for node in reachable(live) if cluster.record.is_prepared(node)]
+    return connect(cluster.with_nodes(prepared, of=live), deadline_s=ASK_S, partial=True)
 
 
-def refresh(cluster: "Cluster") -> tuple[JobRecord, ...]:
-    """Remember how far jobs are that ran or saved to S3 when last seen; return them, if nodes answer."""
+def refresh(cluster: LocatedCluster) -> "tuple[LocatedCluster, tuple[JobRecord, ...]]":
+    """Remember how far jobs are that ran or saved to S3 when last seen; return the cluster, and these jobs if
+    nodes answer.
+    """
     record = cluster.known
     told: tuple[JobRecord, ...] = ()
     if record is None or cluster.own is None or not _is_due(cluster, record.jobs):
-        return ()
-    with contextlib.suppress(AwsddpError), _connected(cluster):
-        told = told_jobs(cluster, partial=True)
-        cluster.folder.remember(*told)
-        release_saved(cluster, told)
-        release_unbegun(cluster, told)
-        cluster.known = cluster.folder.read()
-    return told
+        return cluster, told
+    with contextlib.suppress(AwsddpError), _connected(cluster) as connected:
+        told = told_jobs(connected, partial=True)
+        cluster.session.folder.remember(*told)
+        release_saved(connected, told)
+        release_unbegun(connected, told)
+        cluster = replace(cluster, known=cluster.session.folder.read())
+    return cluster, told
 
 
-def _is_due(cluster: "Cluster", jobs: Collection[JobRecord]) -> bool:
+def _is_due(cluster: LocatedCluster, jobs: Collection[JobRecord]) -> bool:
     """Tell whether the nodes may know more than this machine: of a job that ran or saved when it was last
     seen, or of one that their tags name and it does not know. Whoever asks them uses them.
     """
@@ -107,7 +106,7 @@ def _saves(job: JobRecord) -> bool:
     return job.save_to is not None and (saving is None or not saving.ended or saving.is_whole)
 
 
-def cluster_document(cluster: "Cluster", told: Collection[JobRecord] = ()) -> ClusterDocument:
+def cluster_document(cluster: LocatedCluster, told: Collection[JobRecord] = ()) -> ClusterDocument:
     """Return the document of `up` and `status` from what AWS, the folder and nodes that were asked know."""
     record, listed = cluster.known, cluster.listed
     nodes = listed.live if listed else ()
@@ -115,7 +114,7 @@ def cluster_document(cluster: "Cluster", told: Collection[JobRecord] = ()) -> Cl
     bill = bill_of(cluster, listed)
     expires = (listed.expires if listed else None) or (record.expires if record and nodes else None)
     return ClusterDocument(
-        cluster=cluster.spec.name,
+        cluster=cluster.session.spec.name,
         state=cluster_state.cluster_state(
             listed,
             prepared=frozenset(prepared) if record else None,
@@ -134,7 +133,7 @@ def cluster_document(cluster: "Cluster", told: Collection[JobRecord] = ()) -> Cl
             )
             for node in nodes
         ),
-        jobs=_jobs_of(cluster, record, told) if record else (),
+        jobs=_jobs_of(cluster.session, record, told) if record else (),
         price_usd_per_hour=bill.price_usd_per_hour if bill else None,
         cost_usd=bill.cost_usd if bill else None,
         budget_usd=record.asked.get("cluster.budget_usd") if record else None,
@@ -144,7 +143,7 @@ def cluster_document(cluster: "Cluster", told: Collection[JobRecord] = ()) -> Cl
     )
 
 
-def _jobs_of(cluster: "Cluster", record: Record, told: Collection[JobRecord]) -> tuple[SeenJob, ...]:
+def _jobs_of(session: Session, record: Record, told: Collection[JobRecord]) -> tuple[SeenJob, ...]:
     return tuple(
         widened(
             SeenJob,
@@ -153,7 +152,7 @@ def _jobs_of(cluster: "Cluster", record: Record, told: Collection[JobRecord]) ->
             fetched=is_fetched(one.folder, one.job),
             reported=one.reported,
         )
-        for one in jobs_of(cluster, living(cluster.folder), told)
+        for one in jobs_of(session, living(session.folder), told)
     )
 
 

@@ -1,7 +1,6 @@
 """stop: end the jobs, stop the instances, keep their disks."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from awsddp.cluster.status import cluster_document
 from awsddp.errors import AwsddpError, ConfigError
@@ -9,18 +8,16 @@ from awsddp.job.cancel import end_job
 from awsddp.job.fetch import Ephemeral, refuse_ephemeral
 from awsddp.model.documents import ClusterDocument
 from awsddp.model.records import Listed
-from awsddp.session.connect import reachable, told_jobs
-from awsddp.session.locate import look, machines, require_live
+from awsddp.session.connect import connect, reachable, told_jobs
+from awsddp.session.context import LocatedCluster, Session
+from awsddp.session.locate import find_cluster, look, machines, require_live
 from awsddp.storage.results_dir import is_owed
 from awsddp.util.format import node_name
-
-if TYPE_CHECKING:
-    from awsddp.session.context import Cluster
 
 STOP_REACH_S = 30.0
 
 
-def stop(cluster: "Cluster", *, confirm: Callable[[str], None]) -> ClusterDocument:
+def stop(session: Session, *, confirm: Callable[[str], None]) -> ClusterDocument:
     """Stop the cluster's instances and return it as the `status` document.
 
     A running job is ended first, with its grace; results stay on the disks. `confirm` is called first and
@@ -29,21 +26,20 @@ def stop(cluster: "Cluster", *, confirm: Callable[[str], None]) -> ClusterDocume
     """
     from awsddp.aws.power import stop as stop_nodes
 
-    with cluster.folder.lock("stop"), cluster.find() as cluster:
-        listed = require_live(cluster)
+    with session.folder.lock("stop"), find_cluster(session) as cluster:
+        cluster, listed = require_live(cluster)
         _refuse_spot(listed)
         going = [node for node in listed.live if node.state != "stopped"]
         if going:
             confirm(_what_stops(cluster, listed))
             _end_jobs(cluster, listed)
-            stop_nodes(cluster.aws, going, on_event=cluster.on_event)
+            stop_nodes(cluster.aws, going, on_event=session.on_event)
             if cluster.known is not None:
-                cluster.folder.note(
+                session.folder.note(
                     "stopped", id=listed.id, instances=sorted(node.instance_id for node in going)
                 )
-                cluster.folder.publish(lambda *_: "")
-        look(cluster)
-        return cluster_document(cluster)
+                session.folder.publish(lambda *_: "")
+        return cluster_document(look(cluster))
 
 
 def _refuse_spot(cluster: Listed) -> None:
@@ -56,7 +52,7 @@ def _refuse_spot(cluster: Listed) -> None:
         )
 
 
-def _what_stops(cluster: "Cluster", listed: Listed) -> str:
+def _what_stops(cluster: LocatedCluster, listed: Listed) -> str:
     cost = "" if cluster.target.name == "local" else ", and cost"
     what = f"Cluster {listed.name}: {machines(cluster, listed)}"
     question = f"{what} will be stopped; their disks are kept{cost}."
@@ -65,17 +61,18 @@ def _what_stops(cluster: "Cluster", listed: Listed) -> str:
     return question
 
 
-def _end_jobs(cluster: "Cluster", listed: Listed) -> None:
+def _end_jobs(cluster: LocatedCluster, listed: Listed) -> None:
     """End the running jobs, with their grace. Unreachable nodes are stopped anyway: their disks are kept."""
+    session = cluster.session
     if cluster.known is None or not listed.unfetched:
         return
     try:
-        with cluster.connect(reachable(listed.live), deadline_s=STOP_REACH_S, partial=True):
-            jobs = told_jobs(cluster, partial=True)
-            refuse_ephemeral(cluster, [job for job in jobs if is_owed(cluster, listed.unfetched, job)])
+        with connect(cluster, reachable(listed.live), deadline_s=STOP_REACH_S, partial=True) as connected:
+            jobs = told_jobs(connected, partial=True)
+            refuse_ephemeral(connected, [job for job in jobs if is_owed(session, listed.unfetched, job)])
             # The newest first: the end of a job starts one that waits for it.
-            cluster.folder.remember(*[end_job(cluster, job) for job in reversed(jobs)])
+            session.folder.remember(*[end_job(connected, job) for job in reversed(jobs)])
     except Ephemeral:
         raise
     except AwsddpError as error:
-        cluster.say(f"jobs could not be ended first: {error.message}")
+        session.say(f"jobs could not be ended first: {error.message}")

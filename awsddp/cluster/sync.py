@@ -1,18 +1,15 @@
 """sync: send the working folder to every node."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from awsddp.model.documents import Kept, PathSize, SyncDocument
 from awsddp.model.node_order import in_order
-from awsddp.session.connect import told_jobs
+from awsddp.session.connect import connect, ready_cluster, told_jobs
+from awsddp.session.context import Session
 from awsddp.session.project import listed_files
 
-if TYPE_CHECKING:
-    from awsddp.session.context import Cluster
 
-
-def sync(cluster: "Cluster", *, confirm: Callable[[str], None]) -> SyncDocument:
+def sync(session: Session, *, confirm: Callable[[str], None]) -> SyncDocument:
     """Send the working folder, and return what went as the `sync` document.
 
     `confirm` is called if a job runs, whose code would change, and raises to
@@ -20,13 +17,15 @@ def sync(cluster: "Cluster", *, confirm: Callable[[str], None]) -> SyncDocument:
     """
     from awsddp.nodes.sync import push
 
-    listing = listed_files(cluster)
-    with cluster.ready() as cluster, cluster.connect() as fleet:
-        for job in told_jobs(cluster) if cluster.unfetched else ():  # the tags tell: no request without need
+    listing = listed_files(session)
+    with ready_cluster(session) as cluster, connect(cluster) as connected:
+        for job in (
+            told_jobs(connected) if cluster.unfetched else ()
+        ):  # the tags tell: no request without need
             if job.state == "running":
                 confirm(f"Job {job.job} runs on the nodes: its files change while it reads them.")
-        with cluster.folder.lock("sync", wait_s=60):
-            sent = in_order(push(listing, fleet, on_event=cluster.on_event))
+        with session.folder.lock("sync", wait_s=60):
+            sent = in_order(push(listing, connected.fleet, on_event=session.on_event))
     kept: dict[str, list[str]] = {}
     for path, by in listing.kept:
         kept.setdefault(by, []).append(path)

@@ -1,40 +1,37 @@
 """cancel: end jobs, with their grace."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from awsddp.errors import NotFoundError
 from awsddp.job.registry import choose_job, full_name, refuse_unbegun
 from awsddp.job.release import release_unbegun
 from awsddp.model.documents import JobDocument
 from awsddp.model.records import ACTIVE, JobRecord
-from awsddp.session.connect import connect_reachable, say_missing, told_jobs
+from awsddp.session.connect import connect_reachable, preconnected_cluster, say_missing, told_jobs
+from awsddp.session.context import ConnectedCluster, Session
 from awsddp.settings.values import seconds
 from awsddp.storage.results_dir import job_result
 
-if TYPE_CHECKING:
-    from awsddp.session.context import Cluster
 
-
-def cancel(cluster: "Cluster", *, job: str | None = None) -> JobDocument:
+def cancel(session: Session, *, job: str | None = None) -> JobDocument:
     """End a job (`full_name`; the last that runs by default) and return it as the `train` document.
 
     A job that has ended is returned as it is. Results stay on the nodes until they are fetched. Unreachable
     nodes are named; the others end the job. Raises NotFoundError for an unknown job, or if none runs; NoNodes
     if no node is reachable.
     """
-    return cancel_jobs(cluster, [] if job is None else [job])[0]
+    return cancel_jobs(session, [] if job is None else [job])[0]
 
 
-def cancel_jobs(cluster: "Cluster", names: Sequence[str]) -> list[JobDocument]:
+def cancel_jobs(session: Session, names: Sequence[str]) -> list[JobDocument]:
     """End several jobs as `cancel` does, those that wait first; "all" means all that run or wait.
 
     Raises as `cancel`, for an unknown name before any job is ended.
     """
-    with cluster.partly_ready() as cluster, connect_reachable(cluster):
-        jobs = told_jobs(cluster, partial=True)
-        say_missing(cluster)
-        unbegun = release_unbegun(cluster, jobs)
+    with preconnected_cluster(session) as cluster, connect_reachable(cluster) as connected:
+        jobs = told_jobs(connected, partial=True)
+        say_missing(connected)
+        unbegun = release_unbegun(connected, jobs)
         active = [one for one in jobs if one.state in ACTIVE]
         running = [one for one in active if one.state == "running"]
         if not (active if "all" in names else running) and ("all" in names or set(names) <= {"last"}):
@@ -42,15 +39,15 @@ def cancel_jobs(cluster: "Cluster", names: Sequence[str]) -> list[JobDocument]:
         chosen = list(active) if "all" in names else []
         for text in names or ("last",):
             if text != "all":
-                name = full_name(cluster, text, (one.job for one in jobs))
+                name = full_name(session, text, (one.job for one in jobs))
                 refuse_unbegun(name, unbegun)
                 chosen.append(choose_job(running if name is None else jobs, name))
         documents = []
         # The newest first: none of those that wait is to start because another one ends.
         for one in sorted({job.job: job for job in reversed(chosen)}.values(), key=_runs):
-            ended = end_job(cluster, one)
-            cluster.folder.remember(ended)
-            documents.append(job_result(cluster, ended))
+            ended = end_job(connected, one)
+            session.folder.remember(ended)
+            documents.append(job_result(session, ended))
         return documents
 
 
@@ -59,7 +56,7 @@ def _runs(job: JobRecord) -> bool:
 
 
 def end_ranks(
-    cluster: "Cluster", job: str, *, grace_s: float | None = None, launch: str | None = None
+    connected: ConnectedCluster, job: str, *, grace_s: float | None = None, launch: str | None = None
 ) -> None:
     """End a job on every node that knows it: TERM, the grace, KILL; return when it has ended.
 
@@ -68,20 +65,22 @@ def end_ranks(
     from awsddp.agent import messages
     from awsddp.agent_client.calls import ANSWER_S, ask
 
-    grace = seconds(cluster.job_spec.job.grace) if grace_s is None else grace_s
-    states = ask(cluster.fleet, dict.fromkeys(cluster.fleet.answering, messages.State()))
+    grace = seconds(connected.session.job_spec.job.grace) if grace_s is None else grace_s
+    states = ask(connected.fleet, dict.fromkeys(connected.fleet.answering, messages.State()))
     knows = {node for node, state in states.items() if any(one.job == job for one in state.jobs)}
     request = messages.Cancel(job=job, grace=grace, launch=launch)
-    ask(cluster.fleet, dict.fromkeys(knows, request), timeout_s=grace + ANSWER_S)
+    ask(connected.fleet, dict.fromkeys(knows, request), timeout_s=grace + ANSWER_S)
 
 
-def end_job(cluster: "Cluster", job: JobRecord) -> JobRecord:
+def end_job(connected: ConnectedCluster, job: JobRecord) -> JobRecord:
     """End a job that still runs, with its grace, and return it as it is then."""
     if job.state not in ACTIVE:
         return job
     ranks = (
-        f": its ranks get {cluster.job_spec.job.grace} to save" if job.state == "running" else ", which waits"
+        f": its ranks get {connected.session.job_spec.job.grace} to save"
+        if job.state == "running"
+        else ", which waits"
     )
-    cluster.say(f"ending job {job.job}{ranks}")
-    end_ranks(cluster, job.job)
-    return choose_job(told_jobs(cluster, partial=True), job.job)
+    connected.session.say(f"ending job {job.job}{ranks}")
+    end_ranks(connected, job.job)
+    return choose_job(told_jobs(connected, partial=True), job.job)

@@ -3,25 +3,25 @@
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from awsddp.plan.environment import make_environment_plan
 from awsddp.plan.indexes import LOGIN
+from awsddp.session.context import ConnectedCluster
 from awsddp.settings.loader import overlaid
 from awsddp.settings.spec import JobSpec
 from awsddp.state import Record
 
-if TYPE_CHECKING:
-    from awsddp.session.context import Cluster
 
-
-def ensure_environment(cluster: "Cluster", *, send_files: Callable[[], object]) -> JobSpec:
-    """Build the environment on the connected nodes, remember it, and return the job with its variables.
+def ensure_environment(
+    connected: ConnectedCluster, *, send_files: Callable[[], object]
+) -> "tuple[ConnectedCluster, JobSpec]":
+    """Build the environment on the connected nodes, and return the cluster that remembers it, and the job with
+    its variables.
 
     Without packages and setup commands the nodes get no request. Raises ConfigError, NodeError.
     """
-    record = cluster.record
-    job = overlaid(cluster.job_spec, record.asked)
+    record = connected.cluster.record
+    job = overlaid(connected.session.job_spec, record.asked)
     drivers = {one.driver for one in record.prepared}
     plan = make_environment_plan(
         job.env,
@@ -32,15 +32,15 @@ def ensure_environment(cluster: "Cluster", *, send_files: Callable[[], object]) 
     made: Mapping[int, str | None] = {}
     if job.env.file and _shows_password(Path(job.env.file).expanduser(), Path(job.sync.workdir)):
         why = f"{job.env.file} holds a password, and goes to the nodes with the folder"
-        cluster.say(f"{why}: write ${{NAME}} there, which stands for a variable of this machine")
+        connected.session.say(f"{why}: write ${{NAME}} there, which stands for a variable of this machine")
     if plan.has_packages or plan.setup:
         from awsddp.nodes import environments
 
         found = environments.ensure(
-            cluster.fleet,
+            connected.fleet,
             plan,
             pythons={one.node: one.python for one in record.prepared},
-            cache=cluster.home / "packages",
+            cache=connected.session.home / "packages",
             send_files=send_files,
         )
         made = {node: one.python for node, one in found.items()} if plan.has_packages else {}
@@ -53,13 +53,13 @@ def ensure_environment(cluster: "Cluster", *, send_files: Callable[[], object]) 
             )
             return replace(now, prepared=tuple(prepared))
 
-        cluster.change(with_environments)
+        connected = replace(connected, cluster=connected.cluster.change_record(with_environments))
     # The ranks reach the internet as their packages did; of an environment.yml's variables the user's win.
     variables = {**plan.environ, **plan.variables}
     if plan.indexes.ca:
         bundle = f"{record.prepared[0].home}/awsddp/env/ca.pem"
         variables |= dict.fromkeys(("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE"), bundle)
-    return replace(job, env=replace(job.env, variables=variables | job.env.variables))
+    return connected, replace(job, env=replace(job.env, variables=variables | job.env.variables))
 
 
 def _shows_password(file: Path, workdir: Path) -> bool:

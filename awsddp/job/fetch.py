@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from msgspec import structs
 
@@ -25,8 +25,11 @@ from awsddp.model.events import Event
 from awsddp.model.node_answers import Manifest, ResultFile
 from awsddp.model.node_order import in_order
 from awsddp.model.records import ACTIVE, MORE, JobRecord
-from awsddp.session.connect import NoNodes, connect_reachable
+from awsddp.session.connect import NoNodes, connect_reachable, preconnected_cluster
+from awsddp.session.context import ConnectedCluster, Session
 from awsddp.session.cost import note_fetched
+from awsddp.session.locate import find_cluster
+from awsddp.session.next_steps import advising
 from awsddp.settings.values import size_of
 from awsddp.state import TAGS_S, living
 from awsddp.storage.excludes import exclude_patterns
@@ -35,10 +38,6 @@ from awsddp.storage.results_dir import draw_loss, older_jobs, refuse_another, st
 from awsddp.storage.saved_job import Changing, Lacking, brought, in_bucket, is_saved
 from awsddp.util.format import amount, node_name, size_text
 from awsddp.util.parallel import NodesFailed, soon, split
-
-if TYPE_CHECKING:
-    from awsddp.session.context import Cluster
-
 
 FETCH_S = 600.0
 """How long another client of this machine may take to fetch the same results."""
@@ -55,7 +54,7 @@ READABLE = (
 
 
 def fetch(
-    cluster: "Cluster",
+    session: Session,
     *,
     job: str | None = None,
     anew: bool = False,
@@ -70,47 +69,47 @@ def fetch(
     unknown job, NoNodes.
     """
     if is_saved(job):
-        return _fetch_saved(cluster, job)
-    job = full_name(cluster, job)
+        return _fetch_saved(session, job)
+    job = full_name(session, job)
     try:
-        return _fetch(cluster, job, anew)
+        return _fetch(session, job, anew)
     except (NotFoundError, NoNodes) as error:
-        known = None if anew else find_job(cluster, job)
+        known = None if anew else find_job(session, job)
         saved = known and known.job.save_to and f"{known.job.save_to}/{known.job.job}"
-        if known and saved and (isinstance(error, NotFoundError) or in_bucket(cluster, known.job)):
-            cluster.say(f"{error.message}: fetching {saved}")
+        if known and saved and (isinstance(error, NotFoundError) or in_bucket(session, known.job)):
+            session.say(f"{error.message}: fetching {saved}")
             rows = known.past.rows if known.past else ()
-            is_local = cluster.local or any(row.target == "local" for row in rows)
-            return fetch(cluster.but(local=is_local), job=saved, start=start)
+            is_local = session.local or any(row.target == "local" for row in rows)
+            return fetch(replace(session, local=is_local), job=saved, start=start)
         stopped = error.stopped if isinstance(error, NoNodes) else ()
         if not stopped or not {job, MORE} & {None, *stopped}:
             raise
     except NodesFailed as error:  # another client may have ended them meanwhile
-        known = find_job(cluster, job)
-        if known and in_bucket(cluster, known.job):
+        known = find_job(session, job)
+        if known and in_bucket(session, known.job):
             saved = f"{known.job.save_to}/{known.job.job}"
-            cluster.say(f"{error.message}: fetching {saved}")
-            return fetch(cluster, job=saved, start=start)
-        if _are_ended(cluster):
+            session.say(f"{error.message}: fetching {saved}")
+            return fetch(session, job=saved, start=start)
+        if _are_ended(session):
             failed = "the nodes were ended while their results were fetched"
             why = "another client did that, and fetched the results there unless it discarded them"
             raise NodeError(failed, why, "awsddp jobs") from error
         raise
     start()
-    return structs.replace(_fetch(cluster, job, anew), started=True)
+    return structs.replace(_fetch(session, job, anew), started=True)
 
 
-def _are_ended(cluster: "Cluster") -> bool:
+def _are_ended(session: Session) -> bool:
     """Tell whether AWS lists no node of the cluster that lives."""
     try:
-        with cluster.find() as found:
-            return found.listed is None or not found.listed.live
+        with find_cluster(session) as cluster:
+            return cluster.listed is None or not cluster.listed.live
     except AwsddpError:
         return False
 
 
 def fetch_jobs(
-    cluster: "Cluster",
+    session: Session,
     names: Sequence[str],
     *,
     fetch_one: Callable[[str | None], FetchDocument],
@@ -122,17 +121,18 @@ def fetch_jobs(
     others: the first such error is raised at the end.
     """
     if "all" in names:
-        with cluster.asking() as asked, asked.partly_ready() as found:
-            names = [one.job for one in known_jobs(found)]
+        with preconnected_cluster(session) as cluster:
+            names = [one.job for one in known_jobs(cluster)]
     failed: AwsddpError | None = None
     documents = []
     for name in dict.fromkeys(names):
         try:
-            documents.append(fetch_one(name))
+            with advising(session):
+                documents.append(fetch_one(name))
         except Interrupted:
             raise
         except AwsddpError as error:
-            cluster.say(f"{name}: {error.summary}")
+            session.say(f"{name}: {error.summary}")
             failed = failed or error
             if error.result is None:
                 continue
@@ -144,34 +144,34 @@ def fetch_jobs(
     return documents
 
 
-def _fetch_saved(cluster: "Cluster", uri: str) -> FetchDocument:
+def _fetch_saved(session: Session, uri: str) -> FetchDocument:
     try:
-        found, fetched = brought(cluster, uri, whole=True)
+        found, fetched = brought(session, uri, whole=True)
     except (Changing, Lacking) as error:
-        draw_loss(cluster.results / error.job.job)
-        error.result = _document(cluster, error.fetched, error.job.job)
+        draw_loss(session.results / error.job.job)
+        error.result = _document(session, error.fetched, error.job.job)
         raise
-    draw_loss(cluster.results / found.job)
-    return _document(cluster, fetched, found.job)
+    draw_loss(session.results / found.job)
+    return _document(session, fetched, found.job)
 
 
-def _fetch(cluster: "Cluster", job: str | None, anew: bool) -> FetchDocument:
-    last = job or next((one.job.job for one in reversed(jobs_of(cluster, living(cluster.folder)))), None)
-    kept = whole_at_home(cluster, last) if last is not None and not anew else None
+def _fetch(session: Session, job: str | None, anew: bool) -> FetchDocument:
+    last = job or next((one.job.job for one in reversed(jobs_of(session, living(session.folder)))), None)
+    kept = whole_at_home(session, last) if last is not None and not anew else None
     try:
-        with cluster.partly_ready() as cluster:
+        with preconnected_cluster(session) as cluster:
             if kept is not None and job not in (None, *cluster.unfetched):
-                return _kept(cluster, kept)
-            with connect_reachable(cluster):
-                chosen = told_job(cluster, job)
-                fetched = bring(cluster, chosen)
-                cluster.folder.remember(chosen)
-                lost = still_missing(cluster, chosen)
+                return _kept(session, kept)
+            with connect_reachable(cluster) as connected:
+                chosen = told_job(connected, job)
+                fetched = bring(connected, chosen)
+                session.folder.remember(chosen)
+                lost = still_missing(connected, chosen)
     except (NotFoundError, NoNodes) as none:
         if kept is None or (isinstance(none, NoNodes) and job is None and none.stopped):
             raise
-        return _kept(cluster, kept)
-    result = _document(cluster, fetched, chosen.job)
+        return _kept(session, kept)
+    result = _document(session, fetched, chosen.job)
     if lost:
         why = "\n".join(lost.values())
         error = NodeError(f"a part of the results of {chosen.job} is missing", why, "awsddp status")
@@ -180,16 +180,16 @@ def _fetch(cluster: "Cluster", job: str | None, anew: bool) -> FetchDocument:
     return result
 
 
-def _document(cluster: "Cluster", fetched: Mapping[int, NodeFiles], job: str) -> FetchDocument:
-    return FetchDocument(nodes=in_order(fetched), job=job, home=str(cluster.results / job))
+def _document(session: Session, fetched: Mapping[int, NodeFiles], job: str) -> FetchDocument:
+    return FetchDocument(nodes=in_order(fetched), job=job, home=str(session.results / job))
 
 
-def _kept(cluster: "Cluster", job: JobRecord) -> FetchDocument:
-    cluster.say(f"the results of {job.job} are already fetched")
-    return _document(cluster, {}, job.job)
+def _kept(session: Session, job: JobRecord) -> FetchDocument:
+    session.say(f"the results of {job.job} are already fetched")
+    return _document(session, {}, job.job)
 
 
-def bring(cluster: "Cluster", job: JobRecord, *, waits: bool = True) -> dict[int, NodeFiles]:
+def bring(connected: ConnectedCluster, job: JobRecord, *, waits: bool = True) -> dict[int, NodeFiles]:
     """Fetch a job's results from the nodes that can be reached now, verify them, then release the nodes.
 
     The job that is written beside them says what is missing. One client at a time does so. Those of a job
@@ -198,25 +198,25 @@ def bring(cluster: "Cluster", job: JobRecord, *, waits: bool = True) -> dict[int
     nodes, NodeError where a node does not send what it listed, ConfigError where the disk is full, or the
     folder another job's.
     """
-    refuse_another(cluster, job)
-    lost = still_missing(cluster, job)
+    refuse_another(connected.session, job)
+    lost = still_missing(connected, job)
     job = replace(job, missing=tuple(lost))
-    with cluster.folder.lock("fetch", part="results", wait_s=FETCH_S):
-        cluster.folder.remember(job)
-        return _bring(cluster, job, lost, waits=waits and job.save_to is not None)
+    with connected.session.folder.lock("fetch", part="results", wait_s=FETCH_S):
+        connected.session.folder.remember(job)
+        return _bring(connected, job, lost, waits=waits and job.save_to is not None)
 
 
 def _bring(
-    cluster: "Cluster", job: JobRecord, lost: Mapping[int, str], *, waits: bool
+    connected: ConnectedCluster, job: JobRecord, lost: Mapping[int, str], *, waits: bool
 ) -> dict[int, NodeFiles]:
     from awsddp.aws.power import release, unfetched_of
     from awsddp.nodes.download import by_rsync, pull
 
-    folder = cluster.results / job.job
-    nodes, began = cluster.fleet.holders(job), time.monotonic()
-    held = [node for node in cluster.nodes if node.node in nodes]
-    tagged = soon(unfetched_of, cluster.aws, held) if held and job.state not in ACTIVE else None
-    selected = select(cluster, job, nodes, folder)
+    folder = connected.session.results / job.job
+    nodes, began = connected.fleet.holders(job), time.monotonic()
+    held = [node for node in connected.cluster.nodes if node.node in nodes]
+    tagged = soon(unfetched_of, connected.cluster.aws, held) if held and job.state not in ACTIVE else None
+    selected = select(connected, job, nodes, folder)
 
     def job_json(changed: Sequence[ResultFile]) -> dict[str, bytes]:
         # What came otherwise than described grows while the job runs, else it is owed.
@@ -228,33 +228,35 @@ def _bring(
         return {"job.json": encode(replace(job, missing=tuple(missing)))}
 
     def look(nodes: Collection[int]) -> dict[tuple[int, str], ResultFile]:
-        listed, failures = _manifests(cluster, job, nodes, at_once=0)
+        listed, failures = _manifests(connected, job, nodes, at_once=0)
         split({**listed, **failures})
         return {(node, one.path): one for node, manifest in listed.items() for one in manifest.files}
 
     fetched = pull(
         selected.wanted,
         folder,
-        transfer=by_rsync(cluster.folder.ssh_config),
+        transfer=by_rsync(connected.session.folder.ssh_config),
         look=look,
         begins=begins,
         grown=job.state in ACTIVE,
         also=job_json,
-        on_event=cluster.on_event,
+        on_event=connected.session.on_event,
     )
-    note_fetched(cluster, job.job, sum(one.bytes for one in fetched.values()))
+    note_fetched(connected.cluster, job.job, sum(one.bytes for one in fetched.values()))
     draw_loss(folder)
-    say_growing(cluster, job, selected.growing)
+    say_growing(connected.session, job, selected.growing)
     if selected.owed:
         raise _unfetched(job, selected.owed, lost)
     if tagged is not None:
-        if waits and wait_until_saved(cluster, job):
-            abort(cluster, [job])
-        with cluster.folder.lock("train", part="tags", wait_s=TAGS_S) as free_s:
+        if waits and wait_until_saved(connected, job):
+            abort(connected.cluster, [job])
+        with connected.session.folder.lock("train", part="tags", wait_s=TAGS_S) as free_s:
             # A file's time is up to 10 ms late.
             fresh = time.monotonic() - began < min(free_s - 0.1, FRESH_S)
-            older = older_jobs(cluster, tagged.result())
-            release(cluster.aws, held, job.job, tagged=tagged.result() if fresh else None, older=older)
+            older = older_jobs(connected, tagged.result())
+            release(
+                connected.cluster.aws, held, job.job, tagged=tagged.result() if fresh else None, older=older
+            )
     return fetched
 
 
@@ -284,22 +286,22 @@ class Unfetched(NodeError):
     """A part of a job's results is still on the nodes; the rest was fetched."""
 
 
-def select(cluster: "Cluster", job: JobRecord, nodes: Sequence[int], target: Path) -> Selected:
+def select(connected: ConnectedCluster, job: JobRecord, nodes: Sequence[int], target: Path) -> Selected:
     """Ask the nodes for a job's results, and return what is fetched into `target` and what is not.
 
     Over job.results_limit `cluster.agree` decides. What nobody owes is named, what job.exclude matches
     counted. A node that does not list its results owes them all. Raises NodeError if none does.
     """
-    manifests, failures = _manifests(cluster, job, nodes)
+    manifests, failures = _manifests(connected, job, nodes)
     if failures and not manifests:
         split(failures)
     selected = Selected(wanted={node: [] for node in manifests})
     described = name_at_home(manifests)
     targets = {one.target for one in described if one.target is not None}
-    files = [one for one in described if _is_in(targets, one.home) or not _is_synced(cluster, one)]
-    _take(job, _within_limit(cluster, job, files, target, selected), selected)
+    files = [one for one in described if _is_in(targets, one.home) or not _is_synced(connected.session, one)]
+    _take(job, _within_limit(connected.session, job, files, target, selected), selected)
     again = f"awsddp fetch {job.job}   # again, once the node answers"
-    selected.owed += _skipped(cluster, manifests)
+    selected.owed += _skipped(connected.session, manifests)
     selected.owed += [Owed(node, ALL, 0, error.message, again) for node, error in failures.items()]
     return selected
 
@@ -309,35 +311,35 @@ def _is_in(targets: Collection[str], home: str) -> bool:
     return any(home == target or home.startswith(f"{target}/") for target in targets)
 
 
-def _is_synced(cluster: "Cluster", one: ResultFile) -> bool:
+def _is_synced(session: Session, one: ResultFile) -> bool:
     """Tell whether a file that the job may only have touched, as chown -R does, holds what is in the synced
     folder here.
     """
     if one.digest is None:
         return False
-    path = Path(cluster.job_spec.sync.workdir, one.home.partition("/")[2])
+    path = Path(session.job_spec.sync.workdir, one.home.partition("/")[2])
     with contextlib.suppress(OSError):
         return path.stat().st_size == one.size and digest(path) == one.digest
     return False
 
 
-def say_growing(cluster: "Cluster", job: JobRecord, growing: Sequence[Owed]) -> None:
+def say_growing(session: Session, job: JobRecord, growing: Sequence[Owed]) -> None:
     """Name what a job that runs has not finished."""
     for node in sorted({one.node for one in growing}):
         paths = [one.path for one in growing if one.node == node]
         more = f" and {len(paths) - NAMED} more" if len(paths) > NAMED else ""
         text = f"not fetched, {job.job} still writes: {', '.join(paths[:NAMED])}{more}"
-        cluster.on_event(Event(text, node_name(node)))
+        session.on_event(Event(text, node_name(node)))
 
 
 class Ephemeral(NodeError):
     """Results lie where a stop loses them."""
 
 
-def refuse_ephemeral(cluster: "Cluster", jobs: Sequence[JobRecord]) -> None:
+def refuse_ephemeral(connected: ConnectedCluster, jobs: Sequence[JobRecord]) -> None:
     """Raise Ephemeral if results of these jobs that are not fetched are on instance store."""
     for job in jobs:
-        manifests, failures = _manifests(cluster, job, cluster.fleet.holders(job), at_once=0)
+        manifests, failures = _manifests(connected, job, connected.fleet.holders(job), at_once=0)
         split({**manifests, **failures})
         lost = [
             Owed(node, file.path, file.size, "empty after a stop")
@@ -377,30 +379,30 @@ def _named(owed: Sequence[Owed]) -> str:
 
 
 def _manifests(
-    cluster: "Cluster", job: JobRecord, used: Collection[int], **more: Any
+    connected: ConnectedCluster, job: JobRecord, used: Collection[int], **more: Any
 ) -> tuple[dict[int, Manifest], dict[int, NodeError]]:
     """Return what the nodes list, and the errors of those that do not."""
-    request = manifest_request(cluster, job, **more)
-    listed = answers_of(cluster.fleet, dict.fromkeys(used, request), timeout_s=MANIFEST_S)
+    request = manifest_request(connected.session, job, **more)
+    listed = answers_of(connected.fleet, dict.fromkeys(used, request), timeout_s=MANIFEST_S)
     failures = {node: one for node, one in listed.items() if isinstance(one, NodeError)}
     return split({node: one for node, one in listed.items() if node not in failures}), failures
 
 
-def manifest_request(cluster: "Cluster", job: JobRecord, **more: Any) -> messages.Manifest:
+def manifest_request(session: Session, job: JobRecord, **more: Any) -> messages.Manifest:
     """Return the request for the list of a job's results; `more` as for requests.Manifest."""
-    asked = cluster.job_spec.job
+    asked = session.job_spec.job
     ranks = [(rank.rank, rank.node) for rank in job.ranks]
     exclude = exclude_patterns(asked.exclude)
     return messages.Manifest(job=job.job, ranks=ranks, outputs=asked.outputs, exclude=exclude, **more)
 
 
 def _within_limit(
-    cluster: "Cluster", job: JobRecord, files: list[ResultFile], target: Path, selected: Selected
+    session: Session, job: JobRecord, files: list[ResultFile], target: Path, selected: Selected
 ) -> list[ResultFile]:
     """Return what is fetched; what exceeds job.results_limit is owed, unless it is agreed to."""
-    limit = cluster.job_spec.job.results_limit
+    limit = session.job_spec.job.results_limit
     excess = over_limit(files, size_of(limit), results=target)
-    if not excess or cluster.agree(
+    if not excess or session.agree(
         f"The results of {job.job} exceed job.results_limit ({limit}) by "
         f"{amount(len(excess), sum(one.size for one in excess))}.\nFetch all of it?"
     ):
@@ -424,16 +426,16 @@ def _take(job: JobRecord, files: list[ResultFile], selected: Selected) -> None:
             selected.wanted[one.node].append(one)
 
 
-def _skipped(cluster: "Cluster", manifests: Mapping[int, Manifest]) -> list[Owed]:
+def _skipped(session: Session, manifests: Mapping[int, Manifest]) -> list[Owed]:
     """Report the files that stay on the nodes (those of job.exclude as a count); return what is owed."""
     files = sum(one.excluded.files for one in manifests.values())
     if files:
         size = sum(one.excluded.size for one in manifests.values())
-        cluster.say(f"{amount(files, size)}: matched by job.exclude, stays on the nodes")
+        session.say(f"{amount(files, size)}: matched by job.exclude, stays on the nodes")
     skipped = [(node, one) for node, manifest in manifests.items() for one in manifest.skipped]
     named = [(node, one) for node, one in skipped if not one.owed]
     for node, one in named[:NAMED]:
-        cluster.on_event(Event(f"not fetched: {one.path}: {one.why}", node_name(node)))
+        session.on_event(Event(f"not fetched: {one.path}: {one.why}", node_name(node)))
     if len(named) > NAMED:
-        cluster.say(f"not fetched: {len(named) - NAMED} more files")
+        session.say(f"not fetched: {len(named) - NAMED} more files")
     return [Owed(node, one.path, one.size, one.why, READABLE) for node, one in skipped if one.owed]

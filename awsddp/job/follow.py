@@ -7,7 +7,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
-from typing import TYPE_CHECKING
 
 from awsddp.agent import messages as requests
 from awsddp.agent.manifest import EVENTS
@@ -24,15 +23,13 @@ from awsddp.model.events import Event
 from awsddp.model.node_answers import ResultFile
 from awsddp.model.records import ACTIVE, Cause, JobRecord, Node
 from awsddp.model.saving_text import saving_text
+from awsddp.session.context import ConnectedCluster, Session
 from awsddp.session.cost import note_fetched
 from awsddp.session.next_steps import advised, costs, resume_note
 from awsddp.settings.values import seconds
 from awsddp.storage.local_names import name_at_home
 from awsddp.storage.results_dir import job_result, refuse_another, still_missing
 from awsddp.util.format import duration, node_name
-
-if TYPE_CHECKING:
-    from awsddp.session.context import Cluster
 
 SILENT_S = 12.0
 HINT_S = 300.0
@@ -53,67 +50,69 @@ BUSY = 0.05
 """The share of the time that a node may spend on listing them."""
 
 
-def merger_of(cluster: "Cluster", job: JobRecord, shown: Collection[int] | None = None) -> Merger:
+def merger_of(session: Session, job: JobRecord, shown: Collection[int] | None = None) -> Merger:
     """Return what merges a job's logs: all ranks are written to files, those in `shown` are shown.
 
     Raises ConfigError where the files are another job's.
     """
-    refuse_another(cluster, job)
-    return Merger(nodes_by_rank(job), folder=cluster.results / job.job / "logs", job=job.job, shown=shown)
+    refuse_another(session, job)
+    return Merger(nodes_by_rank(job), folder=session.results / job.job / "logs", job=job.job, shown=shown)
 
 
 def nodes_by_rank(job: JobRecord) -> dict[int, int]:
     return {rank.rank: rank.node for rank in job.ranks}
 
 
-def finish(cluster: "Cluster", job: JobRecord) -> JobDocument:
+def finish(connected: ConnectedCluster, job: JobRecord) -> JobDocument:
     """Fetch the results of a job that was followed, and return it as the `train` document.
 
     The job's state is remembered first; an error that keeps results away carries the document as its
     `result`. Missing results of a job that did not succeed are only reported: it has a cause of its own.
     """
     try:
-        cluster.folder.remember(job)
-        bring(cluster, job)
-        lost = still_missing(cluster, job)
+        connected.session.folder.remember(job)
+        bring(connected, job)
+        lost = still_missing(connected, job)
         if lost and job.state == "succeeded":
             raise NodeError("a part of its results is missing", "\n".join(lost.values()))
     except AwsddpError as error:
-        error.result = told = job_result(cluster, job)
+        error.result = told = job_result(connected.session, job)
         where = "fetched, and also on the nodes" if told.fetched else "not all fetched"
         error.message = f"job {job.job} {job.state}, its results are {where}: {error.message}"
         error.next = f"awsddp fetch {job.job}   # again" + (f"\n{error.next}" if error.next else "")
         raise
     for text in lost.values():
-        cluster.say(text)
-    return job_result(cluster, job)
+        connected.session.say(text)
+    return job_result(connected.session, job)
 
 
-def attend(cluster: "Cluster", job: JobRecord, *, on_lines: Callable[[bytes], None]) -> JobDocument:
+def attend(connected: ConnectedCluster, job: JobRecord, *, on_lines: Callable[[bytes], None]) -> JobDocument:
     """Follow a job to its end and fetch its results. Ctrl-C ends the job; a closed terminal leaves it."""
-    merger = merger_of(cluster, job)
+    session, merger = connected.session, merger_of(connected.session, job)
     try:
-        cluster.on_event(Event("waiting for the first lines of the ranks", ""))
-        job = Watch(cluster, job, merger=merger, on_lines=on_lines).run()
+        session.on_event(Event("waiting for the first lines of the ranks", ""))
+        watch = Watch(connected, job, merger=merger, on_lines=on_lines)
+        job = watch.run()
     except LetGo:
         raise
     except KeyboardInterrupt:
-        cluster.say(
-            f"interrupted: ending job {job.job}, its ranks get {cluster.job_spec.job.grace} to save; "
+        session.say(
+            f"interrupted: ending job {job.job}, its ranks get {session.job_spec.job.grace} to save; "
             "Ctrl-C again leaves the job running"
         )
-        end_ranks(cluster, job.job)
-        job = Watch(cluster, job, merger=merger, on_lines=on_lines).run()
-        ended = finish(cluster, job)
+        end_ranks(connected, job.job)
+        watch = Watch(connected, job, merger=merger, on_lines=on_lines)
+        job = watch.run()
+        ended = finish(watch.connected, job)
     else:
-        return finish(cluster, job)
+        return finish(watch.connected, job)
     ways = ["awsddp down   # terminate them"]
     if ended.checkpoint:
-        again = advised(cluster, f"awsddp train --resume {job.job}", job=ended)
-        ways.insert(0, again + (resume_note(cluster, ended) or "   # continue from its checkpoint"))
+        again = advised(session, f"awsddp train --resume {job.job}", job=ended)
+        ways.insert(0, again + (resume_note(session, ended) or "   # continue from its checkpoint"))
     raise Interrupted(
         f"interrupted: job {job.job} was {job.state}, its results are in {job.home}/",
-        f"the nodes still run{costs(cluster.record)}",
+        f"the nodes still run{costs(connected.cluster.record)}",
         "\n".join(ways),
     )
 
@@ -126,10 +125,10 @@ class _Interruption(Exception):
 class Watch:
     """A job that is followed to its end, over connections that may break at any time.
 
-    `merger` has what was received before; `to_the_end` as for `requests.Follow`.
+    `connected` has its nodes as EC2 describes them once the job was interrupted; `merger` has what was received before; `to_the_end` as for `requests.Follow`.
     """
 
-    cluster: "Cluster"
+    connected: ConnectedCluster
     job: JobRecord
     _: KW_ONLY
     merger: Merger
@@ -139,11 +138,13 @@ class Watch:
     _fruitless: Counter[int] = field(default_factory=Counter, init=False)
 
     def __post_init__(self) -> None:
-        self._fleet, self._restarts = self.cluster.fleet, len(self.job.restarts)
-        self._patience_s = seconds(self.cluster.job_spec.job.heartbeat_timeout) + BEYOND_S
+        self._fleet, self._restarts = self.connected.fleet, len(self.job.restarts)
+        self._patience_s = seconds(self.connected.session.job_spec.job.heartbeat_timeout) + BEYOND_S
         self._followed, self._heard_at = set(self._fleet.holders(self.job)), time.monotonic()
         self._instances = {
-            node.instance_id: node.node for node in self.cluster.nodes if node.node in self._followed
+            node.instance_id: node.node
+            for node in self.connected.cluster.nodes
+            if node.node in self._followed
         }
 
     def run(self) -> JobRecord:
@@ -153,19 +154,23 @@ class Watch:
         that it is gone; then the job is what the others say of it, and interrupted where EC2 says that all
         are gone. Raises NodeError where nobody says.
         """
-        with Events(self.cluster, self.job).followed() if self.to_the_end else contextlib.nullcontext():
+        with Events(self.connected, self.job).followed() if self.to_the_end else contextlib.nullcontext():
             self._follow()
         if lines := self.merger.finish():
             self.on_lines(lines)
         told = self.merger.documents
-        job = job_reports.job_document(told, results=self.cluster.job_spec.job.results) if told else self.job
+        job = (
+            job_reports.job_document(told, results=self.connected.session.job_spec.job.results)
+            if told
+            else self.job
+        )
         if job.state in ACTIVE and not self._followed:
             job = self._interrupted(job)
         if not told and job is self.job:
             raise NodeError(
                 f"cannot reach any node of job {self.job.job}", "", "awsddp status   # what still runs"
             )
-        return explained(self.cluster, job)
+        return explained(self.connected.session, job)
 
     def _interrupted(self, job: JobRecord) -> JobRecord:
         """Return a job that its nodes last called active: interrupted, where EC2 says that all are gone.
@@ -179,10 +184,11 @@ class Watch:
             off = self._off()
         if not off or len(off) < len(self._instances):
             return job
-        self.cluster.nodes = tuple(
+        nodes = tuple(
             replace(off[node.node], node=node.node) if node.node in off else node
-            for node in self.cluster.nodes
+            for node in self.connected.cluster.nodes
         )
+        self.connected = replace(self.connected, cluster=replace(self.connected.cluster, nodes=nodes))
         first = min(off)
         kind, why = _end_of(off[first])
         words = cause_of_kind(kind, why=why)._replace(node=first, values={})
@@ -193,7 +199,7 @@ class Watch:
         """Return the followed nodes that do not run, by number, as EC2 describes them. Raises CloudError."""
         from awsddp.aws.clusters import by_id, describe
 
-        described = describe(self.cluster.aws, by_id(*self._instances))
+        described = describe(self.connected.cluster.aws, by_id(*self._instances))
         return {
             self._instances[one.instance_id]: one
             for one in described
@@ -206,7 +212,9 @@ class Watch:
             for node, why in self._stream().items():
                 self._away[node] = time.monotonic()
                 self._fruitless[node] += 1
-                self.cluster.on_event(Event(f"the stream ended: {why}; reconnecting", node_name(node)))
+                self.connected.session.on_event(
+                    Event(f"the stream ended: {why}; reconnecting", node_name(node))
+                )
             if self._away:
                 self._give_up_gone()
                 self._connect()
@@ -252,7 +260,7 @@ class Watch:
         """Say of each new restart of the ranks which it is, and why."""
         restarts = max((told.restarts for told in self.merger.documents.values()), key=len, default=())
         for text in restarts[self._restarts :]:
-            self.cluster.say(f"restart {text}")
+            self.connected.session.say(f"restart {text}")
         self._restarts = max(self._restarts, len(restarts))
 
     def _hint(self, now: float) -> None:
@@ -262,8 +270,8 @@ class Watch:
         if self.to_the_end and now - self._heard_at >= HINT_S:
             self._heard_at = math.inf
             after = duration(HINT_S).removesuffix(" 0 s")
-            command = advised(self.cluster, f"awsddp why {self.job.job}   # where its ranks are")
-            self.cluster.say(f"no output for {after}: {command}")
+            command = advised(self.connected.session, f"awsddp why {self.job.job}   # where its ranks are")
+            self.connected.session.say(f"no output for {after}: {command}")
 
     def _lost(self, nodes: Collection[int]) -> set[int]:
         connected = set(self._fleet.nodes)
@@ -279,7 +287,7 @@ class Watch:
                 self._give_up(node)
             elif node in self._fleet.nodes:
                 del self._away[node]
-                self.cluster.on_event(Event("connected again", node_name(node)))
+                self.connected.session.on_event(Event("connected again", node_name(node)))
             elif time.monotonic() - since > self._patience(node):
                 self._give_up(node)
 
@@ -330,8 +338,8 @@ class Events:
     No error leaves it.
     """
 
-    def __init__(self, cluster: "Cluster", job: JobRecord) -> None:
-        self._cluster, self._job = cluster, job
+    def __init__(self, connected: ConnectedCluster, job: JobRecord) -> None:
+        self._connected, self._job = connected, job
         self._ended, self._writing = threading.Event(), threading.Lock()
         self._fetched = 0
         self._is_saved = True
@@ -345,7 +353,7 @@ class Events:
         finally:
             self._ended.set()
             with self._writing:  # what is still being listed is not written any more
-                note_fetched(self._cluster, self._job.job, self._fetched)
+                note_fetched(self._connected.cluster, self._job.job, self._fetched)
 
     def _run(self) -> None:
         wait_s = EVERY_S
@@ -360,7 +368,7 @@ class Events:
 
     def tell_saving(self) -> None:
         """Say once that results are no longer saved, and what keeps them from it. Raises AwsddpError."""
-        job, fleet = self._job, self._cluster.fleet
+        job, fleet = self._job, self._connected.fleet
         if job.save_to is None:
             return
         asked = dict.fromkeys(fleet.holders(job), requests.State())
@@ -371,19 +379,19 @@ class Events:
             return
         is_saved = not saving.error and not saving.is_silent
         if self._is_saved and not is_saved:
-            self._cluster.say(f"saving {job.job} to {job.save_to}: {saving_text(saving)}")
+            self._connected.session.say(f"saving {job.job} to {job.save_to}: {saving_text(saving)}")
         self._is_saved = is_saved
 
     def fetch(self) -> None:
         """Fetch the event files that are new or have grown. Raises AwsddpError."""
         from awsddp.nodes.download import by_rsync, pull
 
-        cluster, fleet = self._cluster, self._cluster.fleet
-        target = cluster.results / self._job.job
+        session, fleet = self._connected.session, self._connected.fleet
+        target = session.results / self._job.job
         files = target.glob(f"node*/**/{EVENTS}*")
         known = {path.relative_to(target).as_posix(): path.lstat().st_size for path in files}
         at_once = calls.EVENTS_AT_ONCE_BYTES
-        request = manifest_request(cluster, self._job, events=known, at_once=at_once)
+        request = manifest_request(session, self._job, events=known, at_once=at_once)
         wishes = dict.fromkeys(fleet.holders(self._job), request)
         answers = answers_beside(fleet, wishes, timeout_s=MANIFEST_S)
         listed = {node: one for node, one in answers.items() if not isinstance(one, AwsddpError)}
@@ -391,7 +399,7 @@ class Events:
         for one in name_at_home(listed):
             if one.data is not None and one.path.rpartition("/")[2].startswith(EVENTS):
                 wanted.setdefault(one.node, []).append(one)
-        with self._writing, cluster.folder.lock("fetch", part="results"):
+        with self._writing, session.folder.lock("fetch", part="results"):
             if wanted and not self._ended.is_set():
-                came = pull(wanted, target, transfer=by_rsync(cluster.folder.ssh_config))
+                came = pull(wanted, target, transfer=by_rsync(session.folder.ssh_config))
                 self._fetched += sum(one.bytes for one in came.values())

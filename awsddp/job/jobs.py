@@ -3,7 +3,6 @@
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from datetime import datetime
-from typing import TYPE_CHECKING
 
 from awsddp.errors import AwsddpError, ConfigError, NoRegion, NotFoundError
 from awsddp.job.registry import all_jobs, known_job, known_jobs
@@ -11,17 +10,16 @@ from awsddp.model import billing
 from awsddp.model.billing import Bill
 from awsddp.model.documents import CostedCluster, JobsDocument
 from awsddp.model.records import JobRecord, widened
+from awsddp.session.connect import preconnected_cluster
+from awsddp.session.context import Session
 from awsddp.session.cost import bill_of
 from awsddp.state import pasts
 from awsddp.storage.saved_job import brought, is_saved
 from awsddp.util.format import iso, utc
 
-if TYPE_CHECKING:
-    from awsddp.session.context import Cluster
-
 
 def jobs_document(
-    cluster: "Cluster",
+    session: Session,
     reported: Collection[JobRecord],
     bill: Bill | None = None,
     names: Sequence[str] = (),
@@ -34,12 +32,12 @@ def jobs_document(
     `reported` are the jobs as the cluster's nodes have just told them, `bill` is the cluster's account, where
     AWS has just been asked for it. Raises NotFoundError, UsageError.
     """
-    known = all_jobs(cluster, reported)
-    chosen = [known_job(cluster, name, known) for name in names] if names else known
+    known = all_jobs(session, reported)
+    chosen = [known_job(session, name, known) for name in names] if names else known
     chosen = [one for one in chosen if not _was_before(one.job.ended, since)]
     clusters = []
-    for past in pasts(cluster.home):
-        account = bill if bill is not None and past.folder == cluster.folder.path else past.bill
+    for past in pasts(session.home):
+        account = bill if bill is not None and past.folder == session.folder.path else past.bill
         if account is not None and not _was_before(iso(account.ended), since):
             if since is not None and account.cost_usd is not None:
                 earlier = billing.cost_until(past.rows, since)
@@ -65,7 +63,7 @@ def jobs_document(
 
 
 def jobs_of_all(
-    cluster: "Cluster", names: Sequence[str] = (), *, since: datetime | None = None
+    session: Session, names: Sequence[str] = (), *, since: datetime | None = None
 ) -> JobsDocument:
     """Return the jobs of these `names` (`full_name`), or all, the oldest first, and what they cost (`since`).
 
@@ -76,22 +74,22 @@ def jobs_of_all(
     """
     bill = None
     if names and all(map(is_saved, names)):
-        return jobs_document(cluster, (), None, [brought(cluster, one)[0].job for one in names])
+        return jobs_document(session, (), None, [brought(session, one)[0].job for one in names])
     try:
-        with cluster.partly_ready() as cluster:
+        with preconnected_cluster(session) as cluster:
             bill = bill_of(cluster, cluster.listed)
-            return jobs_document(cluster, known_jobs(cluster), bill, names, since=since)
+            return jobs_document(session, known_jobs(cluster), bill, names, since=since)
     except AwsddpError as error:
-        error.result = found = jobs_document(cluster, (), bill, names, since=since)
-        was_here = any(one.cluster == cluster.spec.name for one in found.clusters)
-        nobody_named = cluster.spec.name == "default" and cluster.folder.read(newer=True) is None
+        error.result = found = jobs_document(session, (), bill, names, since=since)
+        was_here = any(one.cluster == session.spec.name for one in found.clusters)
+        nobody_named = session.spec.name == "default" and session.folder.read(newer=True) is None
         absent = isinstance(error, NotFoundError) and was_here
         if nobody_named and not was_here:
             absent = isinstance(error, NotFoundError | ConfigError if found.jobs else NoRegion)
         if not absent:
             raise
         if not isinstance(error, NoRegion):  # and nothing was ever here
-            cluster.say(error.summary)
+            session.say(error.summary)
         return found
 
 

@@ -1,7 +1,6 @@
 """logs: the lines of a job, as they come or as they were fetched."""
 
 from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING
 
 from awsddp.agent_client.logs import last_lines
 from awsddp.errors import NotFoundError
@@ -9,18 +8,16 @@ from awsddp.job.follow import Watch, finish, merger_of, nodes_by_rank
 from awsddp.job.registry import find_job, full_name, told_job
 from awsddp.model.documents import JobDocument
 from awsddp.model.records import ACTIVE, JobRecord
-from awsddp.session.connect import NoNodes, connect_reachable
+from awsddp.session.connect import NoNodes, connect_reachable, preconnected_cluster
+from awsddp.session.context import Session
 from awsddp.session.next_steps import advised
 from awsddp.storage.results_dir import job_result, saved_job, still_missing, whole_at_home
 from awsddp.storage.saved_job import brought, is_saved
 from awsddp.util.format import node_name
 
-if TYPE_CHECKING:
-    from awsddp.session.context import Cluster
-
 
 def logs(
-    cluster: "Cluster",
+    session: Session,
     *,
     job: str | None,
     follow: bool,
@@ -35,43 +32,44 @@ def logs(
     Raises NotFoundError for an unknown job or rank, NoNodes if no node is reachable, and what `finish`
     raises. An interrupt gets a note on what becomes of the job.
     """
-    kept = brought(cluster, job)[0] if is_saved(job) else None
-    job = kept.job if kept else full_name(cluster, job)
-    if kept or (job is not None and (kept := whole_at_home(cluster, job))):
-        return _replay(cluster, kept, ranks, last, on_lines)
+    kept = brought(session, job)[0] if is_saved(job) else None
+    job = kept.job if kept else full_name(session, job)
+    if kept or (job is not None and (kept := whole_at_home(session, job))):
+        return _replay(session, kept, ranks, last, on_lines)
     try:
-        with cluster.partly_ready() as cluster, connect_reachable(cluster):
-            chosen = told_job(cluster, job)
-            cluster.folder.remember(chosen)
-            merger = merger_of(cluster, chosen, _known(chosen, ranks))
+        with preconnected_cluster(session) as cluster, connect_reachable(cluster) as connected:
+            chosen = told_job(connected, job)
+            session.folder.remember(chosen)
+            merger = merger_of(session, chosen, _known(chosen, ranks))
             merger.tail = last
             try:
                 if last is not None:
                     said: list[bytes] = []
-                    watch = Watch(cluster, chosen, merger=merger, on_lines=said.append, to_the_end=False)
-                    chosen = watch.run()
+                    watch = Watch(connected, chosen, merger=merger, on_lines=said.append, to_the_end=False)
+                    chosen, connected = watch.run(), watch.connected
                     merger.again()
                     on_lines(last_lines(said, last))
                 if follow or last is None:
-                    chosen = Watch(cluster, chosen, merger=merger, on_lines=on_lines, to_the_end=follow).run()
+                    watch = Watch(connected, chosen, merger=merger, on_lines=on_lines, to_the_end=follow)
+                    chosen, connected = watch.run(), watch.connected
                 if follow:
-                    return finish(cluster, chosen)
+                    return finish(connected, chosen)
             except KeyboardInterrupt as stop:
                 now = f"has ended ({chosen.state}). Its results: awsddp fetch {chosen.job}"
                 if chosen.state in ACTIVE:
                     now = f"keeps running. Again: awsddp logs -f {job or ''}".rstrip()
-                stop.add_note(advised(cluster, f"{chosen.job} {now}"))
+                stop.add_note(advised(session, f"{chosen.job} {now}"))
                 raise
-            for text in still_missing(cluster, chosen).values():
-                cluster.say(text)
-            cluster.folder.remember(chosen)
-            return job_result(cluster, chosen)
+            for text in still_missing(connected, chosen).values():
+                session.say(text)
+            session.folder.remember(chosen)
+            return job_result(session, chosen)
     except (NotFoundError, NoNodes) as error:
-        found = find_job(cluster, job)
-        if found is None or saved_job(folder := cluster.results / found.job.job) is None:
+        found = find_job(session, job)
+        if found is None or saved_job(folder := session.results / found.job.job) is None:
             raise
-        cluster.say(f"{error.message}; job {found.job.job} is shown from {folder}")
-        return _replay(cluster, found.job, ranks, last, on_lines)
+        session.say(f"{error.message}; job {found.job.job} is shown from {folder}")
+        return _replay(session, found.job, ranks, last, on_lines)
 
 
 def _known(job: JobRecord, ranks: Collection[int]) -> Collection[int] | None:
@@ -86,18 +84,18 @@ def _known(job: JobRecord, ranks: Collection[int]) -> Collection[int] | None:
 
 
 def _replay(
-    cluster: "Cluster",
+    session: Session,
     job: JobRecord,
     ranks: Collection[int],
     last: int | None,
     on_lines: Callable[[bytes], None],
 ) -> JobDocument:
     """Show the lines of a job that were fetched."""
-    merger = merger_of(cluster, job, _known(job, ranks))
+    merger = merger_of(session, job, _known(job, ranks))
     merger.tail = last
     said: list[bytes] = []
     for lines in merger.replay():
         (on_lines if last is None else said.append)(lines)
     said.append(merger.finish())
     on_lines(said[0] if last is None else last_lines(said, last))
-    return job_result(cluster, job)
+    return job_result(session, job)

@@ -5,36 +5,32 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from awsddp.errors import NodeError, NotFoundError, UsageError
 from awsddp.job.release import release_saved, release_unbegun
 from awsddp.model import billing
 from awsddp.model.documents import ListedJob
 from awsddp.model.records import ACTIVE, Frozen, JobRecord, widened
-from awsddp.session.connect import connect_reachable, say_missing, told_jobs
+from awsddp.session.connect import connect_reachable, preconnected_cluster, say_missing, told_jobs
+from awsddp.session.context import ConnectedCluster, LocatedCluster, Session
 from awsddp.state import Past, pasts
 from awsddp.storage.results_dir import missing, reached, saved_job
 from awsddp.storage.saved_job import brought, is_saved
 from awsddp.util.format import elapsed, iso
 
-if TYPE_CHECKING:
-    from awsddp.session.context import Cluster
-
-
 _NEWEST = 5
 """How many jobs are named where one is not found."""
 
 
-def told_job(cluster: "Cluster", name: str | None, *, ran: bool = False) -> JobRecord:
+def told_job(connected: ConnectedCluster, name: str | None, *, ran: bool = False) -> JobRecord:
     """Return a job (`full_name`), or the last one, as the nodes that answer know it.
 
     The last one that runs, or else has run, comes first where `ran` is wanted and no name is given.
     Raises UsageError, NotFoundError, and NodeError for one that is remembered and whose nodes are missing.
     """
-    jobs = told_jobs(cluster, partial=True)
-    unbegun = release_unbegun(cluster, jobs)
-    name = full_name(cluster, name, (job.job for job in jobs))
+    jobs = told_jobs(connected, partial=True)
+    unbegun = release_unbegun(connected, jobs)
+    name = full_name(connected.session, name, (job.job for job in jobs))
     refuse_unbegun(name, unbegun)
     if ran and name is None:
         running = tuple(job for job in jobs if job.state == "running")
@@ -42,9 +38,9 @@ def told_job(cluster: "Cluster", name: str | None, *, ran: bool = False) -> JobR
     try:
         return choose_job(jobs, name)
     except NotFoundError:
-        remembered = [job for job in cluster.record.jobs if job.job == name and job.nodes]
+        remembered = [job for job in connected.cluster.record.jobs if job.job == name and job.nodes]
         for job in remembered:
-            why = "\n".join(missing(cluster, job).values())
+            why = "\n".join(missing(connected, job).values())
             raise NodeError(f"no reachable node knows job {name}", why, "awsddp jobs") from None
         raise
 
@@ -58,7 +54,7 @@ def refuse_unbegun(name: str | None, unbegun: Collection[str]) -> None:
         )
 
 
-def full_name(cluster: "Cluster", text: str | None, told: Iterable[str] = ()) -> str | None:
+def full_name(session: Session, text: str | None, told: Iterable[str] = ()) -> str | None:
     """Return the name of the job that `text` means: a name, `last` (None), or a part of one name alone.
 
     A name comes before a part; those that nodes have `told` and those in the project's folder before the
@@ -68,9 +64,9 @@ def full_name(cluster: "Cluster", text: str | None, told: Iterable[str] = ()) ->
     if text is None or text == "last":
         return None
     if is_saved(text):
-        return brought(cluster, text)[0].job
-    known = all_jobs(cluster)
-    own = [one.job.job for one in known if one.folder.parent == cluster.results.absolute()]
+        return brought(session, text)[0].job
+    known = all_jobs(session)
+    own = [one.job.job for one in known if one.folder.parent == session.results.absolute()]
     own += told
     every = [*(one.job.job for one in known), *own]
     for names in (own, every) if text and text not in every else ():
@@ -97,31 +93,31 @@ def choose_job(jobs: Sequence[JobRecord], name: str | None) -> JobRecord:
     return chosen
 
 
-def known_jobs(cluster: "Cluster") -> tuple[JobRecord, ...]:
+def known_jobs(cluster: LocatedCluster) -> tuple[JobRecord, ...]:
     """Return every job that the nodes know, oldest first.
 
     Unreachable nodes are named. Raises NotFoundError, and NoNodes if no node is reachable.
     """
-    with connect_reachable(cluster):
-        known = told_jobs(cluster, partial=True)
-        say_missing(cluster)
-        cluster.folder.remember(*known)
-        release_saved(cluster, known)
-        release_unbegun(cluster, known)
+    with connect_reachable(cluster) as connected:
+        known = told_jobs(connected, partial=True)
+        say_missing(connected)
+        cluster.session.folder.remember(*known)
+        release_saved(connected, known)
+        release_unbegun(connected, known)
         return known
 
 
-def job_now(cluster: "Cluster", name: str) -> JobRecord:
+def job_now(session: Session, name: str) -> JobRecord:
     """Return a job (`full_name`) as it is now: by what this machine knows if it has ended, else by its nodes.
 
     Raises UsageError, NotFoundError, NodeError, CloudError.
     """
-    found = find_job(cluster, name)
+    found = find_job(session, name)
     if found is not None and found.job.state not in ACTIVE:
         return found.job
-    with cluster.partly_ready() as cluster:
+    with preconnected_cluster(session) as cluster:
         jobs = known_jobs(cluster)
-        return choose_job(jobs, full_name(cluster, name, (job.job for job in jobs)))
+        return choose_job(jobs, full_name(session, name, (job.job for job in jobs)))
 
 
 class FoundJob(Frozen):
@@ -157,15 +153,15 @@ class FoundJob(Frozen):
         return widened(ListedJob, self, self.job, how_far, cluster=name, cluster_id=key)
 
 
-def all_jobs(cluster: "Cluster", reported: Collection[JobRecord] = ()) -> list[FoundJob]:
+def all_jobs(session: Session, reported: Collection[JobRecord] = ()) -> list[FoundJob]:
     """Return the jobs of this machine's clusters and those whose results are in the project's folder.
 
     The oldest comes first. `reported` are as for `jobs_document`.
     """
-    made = list(pasts(cluster.home))
-    found = [one for past in made for one in jobs_of(cluster, past, reported)]
+    made = list(pasts(session.home))
+    found = [one for past in made for one in jobs_of(session, past, reported)]
     known = {(one.folder, one.job.nodes) for one in found}
-    for path in cluster.results.absolute().glob("*/job.json"):
+    for path in session.results.absolute().glob("*/job.json"):
         job = saved_job(path.parent)
         if job is not None and (path.parent, job.nodes) not in known:
             own = next((past for past in made if _has_run(past, job)), None)
@@ -186,19 +182,19 @@ def _shared(found: Sequence[FoundJob]) -> list[FoundJob]:
     return [replace(one, share=share) for one, share in zip(found, billing.shares(spans), strict=True)]
 
 
-def jobs_of(cluster: "Cluster", past: Past, reported: Collection[JobRecord] = ()) -> list[FoundJob]:
+def jobs_of(session: Session, past: Past, reported: Collection[JobRecord] = ()) -> list[FoundJob]:
     """Return the jobs of one cluster, the oldest first: as its nodes `reported` them, else as last seen.
 
     The results say how a job ended, also where they were moved into the project's folder. A job that was last
     seen active on a cluster that has ended was interrupted.
     """
     found = []
-    live = {job.job: job for job in reported if past.folder == cluster.folder.path}
+    live = {job.job: job for job in reported if past.folder == session.folder.path}
     seen = {job.job: job for job in past.record.jobs} if past.record else {}
     rows = {row.job: row for row in past.rows if row.event == "train" and row.job and row.home}
     ended = bill.ended if (bill := past.bill) else None
     for name in dict.fromkeys((*rows, *seen, *live)):
-        row, last, here = rows.get(name), seen.get(name), (cluster.results / name).absolute()
+        row, last, here = rows.get(name), seen.get(name), (session.results / name).absolute()
         home = Path(row.home) if row and row.home else here
         saved = ((folder, saved_job(folder)) for folder in (home, here))
         own = ((at, job) for at, job in saved if job and _has_run(past, job, seen=last))
@@ -218,27 +214,27 @@ def _has_run(past: Past, job: JobRecord, *, seen: JobRecord | None = None) -> bo
     return job.nodes == seen.nodes if seen else any(one.instance_id in past.instances for one in job.nodes)
 
 
-def known_job(cluster: "Cluster", name: str | None, known: list[FoundJob] | None = None) -> FoundJob:
+def known_job(session: Session, name: str | None, known: list[FoundJob] | None = None) -> FoundJob:
     """Return what `find_job` finds. Raises NotFoundError, UsageError."""
-    found = find_job(cluster, name, known)
+    found = find_job(session, name, known)
     if found is None:
         what = f"no job {name}" if name else "no jobs have run from this machine"
-        where = f"searched {cluster.results}/ and the clusters of {cluster.home}"
+        where = f"searched {session.results}/ and the clusters of {session.home}"
         raise NotFoundError(what, where, "awsddp jobs   # all jobs")
     return found
 
 
-def find_job(cluster: "Cluster", name: str | None, known: list[FoundJob] | None = None) -> FoundJob | None:
+def find_job(session: Session, name: str | None, known: list[FoundJob] | None = None) -> FoundJob | None:
     """Return a job (`full_name`) that this machine knows: one in the project's folder before others.
 
     Without a name the one that was launched last, on a cluster of this name if there is one. `known` is what
     `all_jobs` returned. Raises UsageError.
     """
-    name = full_name(cluster, name, (one.job.job for one in known or () if one.reported))
-    found = [one for one in known or all_jobs(cluster) if name in (None, one.job.job)]
+    name = full_name(session, name, (one.job.job for one in known or () if one.reported))
+    found = [one for one in known or all_jobs(session) if name in (None, one.job.job)]
 
     def rank(one: FoundJob) -> tuple[bool, bool]:
-        is_own = one.past is not None and one.past.name == cluster.spec.name
-        return name is not None and one.folder == (cluster.results / name).absolute(), is_own
+        is_own = one.past is not None and one.past.name == session.spec.name
+        return name is not None and one.folder == (session.results / name).absolute(), is_own
 
     return max(reversed(found), key=rank, default=None)

@@ -3,14 +3,12 @@
 import os
 import socket
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from awsddp.model.node_answers import Claimed, Jobs
 from awsddp.model.records import MORE, JobRecord, Node
+from awsddp.session.context import ConnectedCluster, LocatedCluster
 from awsddp.state import TAGS_S
-
-if TYPE_CHECKING:
-    from awsddp.session.context import Cluster
 
 LEASE_S = 60
 """For how long no other client may start a job once this one has vanished while it releases."""
@@ -21,18 +19,20 @@ def owner(verb: str) -> str:
     return f"`awsddp {verb}` on {socket.gethostname()}, process {os.getpid()}"
 
 
-def release_saved(cluster: "Cluster", jobs: Iterable[JobRecord]) -> None:
+def release_saved(connected: ConnectedCluster, jobs: Iterable[JobRecord]) -> None:
     """Release the connected nodes of those jobs whose results are all in S3: a poweroff ends them then.
 
     Raises CloudError.
     """
     for job in jobs:
-        if job.job in cluster.unfetched and job.saving is not None and job.saving.is_whole:
-            holders = cluster.fleet.holders(job)
-            _release(cluster, [node for node in cluster.nodes if node.node in holders], job.job)
+        if job.job in connected.cluster.unfetched and job.saving is not None and job.saving.is_whole:
+            holders = connected.fleet.holders(job)
+            _release(
+                connected.cluster, [node for node in connected.cluster.nodes if node.node in holders], job.job
+            )
 
 
-def release_unbegun(cluster: "Cluster", told: Iterable[JobRecord]) -> set[str]:
+def release_unbegun(connected: ConnectedCluster, told: Iterable[JobRecord]) -> set[str]:
     """Release the connected nodes of jobs that they do not know; return the names of these jobs.
 
     A client was killed after it had tagged the nodes and before it launched the job. `told` are jobs that the
@@ -41,15 +41,19 @@ def release_unbegun(cluster: "Cluster", told: Iterable[JobRecord]) -> set[str]:
     from awsddp.agent import messages
     from awsddp.agent_client.calls import answers_in_turn, ask
 
-    known, fleet = {job.job for job in told} | {MORE}, cluster.fleet
-    suspects = [node for node in cluster.nodes if node.node in fleet.answering and {*node.unfetched} - known]
+    known, fleet = {job.job for job in told} | {MORE}, connected.fleet
+    suspects = [
+        node for node in connected.cluster.nodes if node.node in fleet.answering and {*node.unfetched} - known
+    ]
     if not suspects:
         return set()
-    first = min(node.node for node in (*cluster.nodes, *cluster.excluded))  # it holds the right to start jobs
+    first = min(
+        node.node for node in (*connected.cluster.nodes, *connected.cluster.excluded)
+    )  # it holds the right to start jobs
     if first not in fleet.answering:
         return set()
     turns: dict[int, list[messages.Request[Any]]] = {node.node: [messages.State()] for node in suspects}
-    claim = messages.Claim(owner=owner(cluster.verb), wait_s=0, lease_s=LEASE_S)
+    claim = messages.Claim(owner=owner(connected.session.verb), wait_s=0, lease_s=LEASE_S)
     turns[first] = [claim, *turns.get(first, ())]
     answers = answers_in_turn(fleet, turns)
     if not isinstance(answers[first][0], Claimed):
@@ -57,13 +61,13 @@ def release_unbegun(cluster: "Cluster", told: Iterable[JobRecord]) -> set[str]:
     try:
         found = {node: answer[-1] for node, answer in answers.items() if isinstance(answer[-1], Jobs)}
         jobs = {node: [one.job for one in answer.jobs] for node, answer in found.items()}
-        return release_unknown(cluster, suspects, jobs)
+        return release_unknown(connected.cluster, suspects, jobs)
     finally:
         ask(fleet, {first: messages.Unclaim()})
 
 
 def release_unknown(
-    cluster: "Cluster", nodes: Sequence[Node], known: Mapping[int, Iterable[str]]
+    cluster: LocatedCluster, nodes: Sequence[Node], known: Mapping[int, Iterable[str]]
 ) -> set[str]:
     """Release these nodes of the jobs that their tags name and that they do not know; return the jobs' names.
 
@@ -79,8 +83,8 @@ def release_unknown(
     return set(unknown)
 
 
-def _release(cluster: "Cluster", nodes: Sequence[Node], job: str) -> None:
+def _release(cluster: LocatedCluster, nodes: Sequence[Node], job: str) -> None:
     from awsddp.aws.power import release
 
-    with cluster.folder.lock("train", part="tags", wait_s=TAGS_S):
+    with cluster.session.folder.lock("train", part="tags", wait_s=TAGS_S):
         release(cluster.aws, nodes, job)

@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -14,14 +14,12 @@ from awsddp.job.registry import FoundJob, known_job
 from awsddp.model.documents import JobReport
 from awsddp.model.node_answers import OURS
 from awsddp.model.records import JobRecord, RankUsage, widened
+from awsddp.session.context import Session
 from awsddp.session.next_steps import command_words, job_options, script_words
 from awsddp.settings.loader import NOT_SHOWN
 from awsddp.settings.spec import Given
 from awsddp.state import Past, write_private
 from awsddp.storage.results_dir import job_result, loss_rows, ranks_of, written_progress
-
-if TYPE_CHECKING:
-    from awsddp.session.context import Cluster
 
 PAGE = "report.html"
 
@@ -29,7 +27,7 @@ PAGE = "report.html"
 _SIZE = ("cluster.nodes", "cluster.instance_type", "cluster.gpus")
 
 
-def write_report(cluster: "Cluster", *, job: str | None = None) -> JobReport:
+def write_report(session: Session, *, job: str | None = None) -> JobReport:
     """Write the page of a job, or the last one (runs/JOB/report.html), and return its document.
 
     No node gets a request: it shows what was fetched, and the ledger of its cluster. Raises NotFoundError for
@@ -37,15 +35,15 @@ def write_report(cluster: "Cluster", *, job: str | None = None) -> JobReport:
     """
     from awsddp.job import report_page
 
-    chosen = known_job(cluster, job)
+    chosen = known_job(session, job)
     target = (chosen.folder / PAGE).absolute()
     rows = list(_rows(chosen))
-    found = _page_of(cluster, chosen, rows, target)
+    found = _page_of(session, chosen, rows, target)
     write_private(target, report_page.job_page(found, rows).encode())
     return found
 
 
-def _page_of(cluster: "Cluster", found: FoundJob, rows: Sequence[Mapping[str, Any]], file: Path) -> JobReport:
+def _page_of(session: Session, found: FoundJob, rows: Sequence[Mapping[str, Any]], file: Path) -> JobReport:
     """Return a job as the `report` document; `file` is its page."""
     from awsddp.job import report_page
 
@@ -56,7 +54,7 @@ def _page_of(cluster: "Cluster", found: FoundJob, rows: Sequence[Mapping[str, An
     return widened(
         JobReport,
         replace(found, job=job).listed(),
-        job_result(cluster, job, folder=found.folder),
+        job_result(session, job, folder=found.folder),
         measures=report_page.measures(rows),
         target=launched and launched.target,
         region=launched and launched.region,

@@ -11,7 +11,7 @@ import json
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from awsddp.agent.messages import Launch
 from awsddp.agent.s3.store import Place
@@ -28,15 +28,13 @@ from awsddp.plan.policy import role_policy
 from awsddp.plan.records import Facts, Saving
 from awsddp.plan.save_checks import no_bucket, other_region
 from awsddp.session.connect import told_jobs
+from awsddp.session.context import ConnectedCluster, LocatedCluster
 from awsddp.settings.values import data_sources, s3_place
 from awsddp.storage.datasets import listed_data, send_packages
 from awsddp.storage.excludes import exclude_patterns
 from awsddp.storage.saved_job import in_bucket, signing_secret, store_at
 from awsddp.util.format import amount, node_name
 from awsddp.util.parallel import split
-
-if TYPE_CHECKING:
-    from awsddp.session.context import Cluster
 
 LOOK_S, PARTS_S, BEAT_S = 1.0, 30.0, 10.0
 """How often a saver looks, sends what has grown, and tells the first node that it lives, at most."""
@@ -50,14 +48,14 @@ REHEARSED = "awsddp-local"
 """The instance profile that nodes of the local cloud get where none is named."""
 
 
-def with_s3(cluster: "Cluster", facts: Facts) -> Facts:
+def with_s3(cluster: LocatedCluster, facts: Facts) -> Facts:
     """Return the facts with what the job reads and where its results go, as far as that may be asked.
 
     Raises ConfigError as `listed_data`.
     """
     from awsddp.aws import account_resources
 
-    aws, job, place = cluster.aws, cluster.job_spec, cluster.job_spec.job.save_to
+    aws, job, place = cluster.aws, cluster.session.job_spec, cluster.session.job_spec.job.save_to
     data = listed_data(job, cluster.target, internet=facts.image.has_internet)
     if place or any(one.kind == "s3" for one in data_sources(job.data.sources)):
         facts = replace(facts, subnets=account_resources.with_s3(aws, facts.subnets))
@@ -72,14 +70,15 @@ def with_s3(cluster: "Cluster", facts: Facts) -> Facts:
     return replace(facts, data=data, saving=saving)
 
 
-def rehearsed(cluster: "Cluster") -> "Cluster":
+def rehearsed(cluster: LocatedCluster) -> LocatedCluster:
     """Return the cluster with an instance profile, where it is of the local cloud and its job saves to S3.
 
     What lacks of that and of the bucket is made, and reported. Raises ConfigError, CloudError.
     """
     from awsddp.aws.api_errors import unless_refused
 
-    place, access, aws = cluster.job_spec.job.save_to, cluster.spec.access, cluster.aws
+    session, aws = cluster.session, cluster.aws
+    place, access = session.job_spec.job.save_to, session.spec.access
     if cluster.target.name != "local" or place is None:
         return cluster
     _refuse_loopback(cluster.target, place)
@@ -95,13 +94,14 @@ def rehearsed(cluster: "Cluster") -> "Cluster":
         make("CreateRole", {**role, "AssumeRolePolicyDocument": "{}"})
         make("AddRoleToInstanceProfile", {**role, **profile})
     if is_new or name == REHEARSED:
-        policy = json.dumps(role_policy(cluster.spec, cluster.job_spec))
+        policy = json.dumps(role_policy(session.spec, session.job_spec))
         named = {"PolicyName": hashlib.sha256(policy.encode()).hexdigest()}  # others may be in use
         aws.call("PutRolePolicy", {**role, **named, "PolicyDocument": policy}, service="iam")
     if made:
         told = "on AWS you make them, and awsddp doctor --iam-policy nodes prints the role's policy"
-        cluster.say(f"made in the local cloud: {' and '.join(made)}; {told}")
-    return cluster.but(spec=replace(cluster.spec, access=replace(access, instance_profile=name)))
+        session.say(f"made in the local cloud: {' and '.join(made)}; {told}")
+    spec = replace(session.spec, access=replace(access, instance_profile=name))
+    return replace(cluster, session=session.with_settings(spec))
 
 
 def _refuse_loopback(target: Target, place: str) -> None:
@@ -114,55 +114,56 @@ def _refuse_loopback(target: Target, place: str) -> None:
         )
 
 
-def claim(cluster: "Cluster", launches: Mapping[int, Launch], refused: list[str]) -> None:
+def claim(connected: ConnectedCluster, launches: Mapping[int, Launch], refused: list[str]) -> None:
     """Claim the job's name at job.save_to, if any, by its first node, and have the launches save there.
 
     Raises NameTaken, once the names that are taken are among those `refused`; ConfigError for what keeps the
     node from saving, NodeError.
     """
-    launch, asked = next(iter(launches.values())), cluster.job_spec.job
+    launch, asked = next(iter(launches.values())), connected.session.job_spec.job
     if asked.save_to is None:
         return
-    _refuse_loopback(cluster.target, asked.save_to)
-    first, pythons = launch.first.node, {node: cluster.record.found[node].python for node in launches}
+    _refuse_loopback(connected.cluster.target, asked.save_to)
+    prepared = connected.cluster.record.found
+    first, pythons = launch.first.node, {node: prepared[node].python for node in launches}
     order = {
         "place": s3_place(asked.save_to),
-        "region": cluster.aws.region,
-        "endpoint": cluster.target.node_s3,
+        "region": connected.cluster.aws.region,
+        "endpoint": connected.cluster.target.node_s3,
         "job": launch.job,
         "by": launch.first.instance_id,
         "exclude": exclude_patterns(asked.exclude),
         "launch": launch.launch,
-        "secret": signing_secret(cluster, launch.job),
+        "secret": signing_secret(connected.session, launch.job),
     }
-    found = _tried(cluster, first, pythons[first], order)
+    found = _tried(connected, first, pythons[first], order)
     if found.code == "boto3":
-        send_packages(cluster, list(launches))
-        found = _tried(cluster, first, pythons[first], order)
+        send_packages(connected, list(launches))
+        found = _tried(connected, first, pythons[first], order)
     if found.code == "taken":
         refused += [launch.job, *found.names]
         where = f"{asked.save_to} has one, of this or another cluster"
         raise NameTaken(f"job {launch.job} already exists", where, "choose another --name")
     if found.code:
-        raise _refusal(found, cluster, first)
+        raise _refusal(found, connected.cluster, first)
     for node, one in launches.items():
         more = {"do": "save", "look_s": LOOK_S, "parts_s": PARTS_S, "beat_s": BEAT_S}
         argv, stdin = node_program(pythons[node], UPLOADER, {**order, **more})
         one.saving = {"argv": argv, "stdin": base64.b64encode(stdin).decode()}
 
 
-def _tried(cluster: "Cluster", node: int, python: str, order: Mapping[str, Any]) -> Tried:
+def _tried(connected: ConnectedCluster, node: int, python: str, order: Mapping[str, Any]) -> Tried:
     """Have a node claim the name with every right that saving needs. Raises NodesFailed."""
     from awsddp.nodes.environments import answers
 
     program = node_program(python, UPLOADER, {**order, "do": "claim"})
-    failed = f"{cluster.job_spec.job.save_to} could not be tried"
-    return split(answers(cluster.fleet, {node: program}, Tried, failed=failed, silent_s=_CLAIM_S))[node]
+    failed = f"{connected.session.job_spec.job.save_to} could not be tried"
+    return split(answers(connected.fleet, {node: program}, Tried, failed=failed, silent_s=_CLAIM_S))[node]
 
 
-def _refusal(found: Tried, cluster: "Cluster", node: int) -> AwsddpError:
+def _refusal(found: Tried, cluster: LocatedCluster, node: int) -> AwsddpError:
     """Return the error that says what keeps a node from saving, and what to do."""
-    where, region, who = str(cluster.job_spec.job.save_to), cluster.aws.region, node_name(node)
+    where, region, who = str(cluster.session.job_spec.job.save_to), cluster.aws.region, node_name(node)
     bucket, said = s3_place(where)[0], " ".join(found.said.split())[:1000]
     if found.code == "bucket":
         return no_bucket(bucket, region, said)
@@ -207,7 +208,7 @@ def _later(code: str, *, who: str, where: str, said: str, region: str) -> CloudE
     return error
 
 
-def wait_until_saved(cluster: "Cluster", job: JobRecord) -> bool:
+def wait_until_saved(connected: ConnectedCluster, job: JobRecord) -> bool:
     """Wait for the last upload of a job that has ended, and tell whether all its results are saved.
 
     They are where the nodes that can be asked say so, and S3 holds what they list. Else it says why not, also
@@ -216,19 +217,21 @@ def wait_until_saved(cluster: "Cluster", job: JobRecord) -> bool:
     saving, counts, until = None, None, time.monotonic() + _STILL_S
     where = f"{job.save_to}/{job.job}"
     while time.monotonic() < until:
-        saving = choose_job(told_jobs(cluster, partial=True), job.job).saving
+        saving = choose_job(told_jobs(connected, partial=True), job.job).saving
         if saving is not None and saving.ended:
             break
         if saving is not None and counts != _counts(saving):
             counts, until = _counts(saving), time.monotonic() + _STILL_S
-            cluster.on_event(Event(f"saving {job.job} to {job.save_to}: {saving_text(saving)}", ""))
+            connected.session.on_event(Event(f"saving {job.job} to {job.save_to}: {saving_text(saving)}", ""))
         time.sleep(_POLL_S)
     if saving is not None and saving.ended and not saving.error:
-        if is_there := in_bucket(cluster, job):
-            cluster.say(f"the results of {job.job} are in {where}: {amount(saving.files, saving.bytes)}")
+        if is_there := in_bucket(connected.session, job):
+            connected.session.say(
+                f"the results of {job.job} are in {where}: {amount(saving.files, saving.bytes)}"
+            )
         return is_there
     why = saving.error if saving is not None and saving.error else "its nodes do not go on"
-    cluster.say(f"not all results of {job.job} are in {where}: {why}")
+    connected.session.say(f"not all results of {job.job} are in {where}: {why}")
     return False
 
 
@@ -237,7 +240,7 @@ def _counts(saving: SavingNow) -> tuple[int, int, int, int]:
     return saving.files, saving.bytes, saving.pending_files, saving.pending_bytes
 
 
-def abort(cluster: "Cluster", jobs: Iterable[JobRecord]) -> None:
+def abort(cluster: LocatedCluster, jobs: Iterable[JobRecord]) -> None:
     """Give up uploads of jobs that have ended which were never completed, as far as this login may."""
     over: dict[str, list[str]] = {}
     for one in jobs:

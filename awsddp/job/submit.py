@@ -27,6 +27,7 @@ from awsddp.job.script import commit_of
 from awsddp.model.node_answers import Claimed, Slots
 from awsddp.model.records import JobNode, JobRecord, Node, RankResult
 from awsddp.plan.project import source_folders
+from awsddp.session.context import ConnectedCluster, LocatedCluster, Session
 from awsddp.settings.loader import overlaid, words_of
 from awsddp.settings.spec import JobSpec
 from awsddp.settings.values import data_sources, gpus_of
@@ -40,14 +41,16 @@ from awsddp.util.shipped_files import BUNDLED, BUNDLED_SCRIPT
 if TYPE_CHECKING:
     from awsddp.nodes.fleet import Fleet
     from awsddp.nodes.project_files import Listing
-    from awsddp.session.context import Cluster
 
 CLAIM_S = 60.0
 """How long another client, here or elsewhere, may be at it, starting a job."""
 
 
 def start(
-    cluster: "Cluster", ranks: tuple[Rank, ...], listing: "Listing", checkpoint: "Checkpoint | None" = None
+    connected: ConnectedCluster,
+    ranks: tuple[Rank, ...],
+    listing: "Listing",
+    checkpoint: "Checkpoint | None" = None,
 ) -> JobRecord:
     """Send the files and start the job; one client at a time does so, on all machines.
 
@@ -56,21 +59,21 @@ def start(
     was not known, has taken the automatic name meanwhile, the next one is used. Raises InUse, UsageError for
     a name that is taken, CloudError, NodeError.
     """
-    folder = cluster.folder
+    folder = connected.session.folder
     refused: list[str] = []
     with folder.lock("train", wait_s=CLAIM_S):
         for attempt in count(1):
             try:
-                nodes, launches = _launched(cluster, ranks, listing, checkpoint, refused)
+                nodes, launches = _launched(connected, ranks, listing, checkpoint, refused)
                 break
             except NameTaken:
-                if cluster.job_spec.job.name is not None or attempt == TRIES:
+                if connected.session.job_spec.job.name is not None or attempt == TRIES:
                     raise
         launch = next(iter(launches.values()))
         name = launch.job
-        if (first := min(cluster.fleet.nodes)) not in launches:  # a launch there would have ended the claim
+        if (first := min(connected.fleet.nodes)) not in launches:  # a launch there would have ended the claim
             with contextlib.suppress(AwsddpError):
-                ask(cluster.fleet, {first: messages.Unclaim()})
+                ask(connected.fleet, {first: messages.Unclaim()})
     job = JobRecord(
         job=name,
         state="waiting" if launch.after else "running",
@@ -82,27 +85,31 @@ def start(
             RankResult(rank=one.rank, local_rank=one.local_rank, node=one.node, exit_code=None, seconds=0.0)
             for one in ranks
         ),
-        home=f"{cluster.job_spec.job.results}/{name}",
+        home=f"{connected.session.job_spec.job.results}/{name}",
         nodes=tuple(JobNode(node=node.node, instance_id=node.instance_id) for node in nodes),
     )
     try:
-        folder.note("train", job=name, world_size=len(ranks), home=str((cluster.results / name).absolute()))
+        folder.note(
+            "train", job=name, world_size=len(ranks), home=str((connected.session.results / name).absolute())
+        )
         folder.remember(job)
     except AwsddpError as error:  # it has started all the same
         follow = f"awsddp logs -f {name}   # follow it then\nawsddp cancel {name}   # or end it"
         error.message, error.next = f"job {name} was started, but {error.message}", f"{error.next}\n{follow}"
         raise
-    record, gpus = cluster.record, cluster.record.found[ranks[0].node].gpus
+    record, gpus = connected.cluster.record, connected.cluster.record.found[ranks[0].node].gpus
     on_ec2 = record.gpus_per_node if record.pretended else gpus
     if launch.after:
-        cluster.say(f"job {name} starts when these have ended: {', '.join(launch.after)}")
+        connected.session.say(f"job {name} starts when these have ended: {', '.join(launch.after)}")
     else:
-        cluster.say(f"job {name} runs {ranks_text(cluster.job_spec, ranks, gpus=gpus, on_ec2=on_ec2)}")
+        connected.session.say(
+            f"job {name} runs {ranks_text(connected.session.job_spec, ranks, gpus=gpus, on_ec2=on_ec2)}"
+        )
     return job
 
 
 def _launched(
-    cluster: "Cluster",
+    connected: ConnectedCluster,
     ranks: tuple[Rank, ...],
     listing: "Listing",
     checkpoint: "Checkpoint | None",
@@ -112,20 +119,20 @@ def _launched(
 
     Raises NameTaken, once the name is among those `refused`, where a node has a job of that name by now.
     """
-    launches, sending = _requests(cluster, ranks, listing, checkpoint, refused)
-    nodes = [node for node in cluster.nodes if node.node in launches]
+    connected, launches, sending = _requests(connected, ranks, listing, checkpoint, refused)
+    nodes = [node for node in connected.cluster.nodes if node.node in launches]
     launch = next(iter(launches.values()))
-    with _undone(cluster, nodes, launch) as others:
-        checked = soon(preflight, cluster.fleet, nodes, cluster.record.found, launches)
+    with _undone(connected, nodes, launch) as others:
+        checked = soon(preflight, connected.fleet, nodes, connected.cluster.record.found, launches)
         both(
-            partial(sending, bundled=cluster.job_spec.job.script is None),
-            lambda: _keep(cluster, nodes, launch.job),
+            partial(sending, bundled=connected.session.job_spec.job.script is None),
+            lambda: _keep(connected.cluster, nodes, launch.job),
         )
         checked.result()
         if checkpoint is not None:
-            bring_checkpoint(cluster, checkpoint, set(launches))
-        claim(cluster, launches, refused)
-        told = answers_of(cluster.fleet, launches)
+            bring_checkpoint(connected, checkpoint, set(launches))
+        claim(connected, launches, refused)
+        told = answers_of(connected.fleet, launches)
         others.update(node for node, one in told.items() if isinstance(one, NameTaken))
         refused += [launch.job] if others else []
         split(told)
@@ -133,40 +140,43 @@ def _launched(
 
 
 def _requests(
-    cluster: "Cluster",
+    connected: ConnectedCluster,
     ranks: tuple[Rank, ...],
     listing: "Listing",
     checkpoint: "Checkpoint | None" = None,
     refused: Collection[str] = (),
-) -> tuple[dict[int, Launch], Callable[..., object]]:
-    """Return the launch requests by node, once the nodes have said that nothing is in the way, and what sends
-    the job's files. All nodes are asked which names of jobs are taken.
+) -> tuple[ConnectedCluster, dict[int, Launch], Callable[..., object]]:
+    """Return the cluster with the environment of the job, the launch requests by node, once the nodes have said
+    that nothing is in the way, and what sends the job's files. All nodes are asked which names of jobs are taken.
 
     The claim, on the cluster's first node, holds until that node launches, or is told that another one did.
     """
     from awsddp.nodes.sync import push
 
-    fleet = cluster.fleet
-    commit = soon(commit_of, Path(cluster.job_spec.sync.workdir), results=cluster.job_spec.job.results)
+    session, fleet = connected.session, connected.fleet
+    asked = session.job_spec.job
+    commit = soon(commit_of, Path(session.job_spec.sync.workdir), results=asked.results)
     used = sorted({rank.node for rank in ranks})
-    gpus = gpus_of(cluster.job_spec.job.on) if cluster.job_spec.job.on else {}
+    gpus = gpus_of(asked.on) if asked.on else {}
     ports = {used[0]: launch_requests.job_ports()}
     everyone = sorted({*used, *fleet.nodes})
     questions = {one: messages.Slots(ports=ports.get(one, ()), gpus=gpus.get(one, ())) for one in everyone}
     told = _claimed(fleet, questions)
-    release_unknown(cluster, cluster.nodes, {node: one.jobs for node, one in told.items()})
+    release_unknown(
+        connected.cluster, connected.cluster.nodes, {node: one.jobs for node, one in told.items()}
+    )
     answers = {node: told[node] for node in used}
-    after, job = awaited(cluster, answers), next_job_name(cluster, told, refused)
+    after, job = awaited(session, answers), next_job_name(connected.cluster, told, refused)
     # A job that waits has a copy, as others use theirs.
-    folder = cluster.job_spec.job.work_folder if cluster.job_spec.job.after is None else f"work-{job}"
-    sending = partial(push, listing, fleet, folder=folder, nodes=set(used), on_event=cluster.on_event)
-    spec = ensure_environment(cluster, send_files=sending)
-    bring(cluster, used, spec)
+    folder = asked.work_folder if asked.after is None else f"work-{job}"
+    sending = partial(push, listing, fleet, folder=folder, nodes=set(used), on_event=session.on_event)
+    connected, spec = ensure_environment(connected, send_files=sending)
+    bring(connected, used, spec)
     slot = launch_requests.choose_slot(answers, first=used[0])
-    record, (name, dirty) = cluster.record, commit.result()
+    record, (name, dirty) = connected.cluster.record, commit.result()
     price = record.price_usd_per_hour
     facts = {
-        "options": words_of(overlaid(cluster.job_spec, record.asked)),
+        "options": words_of(overlaid(session.job_spec, record.asked)),
         "resumed": checkpoint.job if checkpoint else None,
         "commit": name,
         "dirty": dirty,
@@ -174,15 +184,15 @@ def _requests(
         "price_usd_per_hour": None if price is None else round(price / record.nodes * len(used), 6),
     }
     launches = launch_requests.launch_requests(
-        _spec(cluster, spec),
+        _spec(connected.cluster, spec),
         job=job,
         ranks=ranks,
-        hosts=_hosts(cluster, used, folder, checkpoint),
+        hosts=_hosts(connected.cluster, used, folder, checkpoint),
         slot=slot,
         facts=facts,
         after=after,
     )
-    return launches, sending
+    return connected, launches, sending
 
 
 def _claimed(fleet: "Fleet", questions: Mapping[int, messages.Slots]) -> dict[int, Slots]:
@@ -203,16 +213,16 @@ def _claimed(fleet: "Fleet", questions: Mapping[int, messages.Slots]) -> dict[in
     return ask(fleet, questions)
 
 
-def awaited(cluster: "Cluster", answers: Mapping[int, Slots]) -> tuple[str, ...]:
+def awaited(session: Session, answers: Mapping[int, Slots]) -> tuple[str, ...]:
     """Return the jobs that a job waits for: the one that it names, and all that are in its way now.
 
     `answers` are those to `requests.Slots`. Without a name, and "all" is one, nothing may be in the way.
     Raises InUse, UsageError, NotFoundError.
     """
-    asked = cluster.job_spec.job.after
+    asked = session.job_spec.job.after
     in_the_way = {job: nodes for told in answers.values() for job, nodes in told.jobs.items() if nodes}
     if asked is None:
-        named = cluster.job_spec.job.name
+        named = session.job_spec.job.name
         is_taken = any(named in told.jobs for told in answers.values())
         name = f" --name {named}" if named and not is_taken else ""
         for job, nodes in in_the_way.items():
@@ -226,7 +236,7 @@ def awaited(cluster: "Cluster", answers: Mapping[int, Slots]) -> tuple[str, ...]
         return ()
     known = list(dict.fromkeys(job for told in answers.values() for job in told.jobs))
     if asked != "all":
-        asked = full_name(cluster, asked, known) or (known[-1] if known else "last")
+        asked = full_name(session, asked, known) or (known[-1] if known else "last")
     if asked not in (*known, "all"):
         raise NotFoundError(
             f"no job {asked} on the nodes of this one",
@@ -236,16 +246,16 @@ def awaited(cluster: "Cluster", answers: Mapping[int, Slots]) -> tuple[str, ...]
     return tuple(job for job in known if job == asked or job in in_the_way)
 
 
-def _keep(cluster: "Cluster", nodes: Sequence[Node], job: str) -> None:
+def _keep(cluster: LocatedCluster, nodes: Sequence[Node], job: str) -> None:
     """Have AWS keep the nodes' disks at a poweroff, for the job. Raises CloudError."""
     from awsddp.aws.power import keep_on_poweroff
 
-    with cluster.folder.lock("train", part="tags", wait_s=TAGS_S):
+    with cluster.session.folder.lock("train", part="tags", wait_s=TAGS_S):
         keep_on_poweroff(cluster.aws, nodes, job)
 
 
 @contextlib.contextmanager
-def _undone(cluster: "Cluster", nodes: list[Node], launch: Launch) -> Iterator[set[int]]:
+def _undone(connected: ConnectedCluster, nodes: list[Node], launch: Launch) -> Iterator[set[int]]:
     """Undo what was begun where it fails: this launch's job, and the tags that only it has written.
 
     They stay, which is safe, where the nodes cannot be asked to end what may have started, and on the nodes
@@ -258,14 +268,16 @@ def _undone(cluster: "Cluster", nodes: list[Node], launch: Launch) -> Iterator[s
         yield others
     except BaseException:
         with contextlib.suppress(AwsddpError):
-            end_ranks(cluster, launch.job, grace_s=0, launch=launch.launch)
-            if {node.node for node in nodes} <= set(cluster.fleet.answering):
-                with cluster.folder.lock("train", part="tags", wait_s=TAGS_S):
-                    release(cluster.aws, [one for one in nodes if one.node not in others], launch.job)
+            end_ranks(connected, launch.job, grace_s=0, launch=launch.launch)
+            if {node.node for node in nodes} <= set(connected.fleet.answering):
+                with connected.session.folder.lock("train", part="tags", wait_s=TAGS_S):
+                    release(
+                        connected.cluster.aws, [one for one in nodes if one.node not in others], launch.job
+                    )
         raise
 
 
-def _spec(cluster: "Cluster", spec: JobSpec) -> JobSpec:
+def _spec(cluster: LocatedCluster, spec: JobSpec) -> JobSpec:
     """Return the job's spec with the bundled program as its script where none is named."""
     if spec.job.script is not None:
         return spec
@@ -276,14 +288,14 @@ def _spec(cluster: "Cluster", spec: JobSpec) -> JobSpec:
 
 
 def _hosts(
-    cluster: "Cluster", used: Collection[int], folder: str, checkpoint: "Checkpoint | None"
+    cluster: LocatedCluster, used: Collection[int], folder: str, checkpoint: "Checkpoint | None"
 ) -> list[Host]:
     from awsddp.nodes.sync import REMOTE_DIR
 
-    requested = cluster.job_spec.job
+    requested = cluster.session.job_spec.job
     gpus = gpus_of(requested.on) if requested.on else {}
-    sources = source_folders(Path(cluster.job_spec.sync.workdir))
-    data = tuple(one.name for one in data_sources(cluster.job_spec.data.sources))
+    sources = source_folders(Path(cluster.session.job_spec.sync.workdir))
+    data = tuple(one.name for one in data_sources(cluster.session.job_spec.data.sources))
 
     def host(node: Node) -> Host:
         prepared = cluster.record.found[node.node]

@@ -20,16 +20,17 @@ from awsddp.local.client import check_memory
 from awsddp.model.documents import JobDocument
 from awsddp.model.records import ACTIVE, JobRecord
 from awsddp.plan.environment import make_environment_plan
+from awsddp.session.connect import connect, ready_cluster
+from awsddp.session.context import LocatedCluster, Session
 from awsddp.session.project import listed_files
 from awsddp.storage.datasets import check_sources
 from awsddp.storage.results_dir import check_results_dir, job_result
 
 if TYPE_CHECKING:
     from awsddp.plan.records import LaunchPlan
-    from awsddp.session.context import Cluster
 
 
-def train(cluster: "Cluster", *, on_lines: Callable[[bytes], None], detach: bool = False) -> JobDocument:
+def train(session: Session, *, on_lines: Callable[[bytes], None], detach: bool = False) -> JobDocument:
     """Run a job to its end, fetch its results, and return it as the `train` document.
 
     With `detach` return once the ranks run; `logs` follows the job and fetches its results. `on_lines` gets
@@ -38,39 +39,39 @@ def train(cluster: "Cluster", *, on_lines: Callable[[bytes], None], detach: bool
     """
     from awsddp.job.unsynced_data import with_named_data
 
-    check(cluster, detach=detach)
-    checkpoint = checkpoint_of(cluster)
+    check(session, detach=detach)
+    checkpoint = checkpoint_of(session)
     if checkpoint is not None:
-        cluster.say(f"resuming from {checkpoint.shown}")
-    if cluster.verb == "train" and cluster.folder.read() is not None:  # `run` asks before its `up`
-        cluster = with_named_data(cluster)
-    listing = listed_files(cluster)
-    with cluster.ready() as cluster:
+        session.say(f"resuming from {checkpoint.shown}")
+    if session.verb == "train" and session.folder.read() is not None:  # `run` asks before its `up`
+        session = with_named_data(session)
+    listing = listed_files(session)
+    with ready_cluster(session) as cluster:
         ranks = _layout(cluster)
-        launch_requests.check_spec(cluster.job_spec, nodes=ranks[0].nnodes)
-        if cluster.record.pretended and cluster.job_spec.job.after is None:
+        launch_requests.check_spec(session.job_spec, nodes=ranks[0].nnodes)
+        if cluster.record.pretended and session.job_spec.job.after is None:
             check_memory(len(ranks), nodes=ranks[0].nnodes)
         _say_unfetched(cluster)
         rehearsed(cluster)
-        with cluster.connect():
+        with connect(cluster) as connected:
             try:
-                job = start(cluster, ranks, listing, checkpoint)
+                job = start(connected, ranks, listing, checkpoint)
             except InUse as busy:
                 if detach:
                     busy.next = busy.next.replace("awsddp train", "awsddp train --detach")
                 raise
             if detach:
-                return job_result(cluster, job)
-            return attend(cluster, job, on_lines=on_lines)
+                return job_result(session, job)
+            return attend(connected, job, on_lines=on_lines)
 
 
-def _say_unfetched(cluster: "Cluster") -> None:
+def _say_unfetched(cluster: LocatedCluster) -> None:
     """Name jobs whose results this one may overwrite on the nodes: it works in the same synced folder."""
     ended = {job.job: job for job in cluster.record.jobs if job.state not in ACTIVE}
     names = [name for name in cluster.unfetched if name in ended and not _is_saved(ended[name])]
-    if names and cluster.job_spec.job.after is None:
+    if names and cluster.session.job_spec.job.after is None:
         named, one = ", ".join(names), names[-1]
-        cluster.say(
+        cluster.session.say(
             f"what this job overwrites of the results of {named} is lost: awsddp fetch {one}   # before"
         )
 
@@ -79,25 +80,25 @@ def _is_saved(job: JobRecord) -> bool:
     return job.saving is not None and job.saving.is_whole
 
 
-def check(cluster: "Cluster", *, detach: bool) -> None:
+def check(session: Session, *, detach: bool) -> None:
     """Refuse a missing script, an invalid name or placeholder, and an unset secret, before any cost; without
     `detach` also results that cannot be written here.
 
     Raises UsageError, ConfigError.
     """
-    asked = cluster.job_spec.job
-    launch_requests.check_spec(cluster.job_spec, nodes=1)
-    check_results_dir(cluster, is_used=not detach)
-    check_sources(cluster.job_spec)
-    make_environment_plan(cluster.job_spec.env, internet=None, driver=None)
+    asked = session.job_spec.job
+    launch_requests.check_spec(session.job_spec, nodes=1)
+    check_results_dir(session, is_used=not detach)
+    check_sources(session.job_spec)
+    make_environment_plan(session.job_spec.env, internet=None, driver=None)
     if asked.name is not None:
-        check_job_name(cluster, asked.name)
+        check_job_name(session, asked.name)
     if asked.script is not None:
-        check_script(Path(cluster.job_spec.sync.workdir), asked.script, module=asked.module)
+        check_script(Path(session.job_spec.sync.workdir), asked.script, module=asked.module)
 
 
-def _layout(cluster: "Cluster") -> tuple[Rank, ...]:
-    requested = cluster.job_spec.job
+def _layout(cluster: LocatedCluster) -> tuple[Rank, ...]:
+    requested = cluster.session.job_spec.job
     found = cluster.record.found
     ranks = ranks_on(requested, {node.node: found[node.node].gpus for node in cluster.nodes})
     if requested.launcher_name != "torchrun":
@@ -105,10 +106,10 @@ def _layout(cluster: "Cluster") -> tuple[Rank, ...]:
     return ordered(ranks, {node.node: str(node.private_ip) for node in cluster.nodes})
 
 
-def check_ranks(cluster: "Cluster", plan: "LaunchPlan") -> None:
+def check_ranks(session: Session, plan: "LaunchPlan") -> None:
     """Refuse ranks that the nodes of a plan, or of its alternatives, could not carry. Raises UsageError."""
     for one in (plan, *plan.alternatives):
-        ranks = ranks_on(cluster.job_spec.job, dict.fromkeys(range(one.nodes), one.job_gpus))
-        launch_requests.check_spec(cluster.job_spec, nodes=ranks[0].nnodes)
+        ranks = ranks_on(session.job_spec.job, dict.fromkeys(range(one.nodes), one.job_gpus))
+        launch_requests.check_spec(session.job_spec, nodes=ranks[0].nnodes)
         if one.pretended:
             check_memory(len(ranks), nodes=ranks[0].nnodes)

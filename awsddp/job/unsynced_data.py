@@ -21,13 +21,13 @@ from awsddp.job.script_paths import (
     written_folders,
 )
 from awsddp.nodes.project_files import Listing, project_files
+from awsddp.session.context import Session
 from awsddp.session.next_steps import advised
 from awsddp.settings.spec import FILE, OPTION, JobSpec
 from awsddp.util.format import size_text
 
 if TYPE_CHECKING:
     from awsddp.nodes.fleet import Fleet, Result
-    from awsddp.session.context import Cluster
 
 
 _MOST_FILES = 20_000
@@ -37,20 +37,20 @@ _MISSING = 'cd ~/awsddp/work 2>/dev/null; for name; do [ -e "$name" ] || printf 
 _LOOK_S = 20.0
 
 
-def with_named_data(cluster: "Cluster") -> "Cluster":
+def with_named_data(session: Session) -> Session:
     """Ask for each path that git ignores and the job names whether to send it, once; report other paths that
     it names, that are here and that are not sent.
 
-    Returns the cluster, for a yes with a `sync.ignore` that sends the path. Where nobody can be asked, it is
+    Returns the session, for a yes with a `sync.ignore` that sends the path. Where nobody can be asked, it is
     reported and stays here: a script may download what it names. Raises ConfigError for a folder that cannot
     be sent.
     """
-    job, script = cluster.job_spec, cluster.job_spec.job.script
-    listing = project_files(job, home=cluster.home)
+    job, script = session.job_spec, session.job_spec.job.script
+    listing = project_files(job, home=session.home)
     if not script:
-        return cluster
-    record = cluster.folder.read(newer=True)
-    nodes = record.nodes if record else cluster.spec.cluster.nodes
+        return session
+    record = session.folder.read(newer=True)
+    nodes = record.nodes if record else session.spec.cluster.nodes
     mentions = mentions_of(script, job)
     files = _files_here(mentions, listing.root, written_folders(job))
     data = kept_data(listing, job, files)
@@ -60,23 +60,23 @@ def with_named_data(cluster: "Cluster") -> "Cluster":
         if not size:
             continue
         about += f" and {mentioned_by(mentions, path)} mentions it"
-        agreed = cluster.ask(f"{about}: send it?")
+        agreed = session.ask(f"{about}: send it?")
         patterns = [*job.sync.ignore, f"{'/' if agreed is False else '!/'}{path}"]
         if agreed:
             job = replace(job, sync=replace(job.sync, ignore=tuple(patterns)))
             job = replace(job, sources={**job.sources, "sync.ignore": OPTION})
         told = f"{about}: not sent; to send it" if agreed is None else f"{path}: to answer for all jobs"
-        cluster.say(f"{told}: ignore = {json.dumps(patterns)} in [sync] of {FILE}")
+        session.say(f"{told}: ignore = {json.dumps(patterns)} in [sync] of {FILE}")
     for path in files:
         if covers(asked, path):
             continue
         reason, remedy = _why_not_sent(listing, path, is_argument=mentions[path] == ARGUMENTS)
         if reason:
-            cluster.say(
+            session.say(
                 f"{path} is here and is not sent ({reason}): a node has what an earlier job left there, or "
                 f"nothing; to send it: {remedy}"
             )
-    return cluster.but(job_spec=job)
+    return session.with_settings(job_spec=job)
 
 
 def data_folders(job: JobSpec, *, home: Path) -> dict[str, str]:
@@ -142,23 +142,23 @@ def _about(path: str, data: Mapping[str, str], root: Path, times: str = "") -> t
     return size, f"{path} ({text}{times}) is in {by}"
 
 
-def say_unsent(cluster: "Cluster", fleet: "Fleet", nodes: Collection[int], words: Sequence[str]) -> None:
+def say_unsent(session: Session, fleet: "Fleet", nodes: Collection[int], words: Sequence[str]) -> None:
     """Say which files that a failed command names are here alone, and what sends them."""
-    named = _named_files(Path(cluster.job_spec.sync.workdir), words)
+    named = _named_files(Path(session.job_spec.sync.workdir), words)
     if not (nodes and named):
         return
     answers: Mapping[int, Result] = {}
     with contextlib.suppress(NodeError):
         answers = fleet.run(["sh", "-c", _MISSING, "sh", *named], nodes=nodes, timeout_s=_LOOK_S)
     missing = {name for one in answers.values() for name in one.stdout.decode(errors="replace").split("\0")}
-    listing = project_files(cluster.job_spec, home=cluster.home) if missing.intersection(named) else None
+    listing = project_files(session.job_spec, home=session.home) if missing.intersection(named) else None
     for name in named:
         if listing is not None and name in missing:
             found = listing.keeper(name)
             why = (
-                f"{found[1]} keeps {found[0]} here" if found else advised(cluster, "awsddp sync   # sends it")
+                f"{found[1]} keeps {found[0]} here" if found else advised(session, "awsddp sync   # sends it")
             )
-            cluster.say(f"{name} is here, and not on the nodes: {why}")
+            session.say(f"{name} is here, and not on the nodes: {why}")
 
 
 def _named_files(workdir: Path, words: Sequence[str]) -> list[str]:

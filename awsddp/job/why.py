@@ -4,7 +4,6 @@ import contextlib
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from msgspec import convert, to_builtins
 
@@ -18,42 +17,44 @@ from awsddp.job.registry import find_job, told_job
 from awsddp.model.documents import WhyDocument
 from awsddp.model.node_answers import Stacks, read_answer
 from awsddp.model.records import ACTIVE, JobRecord
-from awsddp.session.connect import connect_reachable
+from awsddp.session.connect import connect_reachable, preconnected_cluster
+from awsddp.session.context import Session
 from awsddp.storage.results_dir import job_result
 from awsddp.storage.saved_job import is_saved
-
-if TYPE_CHECKING:
-    from awsddp.session.context import Cluster
 
 STACKS_S = 8.0
 """How long a node may take to answer: it bounds its own work to 2 s."""
 
 
-def why(cluster: "Cluster", job: str | None = None) -> WhyDocument:
+def why(session: Session, job: str | None = None) -> WhyDocument:
     """Return where each rank of a job is, and which are behind; by default of the last one that has begun.
 
     Of a job that does not run: its end as `result`, and where its ranks were, if that was written. Raises
     NotFoundError, NodeError.
     """
-    known = find_job(cluster, job)
+    known = find_job(session, job)
     if known is not None and (is_saved(job) or known.job.state not in ACTIVE):
-        return _ended(cluster, known.job, known.folder)
-    with cluster.partly_ready() as cluster, connect_reachable(cluster) as fleet:
+        return _ended(session, known.job, known.folder)
+    with preconnected_cluster(session) as cluster, connect_reachable(cluster) as connected:
         name = None if job in (None, "last") else known.job.job if known else job
-        found = told_job(cluster, name, ran=True)
+        found = told_job(connected, name, ran=True)
         if found.state != "running":
-            return _ended(cluster, found, cluster.results / found.job)
+            return _ended(session, found, session.results / found.job)
         request = messages.Stacks(job=found.job)
-        answers = answers_of(fleet, dict.fromkeys(fleet.holders(found), request), timeout_s=STACKS_S)
+        answers = answers_of(
+            connected.fleet, dict.fromkeys(connected.fleet.holders(found), request), timeout_s=STACKS_S
+        )
         for answer in answers.values():
             if isinstance(answer, AwsddpError):
-                cluster.say(answer.message)
+                session.say(answer.message)
         numbers = {one.instance_id: one.node for one in found.nodes}
-        asked = {numbers[fleet.endpoints[node].instance_id]: answer for node, answer in answers.items()}
+        asked = {
+            numbers[connected.fleet.endpoints[node].instance_id]: answer for node, answer in answers.items()
+        }
     return _where(found, {node: one for node, one in asked.items() if isinstance(one, Stacks)})
 
 
-def _ended(cluster: "Cluster", job: JobRecord, folder: Path) -> WhyDocument:
+def _ended(session: Session, job: JobRecord, folder: Path) -> WhyDocument:
     """Return why a job ended; `folder` has its results, and what its nodes wrote before its end."""
     answers = {}
     for node in job.nodes:
@@ -63,7 +64,7 @@ def _ended(cluster: "Cluster", job: JobRecord, folder: Path) -> WhyDocument:
     found = _where(job if answers else replace(job, ranks=()), answers, ended=False)
     if not answers:
         found.explanation = job.cause.explanation if job.cause else f"It is {job.state}."
-    found.result = job_result(cluster, job, folder=folder)
+    found.result = job_result(session, job, folder=folder)
     return found
 
 

@@ -2,17 +2,14 @@
 
 import json
 import shlex
-from typing import TYPE_CHECKING
 
 from awsddp.plan.converge import NODE_KEYS, TYPE_KEYS, is_of_type
 from awsddp.session.connect import JUMP
+from awsddp.session.context import Session
 from awsddp.session.next_steps import advised, command_words
 from awsddp.settings.loader import differences, overlaid
 from awsddp.settings.spec import FILE, ClusterSpec
 from awsddp.state import Record
-
-if TYPE_CHECKING:
-    from awsddp.session.context import Cluster
 
 # What holds from now on without a launch.
 REACH_KEYS = (
@@ -26,21 +23,22 @@ REACH_KEYS = (
 CHANGEABLE = {"cluster.nodes", *NODE_KEYS, *REACH_KEYS}
 
 
-def as_before(cluster: "Cluster", record: Record | None) -> "Cluster":
-    """Return the cluster with the settings of its record, for all that no option and no variable sets."""
+def as_before(session: Session, record: Record | None) -> Session:
+    """Return the session with the settings of the record, for all that no option and no variable sets."""
     if record is None:
-        return cluster
-    job = overlaid(cluster.job_spec, record.asked)
-    return cluster.but(spec=overlaid(cluster.spec, record.settings), job_spec=job)
+        return session
+    return session.with_settings(
+        overlaid(session.spec, record.settings), overlaid(session.job_spec, record.asked)
+    )
 
 
-def say_differences(cluster: "Cluster", standing: ClusterSpec, record: Record) -> None:
+def say_differences(session: Session, standing: ClusterSpec, record: Record) -> None:
     """Report what awsddp.toml says and the cluster does not have, and the `up` that changes it.
 
     `standing` is the spec of the cluster. Raises ConfigError for an invalid `cluster.gpus`.
     """
-    found = differences(cluster.spec, standing)
-    if found.keys() & set(TYPE_KEYS) and is_of_type(cluster.spec, record.instance_type):
+    found = differences(session.spec, standing)
+    if found.keys() & set(TYPE_KEYS) and is_of_type(session.spec, record.instance_type):
         found = {key: values for key, values in found.items() if key not in TYPE_KEYS}
     if not found:
         return
@@ -53,8 +51,8 @@ def say_differences(cluster: "Cluster", standing: ClusterSpec, record: Record) -
             words += command_words("up", {key: wanted})
         else:
             parts.append(f"{name}, which only a new cluster gets")
-    command = advised(cluster, shlex.join(["awsddp", "up", *words]))
-    cluster.say(f"{FILE} says {'; '.join(parts)}{f': {command}' if words else ''}")
+    command = advised(session, shlex.join(["awsddp", "up", *words]))
+    session.say(f"{FILE} says {'; '.join(parts)}{f': {command}' if words else ''}")
 
 
 def _shown(value: object) -> str:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from awsddp.errors import ConfigError, NodeError, NotFoundError
 from awsddp.model.records import JobRecord, Node, Prepared, unfetched_jobs
-from awsddp.session.locate import require_live, target_of
+from awsddp.session.context import ConnectedCluster, LocatedCluster, Session
+from awsddp.session.locate import find_cluster, require_live, target_of
 from awsddp.settings.loader import overlaid
 from awsddp.settings.spec import SSM
 from awsddp.state import Record
@@ -19,9 +20,7 @@ from awsddp.util.parallel import NodesFailed, split
 
 if TYPE_CHECKING:
     from awsddp.nodes.connection import Preconnect
-    from awsddp.nodes.fleet import Fleet
     from awsddp.nodes.login import Endpoint, Jump, Login
-    from awsddp.session.context import Cluster
 
 
 JUMP = "network.jump"
@@ -38,24 +37,46 @@ class NoNodes(NodeError):
     stopped: tuple[str, ...] = ()
 
 
-def login_nodes(cluster: "Cluster") -> tuple[Node, ...]:
-    """Return the nodes of a cluster whose key is here. Raises NotFoundError, CloudError."""
-    listed = require_live(cluster)
-    if cluster.own is None or not cluster.folder.key.exists():
+def require_login(cluster: LocatedCluster) -> "tuple[LocatedCluster, tuple[Node, ...]]":
+    """Return a cluster whose key is here, and its living nodes. Raises NotFoundError, CloudError."""
+    cluster, listed = require_live(cluster)
+    if cluster.own is None or not cluster.session.folder.key.exists():
         raise NotFoundError(
             f"cluster {listed.name} exists, but this machine does not have its key",
-            f"{cluster.folder.path} does not hold it",
+            f"{cluster.session.folder.path} does not hold it",
             "use the machine that made it, or terminate it: awsddp down",
         )
-    return listed.live
+    return cluster, listed.live
 
 
-def ready_nodes(cluster: "Cluster", number: int | None = None) -> tuple[Node, ...]:
-    """Return the nodes, all (or the one of this number) prepared and running.
+@contextlib.contextmanager
+def preconnected_cluster(session: Session) -> "Iterator[LocatedCluster]":
+    """Find the cluster; `connect_reachable` works with those nodes that are prepared and running.
+
+    Begins to connect to its last known addresses, unless that is over a jump host. What AWS says decides
+    what is used. Raises CloudError.
+    """
+    begun = _preconnected(session, session.folder.read())
+    with begun as preconnect, find_cluster(session, names_holder=True) as cluster:
+        yield replace(cluster, preconnect=preconnect)
+
+
+@contextlib.contextmanager
+def ready_cluster(session: Session, *, node: int | None = None) -> "Iterator[LocatedCluster]":
+    """Find the cluster, all nodes (or `node`) prepared and running.
+
+    Raises NotFoundError, NodeError, CloudError.
+    """
+    with preconnected_cluster(session) as cluster:
+        yield require_ready(cluster, node)
+
+
+def require_ready(cluster: LocatedCluster, number: int | None = None) -> LocatedCluster:
+    """Return the cluster with its nodes, all (or the one of this number) prepared and running.
 
     Raises NotFoundError or NodeError, CloudError.
     """
-    name, nodes = cluster.spec.name, login_nodes(cluster)
+    name, (cluster, nodes) = cluster.session.spec.name, require_login(cluster)
     record = cluster.record
     if all(node.state in OFF for node in nodes):
         raise NodeError(f"cluster {name} is stopped", "", "awsddp up   # start it")
@@ -68,37 +89,73 @@ def ready_nodes(cluster: "Cluster", number: int | None = None) -> tuple[Node, ..
         why += [f"{node_name(one.node)} ({one.instance_id}) is gone" for one in lost]
     if why:
         raise NodeError(f"cluster {name} is not ready", ", ".join(why), "awsddp up   # finish it")
-    return nodes
+    return cluster.with_nodes(nodes, of=nodes)
 
 
-def use_reachable(cluster: "Cluster") -> None:
-    """Work with those nodes that are prepared and running.
+def require_reachable(cluster: LocatedCluster) -> LocatedCluster:
+    """Return the cluster with those nodes that are prepared and running.
 
     Raises NotFoundError, CloudError, NoNodes where there are none.
     """
-    living = login_nodes(cluster)
-    cluster.use([node for node in reachable(living) if cluster.record.is_prepared(node)], of=living)
+    cluster, living = require_login(cluster)
+    record = cluster.record
+    cluster = cluster.with_nodes([one for one in reachable(living) if record.is_prepared(one)], of=living)
     if not cluster.nodes:
-        why = ", ".join(map(cluster.record.state_of, living))
+        why = ", ".join(map(record.state_of, living))
         next = "awsddp up   # start or finish it"
-        error = NoNodes(f"no node of cluster {cluster.spec.name} can be reached", why, next)
+        error = NoNodes(f"no node of cluster {cluster.session.spec.name} can be reached", why, next)
         if all(node.state in OFF for node in living):
             error.stopped = tuple(unfetched_jobs(living))
         raise error
+    return cluster
 
 
 @contextlib.contextmanager
-def connect_reachable(cluster: "Cluster") -> "Iterator[Fleet]":
+def connect(
+    cluster: LocatedCluster,
+    nodes: Sequence[Node] | None = None,
+    *,
+    deadline_s: float = 60,
+    partial: bool = False,
+    meanwhile: Callable[[], None] | None = None,
+) -> "Iterator[ConnectedCluster]":
+    """Connect to the nodes (all to work with), for as long as the context; write where all nodes are.
+
+    Raises NodesFailed where one cannot be reached; with `partial` the fleet's `failures` names it. Raises
+    NodeError for one without an address, ConfigError where the disk refuses. What `meanwhile` raises, as for
+    Fleet, ends the attempt.
+    """
+    from awsddp.nodes.fleet import Fleet
+    from awsddp.session.context import ConnectedCluster
+
+    session, chosen = cluster.session, cluster.nodes if nodes is None else nodes
+    endpoints = endpoints_of(cluster, chosen)
+    cluster = publish(cluster)
+    fleet = Fleet(
+        endpoints,
+        login(session, cluster.record),
+        deadline_s=deadline_s,
+        partial=partial,
+        preconnect=cluster.preconnect,
+        meanwhile=meanwhile,
+        on_event=session.on_event,
+    )
+    with fleet:
+        yield ConnectedCluster(cluster=cluster, fleet=fleet)
+
+
+@contextlib.contextmanager
+def connect_reachable(cluster: LocatedCluster) -> "Iterator[ConnectedCluster]":
     """Connect to the nodes that can be reached, of those that are ready.
 
     Raises NotFoundError, CloudError, NoNodes where there are none.
     """
-    use_reachable(cluster)
-    with cluster.connect(deadline_s=REACH_S, partial=True) as fleet:
-        if not fleet.nodes:
-            error = NodesFailed(fleet.failures, {}, len(cluster.nodes))
+    cluster = require_reachable(cluster)
+    with connect(cluster, deadline_s=REACH_S, partial=True) as connected:
+        if not connected.fleet.nodes:
+            error = NodesFailed(connected.fleet.failures, {}, len(cluster.nodes))
             raise NoNodes(error.message, error.why, error.next)
-        yield fleet
+        yield connected
 
 
 def choose_nodes(nodes: Sequence[Node], number: int | None) -> tuple[Node, ...]:
@@ -115,55 +172,55 @@ def reachable(nodes: Sequence[Node]) -> tuple[Node, ...]:
     return tuple(node for node in nodes if node.state == "running" and node.address and node.node >= 0)
 
 
-def jump_of(cluster: "Cluster", record: Record | None = None) -> "Jump | None":
+def jump_of(session: Session, record: Record | None = None) -> "Jump | None":
     """Return the jump host of an option or a variable, else the cluster's; without a cluster the one set now.
 
     "ssm" is Systems Manager, called as the cluster's own account.
     """
-    name = overlaid(cluster.spec, record.settings if record is not None else {}).network.jump
+    name = overlaid(session.spec, record.settings if record is not None else {}).network.jump
     if not name:
         return None
     from awsddp.nodes.login import Jump, Ssm
 
     if name == SSM:
-        target = target_of(cluster, record)
-        return Ssm(name=name, folder=cluster.home, region=target.region, profile=target.profile)
-    return Jump(name=name, folder=cluster.home)
+        target = target_of(session, record)
+        return Ssm(name=name, folder=session.home, region=target.region, profile=target.profile)
+    return Jump(name=name, folder=session.home)
 
 
-def reach_jump(cluster: "Cluster") -> None:
+def reach_jump(session: Session) -> None:
     """Connect to the jump host, if there is one, before anything is created behind it.
 
     Raises JumpFailure, ConfigError.
     """
-    jump = jump_of(cluster)
+    jump = jump_of(session)
     if jump is not None:
         jump.reach()
 
 
-def login(cluster: "Cluster", record: Record | None = None) -> "Login":
+def login(session: Session, record: Record) -> "Login":
     """Return what a login needs beside the address: key, known host keys, jump host."""
     from awsddp.nodes.hostkeys import bare
     from awsddp.nodes.login import Login
 
-    folder, record = cluster.folder, record or cluster.record
+    folder = session.folder
     return Login(
         key=folder.key,
         known_hosts=folder.known_hosts,
         ssh_config=folder.ssh_config,
-        jump=jump_of(cluster, record),
+        jump=jump_of(session, record),
         boot_key=bare(record.intent.host_key) if record.intent and record.intent.host_key else "",
     )
 
 
 @contextlib.contextmanager
-def preconnected(cluster: "Cluster", record: Record | None) -> "Iterator[Preconnect]":
+def _preconnected(session: Session, record: Record | None) -> "Iterator[Preconnect]":
     """Begin to connect to the last known addresses, for as long as the context; over a jump host do not."""
     from awsddp.nodes.connection import cut, preconnect
 
     begun: Preconnect = {}
     with contextlib.suppress(OSError, ConfigError):
-        if record is not None and (how := login(cluster, record)).jump is None:
+        if record is not None and (how := login(session, record)).jump is None:
             begun = preconnect(_endpoints(record, record.prepared, record.addresses), how)
     try:
         yield begun
@@ -172,57 +229,35 @@ def preconnected(cluster: "Cluster", record: Record | None) -> "Iterator[Preconn
             connection.add_done_callback(cut)
 
 
-def fleet_of(
-    cluster: "Cluster",
-    nodes: Sequence[Node],
-    *,
-    deadline_s: float,
-    partial: bool,
-    meanwhile: Callable[[], None] | None,
-) -> "Fleet":
-    """Return the connections to nodes, not yet opened, as `Cluster.connect`. Raises what `endpoints` does."""
-    from awsddp.nodes.fleet import Fleet
-
-    return Fleet(
-        endpoints(cluster, nodes),
-        login(cluster),
-        deadline_s=deadline_s,
-        partial=partial,
-        preconnect=cluster.preconnect or {},
-        meanwhile=meanwhile,
-        on_event=cluster.on_event,
-    )
-
-
-def endpoints(cluster: "Cluster", nodes: Sequence[Node]) -> "tuple[Endpoint, ...]":
-    """Return how nodes are reached; write where all nodes are.
-
-    Raises NodeError for one without an address, ConfigError where the disk refuses.
-    """
+def endpoints_of(cluster: LocatedCluster, nodes: Sequence[Node]) -> "tuple[Endpoint, ...]":
+    """Return how nodes are reached. Raises NodeError for one without an address."""
     lost = [node_name(node.node) for node in nodes if node.address is None]
     if lost:
         raise NodeError(f"{', '.join(lost)}: no address", "the instance is not running", "awsddp status")
-    publish(cluster)
     addresses = {node.instance_id: str(node.address) for node in nodes}
-    return _endpoints(cluster.record, nodes, addresses, jump=login(cluster).jump)
+    jump = jump_of(cluster.session, cluster.record)
+    return _endpoints(cluster.record, nodes, addresses, jump=jump)
 
 
-def publish(cluster: "Cluster") -> None:
-    """Write where all nodes are, to the record and the ssh_config. Raises ConfigError."""
-    listed = cluster.own.nodes if cluster.own else cluster.nodes
+def publish(cluster: LocatedCluster) -> LocatedCluster:
+    """Write where all nodes are, to the record and the ssh_config, and return the cluster. Raises ConfigError."""
+    session, listed = cluster.session, cluster.own.nodes if cluster.own else cluster.nodes
     running = {node.instance_id: str(node.address) for node in reachable(listed)}
     if not running.items() <= cluster.record.addresses.items():
-        cluster.change(lambda record: replace(record, addresses={**record.addresses, **running}))
-    cluster.folder.publish(lambda prefix, record: _entries(cluster, listed, record, prefix))
+        cluster = cluster.change_record(
+            lambda record: replace(record, addresses={**record.addresses, **running})
+        )
+    session.folder.publish(lambda prefix, record: _entries(session, listed, record, prefix))
+    return cluster
 
 
-def _entries(cluster: "Cluster", listed: Sequence[Node], record: Record, prefix: str) -> str:
+def _entries(session: Session, listed: Sequence[Node], record: Record, prefix: str) -> str:
     """Return the entries of the ssh_config: of the nodes that AWS lists, and of those that another command
     has launched and prepared since.
     """
     from awsddp.nodes.login import ssh_config
 
-    how, seen = login(cluster), {node.instance_id for node in listed}
+    how, seen = login(session, record), {node.instance_id for node in listed}
     newer = {one.node: one for one in record.prepared if one.instance_id not in seen}
     nodes = newer | {node.node: node for node in reachable(listed)}
     addresses = record.addresses | {node.instance_id: str(node.address) for node in reachable(listed)}
@@ -231,7 +266,7 @@ def _entries(cluster: "Cluster", listed: Sequence[Node], record: Record, prefix:
     return ssh_config(endpoints, how, prefix=prefix) if endpoints else ""
 
 
-def told_jobs(cluster: "Cluster", *, partial: bool = False) -> tuple[JobRecord, ...]:
+def told_jobs(connected: ConnectedCluster, *, partial: bool = False) -> tuple[JobRecord, ...]:
     """Return every job that the connected nodes know, oldest first.
 
     With `partial` a node that does not answer joins the fleet's failures, unless none does. A job that
@@ -243,28 +278,31 @@ def told_jobs(cluster: "Cluster", *, partial: bool = False) -> tuple[JobRecord, 
     from awsddp.agent_client.calls import answers_of
 
     request = messages.State()
-    answers = answers_of(cluster.fleet, dict.fromkeys(cluster.fleet.answering, request))
+    answers = answers_of(connected.fleet, dict.fromkeys(connected.fleet.answering, request))
     failed = {node: answer for node, answer in answers.items() if isinstance(answer, NodeError)}
     if partial and len(failed) < len(answers):
-        cluster.fleet.failures.update(failed)
+        connected.fleet.failures.update(failed)
         answers = {node: answer for node, answer in answers.items() if node not in failed}
     documents = {node: answer.jobs for node, answer in split(answers).items()}
-    jobs = job_reports.jobs(documents, results=cluster.job_spec.job.results)
-    record = cluster.folder.read()
+    jobs = job_reports.jobs(documents, results=connected.session.job_spec.job.results)
+    record = connected.session.folder.read()
     known = {job.job for job in record.jobs} if record else set()
-    return tuple(job for job in jobs if job.job in known or not os.path.lexists(cluster.results / job.job))
+    return tuple(
+        job for job in jobs if job.job in known or not os.path.lexists(connected.session.results / job.job)
+    )
 
 
-def say_missing(cluster: "Cluster") -> None:
+def say_missing(connected: ConnectedCluster) -> None:
     """Report which nodes of the cluster were skipped, and why."""
+    session, cluster = connected.session, connected.cluster
     living = {node.instance_id for node in (*cluster.nodes, *cluster.excluded)}
     for one in cluster.record.prepared:
         if one.instance_id not in living:
-            cluster.say(f"{node_name(one.node)} ({one.instance_id}) is gone")
+            session.say(f"{node_name(one.node)} ({one.instance_id}) is gone")
     for node in cluster.excluded:
-        cluster.say(f"{cluster.record.state_of(node)}, and was skipped ({node.instance_id})")
-    for number, failure in sorted(cluster.fleet.failures.items()):
-        cluster.say(f"{node_name(number)} was skipped: {failure.message}")
+        session.say(f"{cluster.record.state_of(node)}, and was skipped ({node.instance_id})")
+    for number, failure in sorted(connected.fleet.failures.items()):
+        session.say(f"{node_name(number)} was skipped: {failure.message}")
 
 
 def _endpoints(

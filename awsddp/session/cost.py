@@ -3,18 +3,15 @@
 import contextlib
 from collections.abc import Iterable
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
 
 from awsddp.errors import ConfigError
 from awsddp.model import billing
 from awsddp.model.records import Listed, widened
+from awsddp.session.context import LocatedCluster
 from awsddp.state import Record, read_rows
 
-if TYPE_CHECKING:
-    from awsddp.session.context import Cluster
 
-
-def bill_of(cluster: "Cluster", listed: Listed | None) -> billing.Bill | None:
+def bill_of(cluster: LocatedCluster, listed: Listed | None) -> billing.Bill | None:
     """Return the account of the cluster in the folder, now; None where this machine did not launch it.
 
     What AWS lists and the ledger lacks is written down first, so that no later account is smaller. Where
@@ -23,7 +20,7 @@ def bill_of(cluster: "Cluster", listed: Listed | None) -> billing.Bill | None:
     if (record := cluster.known) is None:
         return None
     now = datetime.now(UTC)
-    rows = read_rows(cluster.folder.ledger)
+    rows = read_rows(cluster.session.folder.ledger)
     own = listed.nodes if listed is not None and listed.id == record.id else None
     nodes = own or ()
     lacking = billing.unwritten(billing.account(rows, now), own, launched=launched(record), now=now)
@@ -35,19 +32,21 @@ def bill_of(cluster: "Cluster", listed: Listed | None) -> billing.Bill | None:
         lacking += billing.repriced(rows, nodes, history, now=now)
     for row in lacking:
         with contextlib.suppress(ConfigError):  # a full disk here hides no price
-            cluster.folder.note(row.event, **row.facts | {"id": record.id})
+            cluster.session.folder.note(row.event, **row.facts | {"id": record.id})
     running = {node.instance_id for node in nodes if node.state in ("pending", "running")}
     return billing.account([*rows, *lacking], now, running=running)
 
 
-def note_fetched(cluster: "Cluster", job: str, size: int) -> None:
+def note_fetched(cluster: LocatedCluster, job: str, size: int) -> None:
     """Write down what it costs that so many bytes of a job left AWS, by the list price."""
     if size:
         from awsddp.compat.types import EGRESS_USD_PER_GB
 
         usd = size / 1e9 * EGRESS_USD_PER_GB
         with contextlib.suppress(ConfigError):  # no result waits for its price
-            cluster.folder.note("fetched", id=cluster.record.id, job=job, bytes=size, usd=round(usd, 6))
+            cluster.session.folder.note(
+                "fetched", id=cluster.record.id, job=job, bytes=size, usd=round(usd, 6)
+            )
 
 
 def launched(record: Record, instances: Iterable[str] = ()) -> billing.Row:

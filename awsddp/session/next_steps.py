@@ -4,17 +4,18 @@ A message names a command ("awsddp up   # continue"), and `advised` adds what se
 asked. And what an interrupted command leaves behind; and why a job failed, where only this machine knows.
 """
 
+import contextlib
 import os
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from awsddp.agent_client.rank_layout import SECRET
 from awsddp.errors import AwsddpError, Interrupted
 from awsddp.model.records import ACTIVE, JobRecord
+from awsddp.session.context import Session
 from awsddp.session.resume_option import resume_option
 from awsddp.settings.loader import (
     EXCLUSIVE,
@@ -28,10 +29,6 @@ from awsddp.settings.spec import OPTION, Given
 from awsddp.state import Folder, Record
 from awsddp.util.format import iso, money
 from awsddp.util.shipped_files import is_bundled
-
-if TYPE_CHECKING:
-    from awsddp.session.context import Cluster
-
 
 _NODES = (
     *("cluster.", "network.", "access.", "capacity.", "local.", "tags."),
@@ -89,7 +86,7 @@ def global_words(
     return words + (["--region", region] if region else [])
 
 
-def advised(cluster: "Cluster", text: str, *, job: JobRecord | None = None) -> str:
+def advised(session: Session, text: str, *, job: JobRecord | None = None) -> str:
     """Return a message with its commands as this user has to type them.
 
     Each gets the global options that select the cluster. One at the start of a line also gets what was asked:
@@ -98,20 +95,20 @@ def advised(cluster: "Cluster", text: str, *, job: JobRecord | None = None) -> s
     What follows a `down` in the same line gets what the cluster was asked for. AWS's own commands go to the
     local cloud where the cluster is there.
     """
-    lines = _rehearsed(cluster, text).split("\n")
-    return "\n".join(_line(cluster, one, job) if _COMMAND.search(one) else one for one in lines)
+    lines = _rehearsed(session, text).split("\n")
+    return "\n".join(_line(session, one, job) if _COMMAND.search(one) else one for one in lines)
 
 
-def _rehearsed(cluster: "Cluster", text: str) -> str:
+def _rehearsed(session: Session, text: str) -> str:
     """Return a message whose commands of AWS's command line reach the local cloud where it is there."""
     if not _AWS.search(text):
         return text
-    record = cluster.folder.read(newer=True)
-    if not (record.target.name == "local" if record is not None else cluster.local):
+    record = session.folder.read(newer=True)
+    if not (record.target.name == "local" if record is not None else session.local):
         return text
     from awsddp.local.client import variables
 
-    if found := variables(cluster.home, record.target.daemon_home if record is not None else None):
+    if found := variables(session.home, record.target.daemon_home if record is not None else None):
         return _AWS.sub(lambda match: f"{shlex.join(found)} {match[0]}", text)
     return "awsddp local start   # it shows how any AWS client reaches the local cloud"
 
@@ -131,29 +128,29 @@ def named(text: str, words: Sequence[str], *, anew: Sequence[str] = ()) -> str:
     return _COMMAND.sub(filled, text)
 
 
-def _line(cluster: "Cluster", line: str, job: JobRecord | None) -> str:
+def _line(session: Session, line: str, job: JobRecord | None) -> str:
     """Return a line with the global options of each command, if it begins with one also with what was asked.
 
     After a `down` there is no cluster any more.
     """
     if _ALONE.match(line):
         commands, note, rest = line.partition("   #")
-        if cluster.verb == "run":  # it brings its own cluster up
+        if session.verb == "run":  # it brings its own cluster up
             commands = re.sub(r"\bup\b(.*?) && awsddp train", r"train\1", commands)
         parts = re.split(r"( && |; )", commands)
         ends = next((at for at, part in enumerate(parts) if part.startswith("awsddp down")), len(parts))
-        told = (_command(cluster, part, job, is_gone=at > ends) for at, part in enumerate(parts))
+        told = (_command(session, part, job, is_gone=at > ends) for at, part in enumerate(parts))
         line = "".join([*told, note, rest])
-    typed = frozenset() if " --local" in line else cluster.spec.from_cli  # it has one region, and no profile
-    region = cluster.spec.cluster.region if "cluster.region" in typed else None
-    profile = cluster.spec.cluster.profile if "cluster.profile" in typed else None
-    words = partial(global_words, cluster.folder, local=cluster.local, region=region, profile=profile)
+    typed = frozenset() if " --local" in line else session.spec.from_cli  # it has one region, and no profile
+    region = session.spec.cluster.region if "cluster.region" in typed else None
+    profile = session.spec.cluster.profile if "cluster.profile" in typed else None
+    words = partial(global_words, session.folder, local=session.local, region=region, profile=profile)
     kept, anew = words(), words(is_kept=False)
     before, down, after = line.partition("awsddp down")
     return named(before + down, kept, anew=anew) + named(after, anew)
 
 
-def _command(cluster: "Cluster", text: str, job: JobRecord | None, *, is_gone: bool) -> str:
+def _command(session: Session, text: str, job: JobRecord | None, *, is_gone: bool) -> str:
     match = _ALONE.fullmatch(text)
     try:
         given = shlex.split(match[2]) if match else []
@@ -161,11 +158,11 @@ def _command(cluster: "Cluster", text: str, job: JobRecord | None, *, is_gone: b
         match = None
     if match is None:
         return text
-    verb = cluster.verb if match[1] == "train" and job is not None else match[1]
-    asked = _asked(cluster, verb, job, is_gone=is_gone)
+    verb = session.verb if match[1] == "train" and job is not None else match[1]
+    asked = _asked(session, verb, job, is_gone=is_gone)
     added = command_words(verb, {key: value for key, value in asked.items() if not _names(given, key)})
     if job is not None and "--resume" in given:
-        asked["job.args"] = [*job.args, *_resume_words(cluster, job)]
+        asked["job.args"] = [*job.args, *_resume_words(session, job)]
     last = script_words(asked)
     last = [] if {"SCRIPT", "--", *last[:1]} & {*given} else last
     return " ".join(filter(None, ["awsddp", verb, shlex.join(added), match[2].strip(), shlex.join(last)]))
@@ -178,16 +175,16 @@ def _names(given: Sequence[str], key: str) -> bool:
     return not signs.isdisjoint(given) or any(word.partition("=")[0] in same for word in given)
 
 
-def _asked(cluster: "Cluster", verb: str, job: JobRecord | None, *, is_gone: bool) -> dict[str, Given]:
+def _asked(session: Session, verb: str, job: JobRecord | None, *, is_gone: bool) -> dict[str, Given]:
     """Return what was asked and this verb heeds, by key: by this command line, or for the job."""
-    now = settings(cluster.spec, cluster.job_spec)
+    now = settings(session.spec, session.job_spec)
     found: dict[str, Given] = {key: value for key, value, source in now if source == OPTION}
     variables = {
         f"env.variables.{name}": None if SECRET.search(name) else text
-        for name, text in cluster.job_spec.env.variables.items()
+        for name, text in session.job_spec.env.variables.items()
     }
     found |= variables if "env.variables" in found else {}
-    record = cluster.folder.read(newer=True) if is_gone else None
+    record = session.folder.read(newer=True) if is_gone else None
     if record is not None:
         standing = {key: value for key, value, _ in now}
         asked = {"cluster.nodes": record.nodes} | record.asked
@@ -232,43 +229,53 @@ def script_words(options: Mapping[str, Given]) -> list[str]:
     return [*words, "--", *map(str, args)] if args and isinstance(args, list | tuple) else words
 
 
-def resume_note(cluster: "Cluster", job: JobRecord) -> str:
+def resume_note(session: Session, job: JobRecord) -> str:
     """Return what the script of a job has to do so that --resume continues it, "" where it does that."""
-    option = _resume_option(cluster, job)
+    option = _resume_option(session, job)
     takes = option is not None or any("{resume}" in word for word in job.args)
     return "" if takes else "   # the script has to read $AWSDDP_RESUME"
 
 
-def _resume_words(cluster: "Cluster", job: JobRecord) -> list[str]:
+def _resume_words(session: Session, job: JobRecord) -> list[str]:
     """Return the arguments that give the script of a job its checkpoint, where it needs some more."""
-    option = _resume_option(cluster, job)
+    option = _resume_option(session, job)
     return [option, "{resume}"] if option and not any("{resume}" in word for word in job.args) else []
 
 
-def _resume_option(cluster: "Cluster", job: JobRecord) -> str | None:
+def _resume_option(session: Session, job: JobRecord) -> str | None:
     if not job.script or is_bundled(job.script):
         return ""
-    return resume_option(Path(cluster.job_spec.sync.workdir), job.script)
+    return resume_option(Path(session.job_spec.sync.workdir), job.script)
 
 
-def advise(cluster: "Cluster", error: AwsddpError) -> None:
+@contextlib.contextmanager
+def advising(session: Session) -> Iterator[None]:
+    """Within the context an error names what was typed, and what to type next."""
+    try:
+        yield
+    except AwsddpError as error:
+        advise(session, error)
+        raise
+
+
+def advise(session: Session, error: AwsddpError) -> None:
     """Word an error as this user typed: the key that it begins with, and the commands that it recommends."""
     key, colon, rest = error.message.partition(": ")
-    error.message = cluster.job_spec.label(cluster.spec.label(key)) + colon + rest
-    error.next = advised(cluster, error.next)
+    error.message = session.job_spec.label(session.spec.label(key)) + colon + rest
+    error.next = advised(session, error.next)
 
 
-def interruption(cluster: "Cluster", *, again: str = "") -> Interrupted:
+def interruption(session: Session, *, again: str = "") -> Interrupted:
     """Return the error that an interrupted command ends with, from the cluster's folder alone.
 
     `again` is the command that goes on where it was cut.
     """
-    record = cluster.folder.read(newer=True)
-    if record is None and cluster.local:
+    record = session.folder.read(newer=True)
+    if record is None and session.local:
         next = "awsddp local status\nawsddp local stop   # end it and all that it has"
         return Interrupted("interrupted", "the local cloud may be running", next)
     if record is None:
-        return Interrupted("interrupted", f"no record of cluster {cluster.spec.name} on this machine")
+        return Interrupted("interrupted", f"no record of cluster {session.spec.name} on this machine")
     running = [job.job for job in record.jobs if job.state in ACTIVE]
     why = [f"they expire at {iso(record.expires)}"]
     if running:
@@ -283,9 +290,9 @@ def interruption(cluster: "Cluster", *, again: str = "") -> Interrupted:
     return Interrupted(f"interrupted: {_machines(record)}", "\n".join(why), "\n".join(ways))
 
 
-def what_runs_on(cluster: "Cluster", error: AwsddpError) -> None:
+def what_runs_on(session: Session, error: AwsddpError) -> None:
     """Add to an error what may still run and cost money, where AWS cannot be asked any more."""
-    record = cluster.folder.read(newer=True)
+    record = session.folder.read(newer=True)
     if record is None:
         return
     ids = ", ".join(one.instance_id for one in record.prepared)

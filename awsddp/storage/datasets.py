@@ -23,6 +23,7 @@ from awsddp.model.events import Event
 from awsddp.model.records import Amount, Target, Text
 from awsddp.plan.records import Data
 from awsddp.plan.save_checks import no_bucket
+from awsddp.session.context import ConnectedCluster, LocatedCluster
 from awsddp.settings.loader import with_secrets
 from awsddp.settings.spec import JobSpec
 from awsddp.settings.values import Source, data_sources, s3_place
@@ -34,7 +35,6 @@ from awsddp.util.parallel import NodesFailed, each, split
 
 if TYPE_CHECKING:
     from awsddp.nodes.project_files import Listing
-    from awsddp.session.context import Cluster
 
 MOST_LISTED = 100_000
 """How many objects of a source a plan lists, in 100 requests."""
@@ -119,7 +119,7 @@ def _listed(spec: JobSpec, target: Target, source: Source) -> Data:
         )
 
 
-def bring(cluster: "Cluster", nodes: Collection[int], spec: JobSpec) -> None:
+def bring(connected: ConnectedCluster, nodes: Collection[int], spec: JobSpec) -> None:
     """Bring the data of a job to its nodes, all at once; what is there already does not travel.
 
     `spec` has the variables of its ranks. Raises ConfigError, CloudError, and NodesFailed, naming the source.
@@ -129,21 +129,21 @@ def bring(cluster: "Cluster", nodes: Collection[int], spec: JobSpec) -> None:
         return
     from awsddp.nodes.sync import push
 
-    fleet = cluster.fleet
-    check_sources(spec, internet=cluster.record.internet)
+    fleet = connected.fleet
+    check_sources(spec, internet=connected.cluster.record.internet)
     folders = {one.name: _files(one) for one in sources if one.kind == "folder"}
     for name, listing in folders.items():
         for path, why in listing.skipped:
-            cluster.on_event(Event(f"not sent of the data {name}: {path}: {why}"))
+            connected.session.on_event(Event(f"not sent of the data {name}: {path}: {why}"))
     if spec.job.save_to is not None:
         above = Place(*s3_place(spec.job.save_to))
         for number, one in enumerate(sources):
             files = folders.get(one.name)  # objects know no links, and their keys are Unicode
             if files and files.size and all(it.kind != "l" and it.path.isprintable() for it in files.entries):
                 try:
-                    sources[number] = _by_bucket(cluster, one.name, folders.pop(one.name), above)
+                    sources[number] = _by_bucket(connected.cluster, one.name, folders.pop(one.name), above)
                 except NotFoundError as error:
-                    raise no_bucket(above.bucket, cluster.aws.region) from error
+                    raise no_bucket(above.bucket, connected.cluster.aws.region) from error
                 except OSError as error:
                     why, next = str(error), "awsddp train   # again: what is there does not travel"
                     raise ConfigError(f"data {one.name} cannot be read", why, next) from error
@@ -154,13 +154,13 @@ def bring(cluster: "Cluster", nodes: Collection[int], spec: JobSpec) -> None:
         "payer": spec.data.requester_pays,
         "environ": {name: text for name, text in variables.items() if name.startswith(_PASSED)},
     }
-    _ask(cluster, nodes, message, DATA)
+    _ask(connected, nodes, message, DATA)
     for name, files in folders.items():
         folder = f"{DATA.rpartition('/')[2]}/{name}"
-        push(files, fleet, folder=folder, nodes=nodes, on_event=cluster.on_event)
+        push(files, fleet, folder=folder, nodes=nodes, on_event=connected.session.on_event)
 
 
-def _by_bucket(cluster: "Cluster", name: str, files: "Listing", above: Place) -> Source:
+def _by_bucket(cluster: LocatedCluster, name: str, files: "Listing", above: Place) -> Source:
     """Have a bucket hold a folder of this machine's, and return what its nodes copy it from.
 
     What is there already does not travel. Raises CloudError, ConfigError, OSError.
@@ -175,7 +175,7 @@ def _by_bucket(cluster: "Cluster", name: str, files: "Listing", above: Place) ->
     wanted = {path: stamp_of(Path(files.root, path).stat()) for path in paths}
     with store_at(cluster.target, where) as store:
         there = {one.key.removeprefix(f"{where.prefix}/"): (one.size, one.etag) for one in store.list(where)}
-        sent = _Sent(store, above, name, secret=signing_key(cluster.home / "packages").hex())
+        sent = _Sent(store, above, name, secret=signing_key(cluster.session.home / "packages").hex())
         sent.read(lambda path, row: row[:4] == wanted.get(path) and (row[0], row[4]) == there.get(path))
         missing = {path: Path(files.root, path) for path in wanted if path not in sent.rows}
         size, done = sum(wanted[path][0] for path in missing), 0
@@ -184,7 +184,7 @@ def _by_bucket(cluster: "Cluster", name: str, files: "Listing", above: Place) ->
             nonlocal done
             done += count
             text = f"sending {size_text(size)} of data to {where}"
-            cluster.on_event(Event(text, who="", fraction=min(1.0, max(done, 0) / size), size=size))
+            cluster.session.on_event(Event(text, who="", fraction=min(1.0, max(done, 0) / size), size=size))
 
         def delete(path: str) -> None:
             store.client.delete_object(Bucket=where.bucket, Key=where.key(path))
@@ -256,19 +256,19 @@ def _split(rows: Mapping[str, _Row]) -> Iterator[dict[str, _Row]]:
     yield page
 
 
-def bring_checkpoint(cluster: "Cluster", checkpoint: Checkpoint, nodes: Collection[int]) -> None:
+def bring_checkpoint(connected: ConnectedCluster, checkpoint: Checkpoint, nodes: Collection[int]) -> None:
     """Send a checkpoint to nodes of a job, or have them bring it from S3. Raises NodesFailed, ConfigError."""
     from awsddp.nodes.project_files import files_to_send
     from awsddp.nodes.sync import push
 
     if isinstance(checkpoint, SavedCheckpoint):
-        _bring_saved(cluster, checkpoint, nodes)
+        _bring_saved(connected, checkpoint, nodes)
         return
     with checkpoint.staged() as staged:
-        push(files_to_send(staged), cluster.fleet, folder=checkpoint.folder, nodes=nodes)
+        push(files_to_send(staged), connected.fleet, folder=checkpoint.folder, nodes=nodes)
 
 
-def _bring_saved(cluster: "Cluster", checkpoint: SavedCheckpoint, nodes: Collection[int]) -> None:
+def _bring_saved(connected: ConnectedCluster, checkpoint: SavedCheckpoint, nodes: Collection[int]) -> None:
     """Have nodes bring a checkpoint from S3; where a job that runs replaces it meanwhile, the new one.
 
     Raises NodesFailed, ConfigError where another one is the newest by now: the ranks get this one's name.
@@ -276,13 +276,13 @@ def _bring_saved(cluster: "Cluster", checkpoint: SavedCheckpoint, nodes: Collect
     folder, where = f"awsddp/{checkpoint.folder}", str(checkpoint.place)
     for attempt in range(1 + TRIES):
         try:
-            _ask(cluster, nodes, {"place": checkpoint.place, "files": checkpoint.files}, folder)
+            _ask(connected, nodes, {"place": checkpoint.place, "files": checkpoint.files}, folder)
             return
         except NodesFailed as failed:
             changed = any(getattr(one, "layer", "") == "changed" for one in failed.failures.values())
             if not changed or attempt == TRIES:
                 raise
-        with opened(cluster, where) as saved:
+        with opened(connected.session, where) as saved:
             newest = saved.checkpoint()
         if newest.name != checkpoint.name:
             why = f"{newest.shown} is the newest one now"
@@ -291,13 +291,19 @@ def _bring_saved(cluster: "Cluster", checkpoint: SavedCheckpoint, nodes: Collect
         checkpoint = newest
 
 
-def send_packages(cluster: "Cluster", nodes: Collection[int]) -> None:
+def send_packages(connected: ConnectedCluster, nodes: Collection[int]) -> None:
     """Send nodes whose Python cannot talk to S3 what this machine's does it with. Raises NodesFailed."""
     from awsddp.nodes.project_files import files_to_send
     from awsddp.nodes.sync import push
 
     with _packages() as bundle:
-        push(files_to_send(bundle), cluster.fleet, folder=BUNDLE, nodes=nodes, on_event=cluster.on_event)
+        push(
+            files_to_send(bundle),
+            connected.fleet,
+            folder=BUNDLE,
+            nodes=nodes,
+            on_event=connected.session.on_event,
+        )
 
 
 def _files(source: Source) -> "Listing":
@@ -306,27 +312,29 @@ def _files(source: Source) -> "Listing":
     return files_to_send(Path(source.at).expanduser(), results=".awsddp")
 
 
-def _ask(cluster: "Cluster", nodes: Collection[int], message: Mapping[str, Any], folder: str) -> None:
+def _ask(
+    connected: ConnectedCluster, nodes: Collection[int], message: Mapping[str, Any], folder: str
+) -> None:
     """Have nodes copy to a folder in their home folder, with what that needs. Raises NodesFailed."""
     from awsddp.nodes.environments import answers
     from awsddp.nodes.node_failures import Layer, NodeFailure
 
-    place = {"region": cluster.aws.region, "endpoint": cluster.target.node_s3}
+    place = {"region": connected.cluster.aws.region, "endpoint": connected.cluster.target.node_s3}
 
     def copy(nodes: Collection[int]) -> dict[int, _Said | NodeError]:
         requests = {}
         for node in nodes:
-            found = cluster.record.found[node]
+            found = connected.cluster.record.found[node]
             folders = {"folder": f"{found.home}/{folder}", "packages": f"{found.home}/awsddp/{BUNDLE}"}
             asked = {**message, **place, **folders}
             requests[node] = program.node_program(found.python, _MODULES, asked)
         failed = "the data could not be copied"
-        return answers(cluster.fleet, requests, _Said, failed=failed, silent_s=_SILENT_S)
+        return answers(connected.fleet, requests, _Said, failed=failed, silent_s=_SILENT_S)
 
     told = copy(nodes)
     lacking = [node for node, one in told.items() if isinstance(one, _Said) and one.lacks]
     if lacking:
-        send_packages(cluster, lacking)
+        send_packages(connected, lacking)
         told |= copy(lacking)
     for node, one in told.items():
         if isinstance(one, _Said) and one.failed:
@@ -335,7 +343,7 @@ def _ask(cluster: "Cluster", nodes: Collection[int], message: Mapping[str, Any],
     for node, said in split(told).items():
         if "place" in message or any(one["kind"] != "folder" for one in message["sources"]):
             text = f"data: {amount(int(said.copied), int(said.bytes))} copied"
-            cluster.on_event(Event(text, who=node_name(node), fraction=1.0))
+            connected.session.on_event(Event(text, who=node_name(node), fraction=1.0))
 
 
 @contextlib.contextmanager

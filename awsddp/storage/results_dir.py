@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from msgspec import convert
 
@@ -16,18 +16,16 @@ from awsddp.errors import AwsddpError, ConfigError
 from awsddp.model import metric_rows
 from awsddp.model.documents import JobDocument
 from awsddp.model.records import ACTIVE, ENDED, MORE, JobRecord, RankProgress, widened
+from awsddp.session.context import ConnectedCluster, Session
 from awsddp.settings.values import s3_place
 from awsddp.storage.checkpoints import newest_checkpoint
 from awsddp.util.format import node_name
 
-if TYPE_CHECKING:
-    from awsddp.session.context import Cluster
 
-
-def missing(cluster: "Cluster", job: JobRecord) -> dict[int, str]:
+def missing(connected: ConnectedCluster, job: JobRecord) -> dict[int, str]:
     """Return why a node's part of a job cannot be fetched now, by the number that the node had."""
-    reached = {cluster.fleet.endpoints[node].instance_id for node in cluster.fleet.holders(job)}
-    living = {node.instance_id: node for node in (*cluster.nodes, *cluster.excluded)}
+    reached = {connected.fleet.endpoints[node].instance_id for node in connected.fleet.holders(job)}
+    living = {node.instance_id: node for node in (*connected.cluster.nodes, *connected.cluster.excluded)}
     reasons = {}
     for one in job.nodes:
         node, who = living.get(one.instance_id), f"{node_name(one.node)} ({one.instance_id})"
@@ -42,7 +40,7 @@ def missing(cluster: "Cluster", job: JobRecord) -> dict[int, str]:
         elif node.state != "running":
             reasons[one.node] = f"{who} is {node.state}; it holds its part of job {job.job}"
         else:
-            failure = cluster.fleet.failures.get(node.node)
+            failure = connected.fleet.failures.get(node.node)
             why = "it is being prepared" if failure is None else failure.summary
             reasons[one.node] = f"{who} holds its part of job {job.job}: {why}"
     return reasons
@@ -56,9 +54,9 @@ def _lost(job: JobRecord) -> str:
     return f"{saved}: awsddp fetch {job.save_to}/{job.job}"
 
 
-def still_missing(cluster: "Cluster", job: JobRecord) -> dict[int, str]:
+def still_missing(connected: ConnectedCluster, job: JobRecord) -> dict[int, str]:
     """Return why parts of a job cannot be fetched now, by node, unless they were fetched before."""
-    return {} if is_fetched(cluster.results / job.job, job) else missing(cluster, job)
+    return {} if is_fetched(connected.session.results / job.job, job) else missing(connected, job)
 
 
 METRICS_CHARACTERS = 64 << 20
@@ -67,11 +65,11 @@ EVENTS_BYTES = 16 << 20
 """How much of an event file is read."""
 
 
-def check_results_dir(cluster: "Cluster", *, is_used: bool) -> None:
+def check_results_dir(session: Session, *, is_used: bool) -> None:
     """Raise ConfigError where the path of the results is no text, so that it could not be written down, and,
     where it `is_used`, where no job's results can be written there: before the job starts, not at its end.
     """
-    folder = cluster.results.absolute()
+    folder = session.results.absolute()
     try:
         str(folder).encode()
     except UnicodeEncodeError as error:
@@ -160,13 +158,13 @@ def _data(rows: list[dict[str, Any]]) -> str | None:
     return next((row["data"] for row in reversed(rows) if isinstance(row.get("data"), str)), None)
 
 
-def job_result(cluster: "Cluster", job: JobRecord, *, folder: Path | None = None) -> JobDocument:
+def job_result(session: Session, job: JobRecord, *, folder: Path | None = None) -> JobDocument:
     """Return a job as the document of `train`, with the loss and the accuracy that its program wrote down.
 
     `folder` holds its results (None: the one that receives them). `missing` names the nodes whose results are
     missing.
     """
-    folder = folder or cluster.results / job.job
+    folder = folder or session.results / job.job
     kept, rows = ended_job(folder), metrics_of(folder)
     accuracies = (
         metric_rows.last_value(metrics_of(folder, node), "accuracy") for node in ranks_of(job) or (0,)
@@ -206,13 +204,13 @@ def is_fetched(folder: Path, job: JobRecord) -> bool:
     return kept is not None and not kept.missing and kept.nodes == job.nodes
 
 
-def refuse_another(cluster: "Cluster", job: JobRecord, *, strict: bool = False) -> None:
+def refuse_another(session: Session, job: JobRecord, *, strict: bool = False) -> None:
     """Raise ConfigError where the folder of a job's results holds those of another one, of other machines.
 
     `strict` is for a job that was read from a place in S3, where others may write: it must name its machines,
     and they and its place must be those of the job in the folder.
     """
-    folder = cluster.results / job.job
+    folder = session.results / job.job
     kept = saved_job(folder)
     machines = {one.instance_id for one in job.nodes}
     if strict and not machines:
@@ -238,17 +236,17 @@ def _place(job: JobRecord) -> tuple[str, str] | None:
     return None if job.save_to is None else s3_place(job.save_to)
 
 
-def is_owed(cluster: "Cluster", unfetched: Collection[str], job: JobRecord) -> bool:
+def is_owed(session: Session, unfetched: Collection[str], job: JobRecord) -> bool:
     """Tell whether the nodes hold results of a job that are not fetched, by their tags (`unfetched`).
 
     A job that the tags may only count, and not name, is owed unless all of it is here.
     """
     if job.job in unfetched or MORE not in unfetched:
         return job.job in unfetched
-    return not is_fetched(cluster.results / job.job, job)
+    return not is_fetched(session.results / job.job, job)
 
 
-def older_jobs(cluster: "Cluster", tagged: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
+def older_jobs(connected: ConnectedCluster, tagged: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
     """Return what MORE stands for on each connected node that is tagged with it, by instance id.
 
     These are all jobs that the node lists and that are not whole here: also those that another machine has
@@ -257,24 +255,24 @@ def older_jobs(cluster: "Cluster", tagged: Mapping[str, Sequence[str]]) -> dict[
     from awsddp.agent import messages
     from awsddp.agent_client.calls import answers_of
 
-    fleet = cluster.fleet
+    fleet = connected.fleet
     keys = {node: one.instance_id for node, one in fleet.endpoints.items() if node in fleet.nodes}
     wishes = {node: messages.State() for node, key in keys.items() if MORE in tagged.get(key, ())}
     answers = answers_of(fleet, wishes) if wishes else {}
     return {
-        keys[node]: [one.job for one in answer.jobs if not is_home(cluster, one.job, keys[node])]
+        keys[node]: [one.job for one in answer.jobs if not is_home(connected.session, one.job, keys[node])]
         for node, answer in answers.items()
         if not isinstance(answer, AwsddpError)
     }
 
 
-def is_home(cluster: "Cluster", name: str, instance_id: str) -> bool:
+def is_home(session: Session, name: str, instance_id: str) -> bool:
     """Tell whether a job of this instance is whole here; another instance's may have its name."""
-    kept = whole_at_home(cluster, name)
+    kept = whole_at_home(session, name)
     return kept is not None and instance_id in {one.instance_id for one in kept.nodes}
 
 
-def whole_at_home(cluster: "Cluster", name: str) -> JobRecord | None:
+def whole_at_home(session: Session, name: str) -> JobRecord | None:
     """Return the job of this name if all its results were fetched."""
-    job = ended_job(cluster.results / name)
+    job = ended_job(session.results / name)
     return job if job is not None and not job.missing else None

@@ -30,6 +30,7 @@ from awsddp.errors import AwsddpError, ConfigError, NodeError, NotFoundError
 from awsddp.model.documents import NodeFiles
 from awsddp.model.node_answers import Manifest, ResultFile, check_manifest
 from awsddp.model.records import ACTIVE, JobRecord, Target
+from awsddp.session.context import Session
 from awsddp.session.locate import target_for
 from awsddp.settings.values import s3_place
 from awsddp.storage.checkpoints import Checkpoint
@@ -41,7 +42,6 @@ from awsddp.util.parallel import each
 
 if TYPE_CHECKING:
     from awsddp.nodes.rsync import Progress
-    from awsddp.session.context import Cluster
 
 _READ_AT_ONCE = ("logs/", ".awsddp/")
 _METRICS = ("/run/metrics.jsonl", f"/run/{DUMP}")
@@ -98,18 +98,18 @@ class Saved:
     node has nothing to say any more.
     """
 
-    def __init__(self, cluster: "Cluster", store: Store, where: Place) -> None:
-        self._cluster, self._store, self.where = cluster, store, where
-        known, self._secret = _known(cluster, where), None
-        if known is not None and cluster.folder.key.exists():
-            self._secret = signing_secret(cluster, known.job)
+    def __init__(self, session: Session, store: Store, where: Place) -> None:
+        self._session, self._store, self.where = session, store, where
+        known, self._secret = _known(session, where), None
+        if known is not None and session.folder.key.exists():
+            self._secret = signing_secret(session, known.job)
         self._lists = Lists(store, where, secret=self._secret)
         index = self._lists.index()
         if index is None or index.document is None:
             raise self._nothing(is_job=index is not None)
         self._index, document = index, index.document
         self.is_over = index.state not in ACTIVE
-        made = job_document({document.node: document}, results=cluster.job_spec.job.results)
+        made = job_document({document.node: document}, results=session.job_spec.job.results)
         self.job = replace(made, save_to=str(_above(where)))
         if known is not None and known.nodes and set(known.nodes) != set(self.job.nodes):
             raise NodeError(
@@ -193,8 +193,8 @@ class Saved:
         """
         from awsddp.nodes.download import pull
 
-        job, folder = self.job, self._cluster.results / self.job.job
-        refuse_another(self._cluster, job, strict=True)
+        job, folder = self.job, self._session.results / self.job.job
+        refuse_another(self._session, job, strict=True)
         if whole:
             self._store.abort(_above(self.where), over=())
         is_here, unread = is_fetched(folder, job), list[ResultFile]()
@@ -212,10 +212,10 @@ class Saved:
             begins=begins,
             also=last,
             transfer=self._transfer,
-            on_event=self._cluster.on_event,
+            on_event=self._session.on_event,
         )
         if empty := [node_name(node) for node, one in self._nodes.items() if not one.manifest.files]:
-            self._cluster.say(f"no files of {_few(empty)} at {self.where}")
+            self._session.say(f"no files of {_few(empty)} at {self.where}")
         fetched = {node: came.get(node, NodeFiles(node=node, files=0, bytes=0)) for node in self._nodes}
         if unread:
             raise Changing(self.where, [one.home for one in unread], job, fetched)
@@ -351,26 +351,26 @@ def store_at(target: Target, where: Place) -> Iterator[Store]:
 
 
 @contextlib.contextmanager
-def opened(cluster: "Cluster", uri: str) -> Iterator[Saved]:
+def opened(session: Session, uri: str) -> Iterator[Saved]:
     """Yield the job at s3://bucket/prefix/JOB, read with this machine's login.
 
     Raises NotFoundError, CloudError, NodeError for what no awsddp wrote.
     """
     where = Place(*s3_place(uri))
-    with target_for(cluster, cluster.folder.read()) as target, store_at(target, where) as store:
-        yield Saved(cluster, store, where)
+    with target_for(session, session.folder.read()) as target, store_at(target, where) as store:
+        yield Saved(session, store, where)
 
 
-def brought(cluster: "Cluster", uri: str, *, whole: bool = False) -> tuple[JobRecord, dict[int, NodeFiles]]:
+def brought(session: Session, uri: str, *, whole: bool = False) -> tuple[JobRecord, dict[int, NodeFiles]]:
     """Bring a job's record, logs and metrics into its folder here, `whole` all its results; return the job,
     and what came.
 
     Raises as `opened`, ConfigError where the folder is another job's, and with `whole` Changing.
     """
-    with opened(cluster, uri) as saved:
+    with opened(session, uri) as saved:
         if not saved.is_over:
             does = saved.job.state if saved.job.state in ACTIVE else "still being saved"
-            cluster.say(f"job {saved.job.job} was {does} when it was last saved: more may come")
+            session.say(f"job {saved.job.job} was {does} when it was last saved: more may come")
         try:
             came = saved.bring(whole=whole)
             if whole and saved.is_over and saved.lacking:
@@ -379,11 +379,11 @@ def brought(cluster: "Cluster", uri: str, *, whole: bool = False) -> tuple[JobRe
         except Changing as error:
             if whole:
                 raise
-            cluster.say(error.message)
+            session.say(error.message)
             return saved.job, dict(error.fetched)
 
 
-def in_bucket(cluster: "Cluster", job: JobRecord) -> bool:
+def in_bucket(session: Session, job: JobRecord) -> bool:
     """Tell whether all results of a job are in S3, by what this machine reads there, and say why not.
 
     Where they are its record, logs and metrics come here.
@@ -392,28 +392,28 @@ def in_bucket(cluster: "Cluster", job: JobRecord) -> bool:
         return False
     where = f"{job.save_to}/{job.job}"
     try:
-        with opened(cluster, where) as saved:
+        with opened(session, where) as saved:
             why = saved.why_not_all(job)
             if not why:
                 saved.bring(whole=False)
     except (AwsddpError, OSError) as error:
         why = error.summary if isinstance(error, AwsddpError) else str(error)
     if why:
-        cluster.say(f"not all results of {job.job} are in {where}: {why}")
+        session.say(f"not all results of {job.job} are in {where}: {why}")
     return not why
 
 
-def signing_secret(cluster: "Cluster", job: str) -> str:
+def signing_secret(session: Session, job: str) -> str:
     """Return the key with which the nodes of a job sign what they list in S3. Raises OSError.
 
     Whoever has the cluster's key derives it; others who may write below the prefix do not know it.
     """
-    return hmac.new(cluster.folder.key.read_bytes(), f"saving {job}".encode(), hashlib.sha256).hexdigest()
+    return hmac.new(session.folder.key.read_bytes(), f"saving {job}".encode(), hashlib.sha256).hexdigest()
 
 
-def _known(cluster: "Cluster", where: Place) -> JobRecord | None:
+def _known(session: Session, where: Place) -> JobRecord | None:
     """Return the job that this machine has started and that saves to this place, None where it knows none."""
-    record = cluster.folder.read()
+    record = session.folder.read()
     for job in record.jobs if record is not None else ():
         if job.save_to is not None and Place(*s3_place(job.save_to)).below(job.job) == where:
             return job
