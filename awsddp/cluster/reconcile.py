@@ -88,8 +88,8 @@ def plan_of(cluster: LocatedCluster, change: Convergence, found: Facts) -> Launc
 
 
 def reconcile(cluster: LocatedCluster, facts: Facts, confirm: Confirm) -> LocatedCluster:
-    """Take every step but the last, the expiry, which the nodes get when they are prepared; return the cluster
-    with its nodes.
+    """Take every step but the last, the expiry, which the nodes get when they are prepared; return the
+    cluster with its nodes.
 
     SSH is opened without a question, a new jump host is reached first; `confirm` is called before an instance
     is started or terminated. Unfetched results are fetched first. Raises ConfigError if a job runs on a node

@@ -15,8 +15,8 @@ from awsddp.state import Record
 def ensure_environment(
     connected: ConnectedCluster, *, send_files: Callable[[], object]
 ) -> "tuple[ConnectedCluster, JobSpec]":
-    """Build the environment on the connected nodes, and return the cluster that remembers it, and the job with
-    its variables.
+    """Build the environment on the connected nodes, and return the cluster that remembers it, and the job
+    with its variables.
 
     Without packages and setup commands the nodes get no request. Raises ConfigError, NodeError.
     """

@@ -146,8 +146,9 @@ def _requests(
     checkpoint: "Checkpoint | None" = None,
     refused: Collection[str] = (),
 ) -> tuple[ConnectedCluster, dict[int, Launch], Callable[..., object]]:
-    """Return the cluster with the environment of the job, the launch requests by node, once the nodes have said
-    that nothing is in the way, and what sends the job's files. All nodes are asked which names of jobs are taken.
+    """Return the cluster with the environment of the job, the launch requests by node, once the nodes have
+    said that nothing is in the way, and what sends the job's files. All nodes are asked which names of jobs
+    are taken.
 
     The claim, on the cluster's first node, holds until that node launches, or is told that another one did.
     """

@@ -240,7 +240,7 @@ def endpoints_of(cluster: LocatedCluster, nodes: Sequence[Node]) -> "tuple[Endpo
 
 
 def publish(cluster: LocatedCluster) -> LocatedCluster:
-    """Write where all nodes are, to the record and the ssh_config, and return the cluster. Raises ConfigError."""
+    """Write where all nodes are, to the record and the ssh_config; return the cluster. Raises ConfigError."""
     session, listed = cluster.session, cluster.own.nodes if cluster.own else cluster.nodes
     running = {node.instance_id: str(node.address) for node in reachable(listed)}
     if not running.items() <= cluster.record.addresses.items():

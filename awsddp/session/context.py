@@ -1,6 +1,7 @@
 """A cluster as a verb sees it, in three steps: as it was asked for, as it was found, as it is connected.
 
-One holds the other. None of them changes: a function takes the one that it needs, and returns what it learned.
+One holds the other, and none of them changes: a function takes the one that it needs, and returns what it
+learned.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -22,17 +23,21 @@ if TYPE_CHECKING:
     from awsddp.nodes.fleet import Fleet
 
 
+_NOWHERE = Target()
+
+
 @dataclass(frozen=True, kw_only=True)
 class Session:
     """What was asked: the cluster's name and the settings, its folder, and whom to tell and to ask.
 
-    `local` is --local. `keys` are keywords of the API, each a key of awsddp.toml; `settings` are the two
+    `home` is $AWSDDP_HOME, `local` is --local. `keys` are keywords of the API, each a key of awsddp.toml; `settings` are the two
     specs where they are loaded already, else they are when they are first read. `verb` is what starts a job:
     `run` ends the cluster with it. `agree` answers a question of a verb that has begun (without a terminal:
     no), `ask` what only a person may answer (None where nobody can be asked).
     """
 
     name: str
+    home: Path = field(default_factory=home)
     local: bool = False
     on_event: OnEvent = ignore
     keys: Mapping[str, Any] = field(default_factory=dict)
@@ -62,12 +67,7 @@ class Session:
     @cached_property
     def folder(self) -> Folder:
         """What this machine remembers of the cluster; it may be empty."""
-        return Folder(home(), self.name)
-
-    @property
-    def home(self) -> Path:
-        """$AWSDDP_HOME."""
-        return self.folder.root
+        return Folder(self.home, self.name)
 
     @property
     def results(self) -> Path:
@@ -96,7 +96,7 @@ class LocatedCluster:
     """
 
     session: Session
-    target: Target = Target()
+    target: Target = _NOWHERE
     gateway: "Aws | None" = None
     known: Record | None = None
     listed: Listed | None = None

@@ -295,8 +295,8 @@ def wait_until_listed(cluster: LocatedCluster) -> LocatedCluster:
 
 
 def wait_until_launches_show(cluster: LocatedCluster) -> LocatedCluster:
-    """Wait until AWS lists the instances that this machine launched, or those of an interrupted launch; return
-    the cluster with them.
+    """Wait until AWS lists the instances that this machine launched, or those of an interrupted launch;
+    return the cluster with them.
 
     Raises CloudError.
     """
