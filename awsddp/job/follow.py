@@ -125,7 +125,8 @@ class _Interruption(Exception):
 class Watch:
     """A job that is followed to its end, over connections that may break at any time.
 
-    `connected` has the nodes as EC2 describes them once the job was interrupted, `merger` what was received before; `to_the_end` as for `requests.Follow`.
+    `connected` has the nodes as EC2 describes them once the job was interrupted, `merger` what was received
+    before; `to_the_end` as for `messages.Follow`.
     """
 
     connected: ConnectedCluster

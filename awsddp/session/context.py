@@ -30,10 +30,10 @@ _NOWHERE = Target()
 class Session:
     """What was asked: the cluster's name and the settings, its folder, and whom to tell and to ask.
 
-    `home` is $AWSDDP_HOME, `local` is --local. `keys` are keywords of the API, each a key of awsddp.toml; `settings` are the two
-    specs where they are loaded already, else they are when they are first read. `verb` is what starts a job:
-    `run` ends the cluster with it. `agree` answers a question of a verb that has begun (without a terminal:
-    no), `ask` what only a person may answer (None where nobody can be asked).
+    `home` is $AWSDDP_HOME, `local` is --local. `keys` are keywords of the API, each a key of awsddp.toml;
+    `settings` are both specs where they are loaded already, else they are when one is first read. `verb` is
+    what starts a job: `run` ends the cluster with it. `agree` answers a question of a verb that has begun
+    (without a terminal: no), `ask` what only a person may answer (None where nobody can be asked).
     """
 
     name: str
