@@ -305,7 +305,7 @@ class Plan:
         return f"<table>{cells}</table>"
 
 
-def consent(session: Session, agreed: Plan | None) -> Confirm:
+def consent(session: Session, agreed: Plan | None) -> "Confirm":
     """Return what `up` calls before it launches or ends machines. It raises UsageError without consent."""
     limit = session.spec.cluster.max_price_usd if agreed is None else agreed.price_usd_per_hour
     is_local = target_of(session, session.folder.read()).name == "local"
