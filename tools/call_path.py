@@ -27,7 +27,8 @@ from typing import Any
 CLOUD = {"train": "--loopback", "up": "--no-hosts", "down": "--no-hosts"}
 UP = ["--local", "up", "--nodes", "2", "-y"]
 WORDS = {"train": ["train", "--world-size", "2"], "up": UP, "down": ["down", "-y"]}
-ROOMS = ("aws", "cli", "compat", "jobs", "local", "nodes", "plan")
+VERBS = {"train": "job/train.py", "up": "cluster/up.py", "down": "cluster/down.py"}
+ROOMS = ("agent", "agent_client", "aws", "cli", "compat", "local", "model", "nodes", "plan", "session", "settings", "storage", "util")
 """Folders with a subject of their own: each function of one that the story enters is a jump."""
 
 
@@ -49,7 +50,7 @@ class Observer:
         if frame.f_code.co_name[0] == "<" or self._is_no_call(frame):
             return  # a lambda or a comprehension, read where it stands
         function, caller = frame.f_code.co_qualname, self._caller(frame)
-        if not self.jumps and (file, function) != ("cluster.py", f"Cluster.{self._verb}"):
+        if not self.jumps and (file, function) != (VERBS[self._verb], self._verb):
             return
         is_followed = caller.partition("/")[0] not in ROOMS and caller not in (file, "a thread")
         if not self.jumps or is_followed:
@@ -85,7 +86,7 @@ class Observer:
 
     def _caller(self, frame: FrameType) -> str:
         back = frame.f_back
-        while back is not None and self._file(back) in (None, "parallel.py"):  # whoever let it run there
+        while back is not None and self._file(back) in (None, "util/parallel.py"):  # whoever let it run there
             back = back.f_back
         return (back is not None and self._file(back)) or "a thread"
 

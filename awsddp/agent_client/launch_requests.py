@@ -10,7 +10,7 @@ from awsddp.agent.messages import Launch, Machine, Place
 from awsddp.agent_client.program import source_of
 from awsddp.errors import ConfigError, NodeError, UsageError
 from awsddp.model import node_answers
-from awsddp.settings.loader import with_secrets
+from awsddp.settings.loader import with_secrets, words_of
 from awsddp.settings.spec import JobSpec
 from awsddp.settings.values import seconds
 
@@ -52,13 +52,15 @@ def launch_requests(
     ranks: "Sequence[Rank]",
     hosts: "Sequence[Host]",
     slot: int,
+    asked: JobSpec | None = None,
     facts: "Mapping[str, Fact] | None" = None,
     after: Sequence[str] = (),
 ) -> dict[int, Launch]:
     """Return, by node, the request that launches its part of the job `job`, after the jobs `after` ended.
 
     `hosts` are the nodes that `ranks` (of `layout`) names, in any order. `facts` are what its nodes are to
-    keep of it and tell in its document: commit, dirty, options, resumed, instance_type, price_usd_per_hour.
+    keep of it and tell in its document: commit, dirty, resumed, instance_type, price_usd_per_hour; so are the
+    options of the job as it was `asked` for.
     The values of the job's secrets are in the environment of its processes, `secrets` names them. Raises
     UsageError for invalid placeholders and without a script, ConfigError for a secret that is not set here.
     """
@@ -106,7 +108,7 @@ def launch_requests(
             gpus=host.gpus,
             after=after,
             secrets=spec.env.secrets,
-            facts={**_facts(spec), **(facts or {})},
+            facts={**_facts(spec, asked), **(facts or {})},
             hang_after=None if spec.job.hang_after is None else seconds(spec.job.hang_after),
             elastic=_elastic(spec, len(used)),
         )
@@ -114,11 +116,12 @@ def launch_requests(
     }
 
 
-def _facts(spec: JobSpec) -> "dict[str, Fact]":
+def _facts(spec: JobSpec, asked: JobSpec | None) -> "dict[str, Fact]":
     """Return what is told of a job later, its words as `_shown`."""
     script, args = _shown(spec.job.script or ""), map(_shown, spec.job.args[:_MOST_ARGS])
     launcher, save_to = spec.job.launcher_name, spec.job.save_to
-    return {"script": script, "args": tuple(args), "launcher": launcher, "save_to": save_to}
+    options = {} if asked is None else {"options": words_of(asked)}
+    return {"script": script, "args": tuple(args), "launcher": launcher, "save_to": save_to, **options}
 
 
 def _elastic(spec: JobSpec, nodes: int) -> dict[str, int] | None:

@@ -3,14 +3,16 @@
 import os
 import posixpath
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from awsddp.errors import UsageError
 from awsddp.model.records import Node, Prepared
+from awsddp.plan.project import source_folders
 from awsddp.settings.spec import JobSection, JobSpec
-from awsddp.settings.values import gpus_of
+from awsddp.settings.values import data_sources, gpus_of
+from awsddp.util.shipped_files import REMOTE_DIR
 
 CPU_RANKS_PER_NODE = 2
 """Ranks of a node without GPUs of its own (or with pretended ones), where nothing else is asked for."""
@@ -110,6 +112,36 @@ class Host:
     def folder(self, job: str) -> str:
         """Return the job's folder on the node."""
         return posixpath.join(self.prepared.home, ".awsddp", "jobs", job)
+
+
+def hosts_of(
+    nodes: Iterable[Node],
+    prepared: Mapping[int, Prepared],
+    spec: JobSpec,
+    *,
+    folder: str,
+    resume: str | None,
+) -> list[Host]:
+    """Return the nodes of a job as it finds them; `prepared` goes by their numbers.
+
+    `folder` is the job's synced folder and `resume` its checkpoint, both below REMOTE_DIR.
+    """
+    sources = source_folders(Path(spec.sync.workdir))
+    data = tuple(one.name for one in data_sources(spec.data.sources))
+
+    def host(node: Node) -> Host:
+        remote = f"{prepared[node.node].home}/{REMOTE_DIR}"
+        return Host(
+            node=node,
+            prepared=prepared[node.node],
+            workdir=f"{remote}/{folder}",
+            gpus=spec.job.gpus_on.get(node.node, ()),
+            sources=sources,
+            data=data,
+            resume=f"{remote}/{resume}" if resume else None,
+        )
+
+    return [host(node) for node in nodes]
 
 
 def layout(

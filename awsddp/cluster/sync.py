@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 from awsddp.model.documents import Kept, PathSize, SyncDocument
 from awsddp.model.node_order import in_order
+from awsddp.nodes.project_files import project_files
 from awsddp.session.connect import connect, ready_cluster, told_jobs
 from awsddp.session.context import Session
-from awsddp.session.project import listed_files
 
 
 def sync(session: Session, *, confirm: Callable[[str], None]) -> SyncDocument:
@@ -17,7 +17,7 @@ def sync(session: Session, *, confirm: Callable[[str], None]) -> SyncDocument:
     """
     from awsddp.nodes.sync import push
 
-    listing = listed_files(session)
+    listing = project_files(session.job_spec, home=session.home, on_event=session.on_event)
     with ready_cluster(session) as cluster, connect(cluster) as connected:
         for job in (
             told_jobs(connected) if cluster.unfetched else ()

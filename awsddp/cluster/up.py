@@ -12,6 +12,7 @@ from awsddp.errors import ConfigError
 from awsddp.job.environment import ensure_environment
 from awsddp.model.documents import ClusterDocument
 from awsddp.nodes import rsync
+from awsddp.nodes.project_files import project_files
 from awsddp.plan import refuse_untried
 from awsddp.plan.environment import refuse_unlike
 from awsddp.plan.records import Facts, LaunchPlan
@@ -23,7 +24,6 @@ from awsddp.session.locate import (
     target_for,
     wait_until_listed,
 )
-from awsddp.session.project import listed_files
 from awsddp.settings.loader import remembered
 
 
@@ -74,7 +74,11 @@ def make_environment(cluster: LocatedCluster) -> LocatedCluster:
     with connect(cluster.remember(asked=record.asked | requested)) as connected:
         connected, _ = ensure_environment(
             connected,
-            send_files=lambda: push(listed_files(session), connected.fleet, on_event=session.on_event),
+            send_files=lambda: push(
+                project_files(session.job_spec, home=session.home, on_event=session.on_event),
+                connected.fleet,
+                on_event=session.on_event,
+            ),
         )
     return connected.cluster
 

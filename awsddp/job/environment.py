@@ -7,7 +7,6 @@ from pathlib import Path
 from awsddp.plan.environment import make_environment_plan
 from awsddp.plan.indexes import LOGIN
 from awsddp.session.context import ConnectedCluster
-from awsddp.settings.loader import overlaid
 from awsddp.settings.spec import JobSpec
 from awsddp.state import Record
 
@@ -21,7 +20,7 @@ def ensure_environment(
     Without packages and setup commands the nodes get no request. Raises ConfigError, NodeError.
     """
     record = connected.cluster.record
-    job = overlaid(connected.session.job_spec, record.asked)
+    job = connected.cluster.job_spec
     drivers = {one.driver for one in record.prepared}
     plan = make_environment_plan(
         job.env,

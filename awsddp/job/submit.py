@@ -15,7 +15,7 @@ from awsddp.agent.messages import Launch
 from awsddp.agent_client import launch_requests
 from awsddp.agent_client.calls import ANSWER_S, NameTaken, answers_in_turn, answers_of, ask
 from awsddp.agent_client.node_checks import preflight
-from awsddp.agent_client.rank_layout import Host, Rank, ranks_text
+from awsddp.agent_client.rank_layout import Rank, hosts_of, ranks_text
 from awsddp.errors import AwsddpError, InUse, NotFoundError
 from awsddp.job.cancel import end_ranks
 from awsddp.job.environment import ensure_environment
@@ -26,17 +26,14 @@ from awsddp.job.save_to_s3 import claim
 from awsddp.job.script import commit_of
 from awsddp.model.node_answers import Claimed, Slots
 from awsddp.model.records import JobNode, JobRecord, Node, RankResult
-from awsddp.plan.project import source_folders
 from awsddp.session.context import ConnectedCluster, LocatedCluster, Session
-from awsddp.settings.loader import overlaid, words_of
 from awsddp.settings.spec import JobSpec
-from awsddp.settings.values import data_sources, gpus_of
 from awsddp.state import TAGS_S
 from awsddp.storage.checkpoints import Checkpoint
 from awsddp.storage.datasets import bring, bring_checkpoint
 from awsddp.util.format import iso, node_name
 from awsddp.util.parallel import both, soon, split
-from awsddp.util.shipped_files import BUNDLED, BUNDLED_SCRIPT
+from awsddp.util.shipped_files import BUNDLED, BUNDLED_SCRIPT, REMOTE_DIR
 
 if TYPE_CHECKING:
     from awsddp.nodes.fleet import Fleet
@@ -158,10 +155,11 @@ def _requests(
     asked = session.job_spec.job
     commit = soon(commit_of, Path(session.job_spec.sync.workdir), results=asked.results)
     used = sorted({rank.node for rank in ranks})
-    gpus = gpus_of(asked.on) if asked.on else {}
     ports = {used[0]: launch_requests.job_ports()}
     everyone = sorted({*used, *fleet.nodes})
-    questions = {one: messages.Slots(ports=ports.get(one, ()), gpus=gpus.get(one, ())) for one in everyone}
+    questions = {
+        one: messages.Slots(ports=ports.get(one, ()), gpus=asked.gpus_on.get(one, ())) for one in everyone
+    }
     told = _claimed(fleet, questions)
     release_unknown(
         connected.cluster, connected.cluster.nodes, {node: one.jobs for node, one in told.items()}
@@ -174,10 +172,11 @@ def _requests(
     connected, spec = ensure_environment(connected, send_files=sending)
     bring(connected, used, spec)
     slot = launch_requests.choose_slot(answers, first=used[0])
+    nodes = [node for node in connected.cluster.nodes if node.node in used]
+    resume = f"{checkpoint.folder}/{checkpoint.name}" if checkpoint else None
     record, (name, dirty) = connected.cluster.record, commit.result()
     price = record.price_usd_per_hour
     facts = {
-        "options": words_of(overlaid(session.job_spec, record.asked)),
         "resumed": checkpoint.job if checkpoint else None,
         "commit": name,
         "dirty": dirty,
@@ -188,8 +187,9 @@ def _requests(
         _spec(connected.cluster, spec),
         job=job,
         ranks=ranks,
-        hosts=_hosts(connected.cluster, used, folder, checkpoint),
+        hosts=hosts_of(nodes, record.found, session.job_spec, folder=folder, resume=resume),
         slot=slot,
+        asked=connected.cluster.job_spec,
         facts=facts,
         after=after,
     )
@@ -282,33 +282,5 @@ def _spec(cluster: LocatedCluster, spec: JobSpec) -> JobSpec:
     """Return the job's spec with the bundled program as its script where none is named."""
     if spec.job.script is not None:
         return spec
-    from awsddp.nodes.sync import REMOTE_DIR
-
     script = f"{cluster.record.prepared[0].home}/{REMOTE_DIR}/{BUNDLED}/{BUNDLED_SCRIPT}"
     return replace(spec, job=replace(spec.job, script=script, module=False))
-
-
-def _hosts(
-    cluster: LocatedCluster, used: Collection[int], folder: str, checkpoint: "Checkpoint | None"
-) -> list[Host]:
-    from awsddp.nodes.sync import REMOTE_DIR
-
-    requested = cluster.session.job_spec.job
-    gpus = gpus_of(requested.on) if requested.on else {}
-    sources = source_folders(Path(cluster.session.job_spec.sync.workdir))
-    data = tuple(one.name for one in data_sources(cluster.session.job_spec.data.sources))
-
-    def host(node: Node) -> Host:
-        prepared = cluster.record.found[node.node]
-        remote = f"{prepared.home}/{REMOTE_DIR}"
-        return Host(
-            node=node,
-            prepared=prepared,
-            workdir=f"{remote}/{folder}",
-            gpus=gpus.get(node.node, ()),
-            sources=sources,
-            data=data,
-            resume=f"{remote}/{checkpoint.folder}/{checkpoint.name}" if checkpoint else None,
-        )
-
-    return [host(node) for node in cluster.nodes if node.node in used]

@@ -3,13 +3,14 @@
 From a job to its ranks: the right to start it, its name and slot, its files, environment, supervisors.
 """
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from awsddp.agent_client import launch_requests
 from awsddp.agent_client.rank_layout import Rank, ordered, ranks_on
-from awsddp.errors import InUse
+from awsddp.errors import ConfigError, InUse
 from awsddp.job.checkpoint import checkpoint_of
 from awsddp.job.follow import attend
 from awsddp.job.job_names import check_job_name
@@ -19,12 +20,12 @@ from awsddp.job.submit import start
 from awsddp.local.client import check_memory
 from awsddp.model.documents import JobDocument
 from awsddp.model.records import ACTIVE, JobRecord
+from awsddp.nodes.project_files import project_files
 from awsddp.plan.environment import make_environment_plan
 from awsddp.session.connect import connect, ready_cluster
 from awsddp.session.context import LocatedCluster, Session
-from awsddp.session.project import listed_files
 from awsddp.storage.datasets import check_sources
-from awsddp.storage.results_dir import check_results_dir, job_result
+from awsddp.storage.results_dir import job_result
 
 if TYPE_CHECKING:
     from awsddp.plan.records import LaunchPlan
@@ -45,7 +46,7 @@ def train(session: Session, *, on_lines: Callable[[bytes], None], detach: bool =
         session.say(f"resuming from {checkpoint.shown}")
     if session.verb == "train" and session.folder.read() is not None:  # `run` asks before its `up`
         session = with_named_data(session)
-    listing = listed_files(session)
+    listing = project_files(session.job_spec, home=session.home, on_event=session.on_event)
     with ready_cluster(session) as cluster:
         ranks = _layout(cluster)
         launch_requests.check_spec(session.job_spec, nodes=ranks[0].nnodes)
@@ -88,7 +89,7 @@ def check(session: Session, *, detach: bool) -> None:
     """
     asked = session.job_spec.job
     launch_requests.check_spec(session.job_spec, nodes=1)
-    check_results_dir(session, is_used=not detach)
+    _check_results_dir(session, is_used=not detach)
     check_sources(session.job_spec)
     make_environment_plan(session.job_spec.env, internet=None, driver=None)
     if asked.name is not None:
@@ -113,3 +114,25 @@ def check_ranks(session: Session, plan: "LaunchPlan") -> None:
         launch_requests.check_spec(session.job_spec, nodes=ranks[0].nnodes)
         if one.pretended:
             check_memory(len(ranks), nodes=ranks[0].nnodes)
+
+
+def _check_results_dir(session: Session, *, is_used: bool) -> None:
+    """Raise ConfigError where the path of the results is no text, so that it could not be written down, and,
+    where it `is_used`, where no job's results can be written there: before the job starts, not at its end.
+    """
+    folder = session.results.absolute()
+    try:
+        str(folder).encode()
+    except UnicodeEncodeError as error:
+        why = "a job's record holds the path of its results"
+        raise ConfigError(f"the path {str(folder)!r} is not UTF-8", why, "rename the folder") from error
+    nearest = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
+    if not is_used:
+        return
+    if not nearest.is_dir():
+        why = f"{nearest} is not a folder"
+    elif not os.access(nearest, os.W_OK | os.X_OK):
+        why = f"{nearest} is read-only"
+    else:
+        return
+    raise ConfigError(f"cannot write results to {folder}", why, "choose another folder: -o job.results=DIR")

@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from awsddp.errors import ConfigError
+from awsddp.model.events import Event, OnEvent
 from awsddp.nodes.ignores import Rules, rules, rules_of, rules_of_git, tracked_files
 from awsddp.settings.spec import JobSpec
+from awsddp.util.parallel import ignore
 
 _MOST_BYTES = 100 * 10**9
 _MOST_FILES = 200_000
@@ -70,9 +72,13 @@ class Listing:
         return tuple(sorted(sizes.items(), key=lambda item: -item[1])[:count])
 
 
-def project_files(job: JobSpec, *, home: Path) -> Listing:
+def project_files(job: JobSpec, *, home: Path, on_event: OnEvent = ignore) -> Listing:
     """Return what to send of the working folder of a job; `home` is $AWSDDP_HOME. Raises ConfigError."""
-    return files_to_send(Path(job.sync.workdir), job.sync.ignore, results=job.job.results, exclude=(home,))
+    workdir, results = Path(job.sync.workdir), job.job.results
+    listing = files_to_send(workdir, job.sync.ignore, results=results, exclude=(home,))
+    for path, why in listing.skipped:
+        on_event(Event(f"not sent: {path}: {why}"))
+    return listing
 
 
 def files_to_send(

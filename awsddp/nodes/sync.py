@@ -21,13 +21,11 @@ from awsddp.nodes.node_failures import NodeFailure
 from awsddp.nodes.project_files import Entry, Listing, files_to_send
 from awsddp.util.format import amount, node_name, size_text
 from awsddp.util.parallel import both, ignore, run_on_nodes, split
-from awsddp.util.shipped_files import BUNDLED, shipped_folder, template
+from awsddp.util.shipped_files import BUNDLED, REMOTE_DIR, shipped_folder, template
 
 if TYPE_CHECKING:
     from awsddp.nodes.fleet import Fleet
 
-REMOTE_DIR = "awsddp"
-"""The folder of the synced folders, in the home folder of the node's user."""
 WORK = "work"
 """The synced folder in it."""
 AT_ONCE_BYTES = 1 << 20

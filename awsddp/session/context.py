@@ -135,6 +135,11 @@ class LocatedCluster:
         """The jobs whose results are not fetched, by the tags of the nodes that live."""
         return self.listed.unfetched if self.listed is not None else []
 
+    @property
+    def job_spec(self) -> JobSpec:
+        """What is asked of its jobs, completed by what the cluster was made for."""
+        return loader.overlaid(self.session.job_spec, self.known.asked if self.known is not None else {})
+
     def with_nodes(self, nodes: Sequence[Node], *, of: Collection[Node]) -> Self:
         """Return the cluster with these of its nodes to work with."""
         return replace(self, nodes=tuple(nodes), excluded=tuple(node for node in of if node not in nodes))

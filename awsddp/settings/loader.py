@@ -34,7 +34,7 @@ from awsddp.settings.spec import (
     Section,
     Value,
 )
-from awsddp.settings.values import VARIABLE, check_name, gpus_of
+from awsddp.settings.values import VARIABLE, check_name
 
 OF_ONE_COMMAND = frozenset(
     {"cluster.replace", "capacity.retry_until_up", "job.resume", "job.after", "job.on"}
@@ -97,7 +97,7 @@ def _is_of_job(key: str) -> bool:
 
 def _gpus_needed(nodes: int, job: JobSection) -> int | None:
     """Return how many GPUs the ranks of one node drive; None where their number is not requested."""
-    used = len(gpus_of(job.on)) if job.on is not None else min(nodes, job.max_nodes or nodes)
+    used = len(job.gpus_on) if job.on is not None else min(nodes, job.max_nodes or nodes)
     return job.nproc_per_node or (job.world_size and math.ceil(job.world_size / used))
 
 

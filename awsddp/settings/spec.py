@@ -345,9 +345,14 @@ class JobSection(Section):
         return self.launcher or ("torchrun" if self.elastic else "ssh")
 
     @property
+    def gpus_on(self) -> dict[int, tuple[int, ...]]:
+        """The nodes that `on` names, each with its GPUs (none: all of them)."""
+        return gpus_of(self.on) if self.on is not None else {}
+
+    @property
     def work_folder(self) -> str:
         """The synced folder on a node: jobs on some of its GPUs have one each, as they run side by side."""
-        parts = self.on is not None and any(gpus for gpus in gpus_of(self.on).values())
+        parts = any(self.gpus_on.values())
         return f"work-{re.sub('[^0-9-]+', '_', self.on or '')}" if parts else "work"
 
     @property

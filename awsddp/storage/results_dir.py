@@ -1,7 +1,6 @@
 """A job's results on this machine: where they are, what they say of the job, and which are missing."""
 
 import contextlib
-import os
 import shlex
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
@@ -63,28 +62,6 @@ METRICS_CHARACTERS = 64 << 20
 """How much of a job's metrics is read."""
 EVENTS_BYTES = 16 << 20
 """How much of an event file is read."""
-
-
-def check_results_dir(session: Session, *, is_used: bool) -> None:
-    """Raise ConfigError where the path of the results is no text, so that it could not be written down, and,
-    where it `is_used`, where no job's results can be written there: before the job starts, not at its end.
-    """
-    folder = session.results.absolute()
-    try:
-        str(folder).encode()
-    except UnicodeEncodeError as error:
-        why = "a job's record holds the path of its results"
-        raise ConfigError(f"the path {str(folder)!r} is not UTF-8", why, "rename the folder") from error
-    nearest = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
-    if not is_used:
-        return
-    if not nearest.is_dir():
-        why = f"{nearest} is not a folder"
-    elif not os.access(nearest, os.W_OK | os.X_OK):
-        why = f"{nearest} is read-only"
-    else:
-        return
-    raise ConfigError(f"cannot write results to {folder}", why, "choose another folder: -o job.results=DIR")
 
 
 def draw_loss(target: Path) -> None:

@@ -4,6 +4,8 @@ import string
 from pathlib import Path
 
 _PACKAGE = Path(__file__).resolve().parents[1]
+REMOTE_DIR = "awsddp"
+"""The folder of the synced folders, in the home folder of a node's user."""
 BUNDLED = "train"
 """The folder of the bundled programs on a node, beside the synced one."""
 BUNDLED_SCRIPT = "main.py"
