@@ -181,6 +181,7 @@ class Cancel(Request["node_answers.NodeJob"]):
     With `launch`, the id in a launch request, only a job that this request has started ends.
     """
 
+    module = "cancel"
     job: str
     grace: float | None = None
     launch: str | None = None
@@ -189,6 +190,7 @@ class Cancel(Request["node_answers.NodeJob"]):
 class Lost(Request["node_answers.Heard"]):
     """Another node of the job, `node`, is gone: `why`, and the `kind` of cause."""
 
+    module = "cancel"
     job: str
     node: int
     why: str

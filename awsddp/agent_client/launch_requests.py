@@ -19,15 +19,9 @@ if TYPE_CHECKING:
     from awsddp.agent_client.rank_layout import Host, Rank
 
 FIRST_PORT = 29400
-
-
 SLOTS = 64
-
-
 JOIN_SECONDS = 60.0
 """How long the first node waits for the supervisors of the others."""
-
-
 _MOST_ARGS, _MOST_CHARACTERS = 1000, 1000
 
 

@@ -20,20 +20,15 @@ _MODULES = (
     "manifest",
     "metrics",
     "launch",
+    "cancel",
     "main",
 )
-
-
 # Those of agent/s3/uploader.py, which runs in a Python of its own.
 UPLOADER = (
     *("messages", "diagnosis.job_causes", "job_folder", "s3.checkpoints", "file_tree", "manifest"),
     *("s3.store", "s3.list_pages", "s3.checkpoint_index", "s3.claim", "s3.uploader"),
 )
-
-
 _PACKAGE = "awsddp.agent"
-
-
 # The node needs no copy of the program, so that it cannot have an old one: the source comes first on stdin.
 _BOOT = """\
 import bz2, json, sys, types
@@ -43,8 +38,6 @@ for name, source in json.loads(bz2.decompress(stdin.read(int(stdin.readline())))
     exec(compile(source, name, "exec"), module.__dict__)
 sys.exit(module.main(stdin))
 """
-
-
 # Docstrings and comments stay here; their lines do not, so that a traceback names the right one.
 _NOT_SENT = re.compile(r'^( *"")".*?"""$|^ *#.*?$', re.MULTILINE | re.DOTALL)
 

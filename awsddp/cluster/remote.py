@@ -15,8 +15,6 @@ from awsddp.util.parallel import split
 
 OnOutput = Callable[[int, bytes, bool], None]
 """Gets a node's number, what it said, and whether it said so on stderr."""
-
-
 # What is the user's comes as words of its own: nothing is pasted into the script.
 _RUN = 'PATH="$1:$PATH"; export PATH; shift; cd ~/awsddp/work 2>/dev/null || cd; exec "$@"'
 

@@ -17,17 +17,9 @@ from awsddp.settings.loader import overlaid
 from awsddp.settings.spec import Given
 
 _FILES = ("requirements.txt", "uv.lock", "pyproject.toml", "environment.yml")
-
-
 _MODULE = re.compile(r"\w[\w.]*")
-
-
 _WORD = re.compile(r"'([^'\n]+)'|\"([^\"\n]+)\"|<([^>\n]+)>|([^\s'\",;:()<>]+)")
-
-
 _VARIABLE = re.compile(r"\bos\b.*^KeyError: '([A-Z_][A-Z0-9_]*)'", re.DOTALL | re.MULTILINE)
-
-
 _ON_NODE = re.compile(r"^(.*/awsddp/work[^/]*/|\./)")
 
 

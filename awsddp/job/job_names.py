@@ -13,8 +13,6 @@ from awsddp.util.format import amount, node_name
 from awsddp.util.shipped_files import BUNDLED_SCRIPT
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-
-
 _WORDS = ("all", "last")
 TRIES = 5
 """How many automatic names may be taken by others in the moment of the launch."""

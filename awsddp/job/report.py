@@ -22,8 +22,6 @@ from awsddp.state import Past, write_private
 from awsddp.storage.results_dir import job_result, loss_rows, ranks_of, written_progress
 
 PAGE = "report.html"
-
-
 _SIZE = ("cluster.nodes", "cluster.instance_type", "cluster.gpus")
 
 

@@ -42,8 +42,6 @@ _CLAIM_S = 240.0
 _STILL_S = 120.0
 """For how long nothing may be saved before `down` fetches what is left."""
 _POLL_S = 1.0
-
-
 REHEARSED = "awsddp-local"
 """The instance profile that nodes of the local cloud get where none is named."""
 

@@ -4,11 +4,7 @@ import re
 from pathlib import Path
 
 _RESUMES = re.compile(r"[\"'](--(?:resume|restore|load[-_](?:checkpoint|ckpt))(?:[-_]\w[\w-]*)?)[\"']")
-
-
 _IS_FLAG = re.compile("store_true|store_false|BooleanOptional|is_flag")
-
-
 _CALL = 300
 """How many characters of the call that declares an option are read."""
 

@@ -12,8 +12,6 @@ _STARTER_HEAD = """\
 # Settings of awsddp for this folder. Every key is shown with its default or an example, commented out:
 # remove the "#" to set it. Options override variables (AWSDDP_CLUSTER_NODES=4), which override this file.
 # What ends when: docs/cost.md. What is sent and fetched: docs/files.md."""
-
-
 # Settings of awsddp for this folder. Every key is shown with its default or an example, commented out:
 # remove the "#" to set it. Options override variables (AWSDDP_CLUSTER_NODES=4), which override this file.
 # What ends when: docs/cost.md. What is sent and fetched: docs/files.md."""
