@@ -10,7 +10,7 @@ from awsddp.aws.client import Aws
 from awsddp.cluster.up import up
 from awsddp.model.records import Listed
 from awsddp.plan.records import LaunchPlan
-from awsddp.session.context import Cluster
+from awsddp.session.context import Session
 from awsddp.settings.loader import load
 from awsddp.state import Folder
 
@@ -25,15 +25,15 @@ class Machine:
         self.said: list[str] = []
         self.questions: list[LaunchPlan | str] = []
 
-    def context(self, **keys: Any) -> Cluster:
+    def context(self, **keys: Any) -> Session:
         asked = {"cluster.region": "us-east-1"} | {
             key.replace("__", "."): value for key, value in keys.items()
         }
         spec, job = load("demo", file=self.file, environ={}, overrides=asked)
-        return Cluster().but(
-            spec=spec,
-            job_spec=job,
-            folder=self.folder,
+        return Session(
+            name="demo",
+            home=self.home,
+            settings=(spec, job),
             on_event=lambda event: self.said.append(event.text),
         )
 

@@ -1,5 +1,6 @@
 """`up` on a cluster that exists: it becomes what is asked for, by the calls that this takes and no others."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from moto_cloud import Cloud, find_cluster
 from awsddp.aws.client import Aws
 from awsddp.aws.clusters import find_clusters, tagged, tags_of
 from awsddp.cluster.down import down
-from awsddp.cluster.plan import plan
+from awsddp.cluster.plan import plan, read_all
 from awsddp.cluster.up import up
 from awsddp.errors import CapacityError, ConfigError, NodeError, UsageError
 from awsddp.job.jobs import jobs_document
@@ -19,6 +20,7 @@ from awsddp.model.events import Event
 from awsddp.model.records import Listed
 from awsddp.nodes.node_failures import NodeFailure
 from awsddp.plan.records import Image, LaunchPlan
+from awsddp.session import locate
 from awsddp.session.next_steps import advised, interruption
 
 
@@ -224,20 +226,17 @@ def test_the_plan_of_a_cluster_that_exists_shows_the_steps_and_changes_nothing(o
 
 def test_two_machines_that_launch_at_once_keep_one_cluster(on: On, aws: Aws, monkeypatch: Any) -> None:
     laptop, desk = on("laptop"), on("desk")
-    from awsddp.cluster import plan
-
-    read = plan.read_all
     laptop_began: list[str] = []
 
     def late(*given: Any) -> Any:
         """The desk looks; before it launches the laptop has a cluster."""
-        found = read(*given)
+        found = read_all(*given)
         if not laptop_began:
             laptop_began.append("now")
             laptop.first()
         return found
 
-    monkeypatch.setattr(plan, "read_all", late)
+    monkeypatch.setattr("awsddp.cluster.up.read_all", late)
     try:  # the older stays; within one second the id decides
         desk.first()
         stays = desk
@@ -336,7 +335,7 @@ def test_an_interrupted_up_goes_on_with_its_own_size_whatever_the_file_says(on: 
         if event.text.startswith("i-"):  # "i-0ab pending"
             raise KeyboardInterrupt
 
-    ctx = laptop.context(**typed).but(on_event=stop)
+    ctx = replace(laptop.context(**typed), on_event=stop)
     with pytest.raises(KeyboardInterrupt):
         up(ctx, confirm=lambda what: None)
     record = laptop.folder.read()
@@ -391,9 +390,8 @@ def test_up_names_what_the_file_says_otherwise_and_the_options_that_apply_it(on:
 
 def test_nodes_that_another_command_terminates_are_named_with_what_ec2_says(on: On) -> None:
     laptop = on("laptop")
-    nodes = laptop.first().live
-    with pytest.raises(NodeFailure) as failed, laptop.context().find() as cluster:
-        cluster.use(nodes, of=nodes)
+    laptop.first()
+    with pytest.raises(NodeFailure) as failed, locate.find_cluster(laptop.context()):
         down(laptop.context(), confirm=lambda _: None)
         raise NodeFailure(1, "files", "the transfer was interrupted")
     assert failed.value.why.splitlines() == [f"EC2 says: node{node} is terminated" for node in (0, 1)]

@@ -12,7 +12,6 @@ from awsddp.errors import NotFoundError
 from awsddp.job.jobs import jobs_document
 from awsddp.job.jobs import jobs_of_all as jobs
 from awsddp.session.connect import NoNodes
-from awsddp.state import Folder
 
 MACHINE, ADDRESS, DISK = 1.006, 0.005, 200 * 0.08 / 730
 
@@ -43,7 +42,7 @@ def test_jobs_of_a_name_that_was_never_used_are_an_error_beside_what_is_known(on
     laptop = on("laptop")
     laptop.first()
     ctx = laptop.context()
-    other = ctx.but(spec=replace(ctx.spec, name="typo"), folder=Folder(ctx.home, "typo"))
+    other = replace(ctx, name="typo", settings=(replace(ctx.spec, name="typo"), ctx.job_spec))
     with pytest.raises(NotFoundError) as error:
         jobs(other)
     assert error.value.result is not None

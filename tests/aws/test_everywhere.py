@@ -16,9 +16,8 @@ from awsddp.cluster import inventory
 from awsddp.cluster.status import status
 from awsddp.errors import Interrupted, LeftoverError
 from awsddp.plan.records import LaunchPlan, names
-from awsddp.session.context import Cluster
+from awsddp.session.context import Session
 from awsddp.settings.loader import load
-from awsddp.state import Folder
 
 OTHER = "AIDASOMEBODYELSE"
 
@@ -107,19 +106,17 @@ def test_a_region_that_refuses_does_not_hide_the_others(aws: Aws, cloud: Cloud, 
 
 
 @pytest.fixture
-def ctx(cloud: Cloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
-    """The context of a verb whose region is the cloud's."""
+def ctx(cloud: Cloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Session:
+    """The session of a verb whose region is the cloud's."""
     monkeypatch.setenv("AWS_ENDPOINT_URL", cloud.endpoint)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
     spec, job = load("demo", environ={}, overrides={"cluster.region": "us-east-1"})
-    return Cluster().but(
-        spec=spec, job_spec=job, folder=Folder(tmp_path, "demo"), on_event=lambda event: None
-    )
+    return Session(name="demo", home=tmp_path, settings=(spec, job))
 
 
 def test_orphans_are_listed_asked_for_and_ended_and_no_others(
-    aws: Aws, launcher: Launcher, ctx: Cluster
+    aws: Aws, launcher: Launcher, ctx: Session
 ) -> None:
     plan = plan_for(aws, instance_type="g5.xlarge")
     launcher(tagging(plan, expires="2099-01-01T00:00:00Z"))
@@ -153,7 +150,7 @@ def test_orphans_are_listed_asked_for_and_ended_and_no_others(
 
 
 def test_orphan_with_results_is_kept_unless_they_are_discarded(
-    aws: Aws, launcher: Launcher, ctx: Cluster
+    aws: Aws, launcher: Launcher, ctx: Session
 ) -> None:
     past = tagging(plan_for(aws, instance_type="g5.xlarge"), expires="2001-01-01T00:00:00Z")
     launcher(past, ids=ids("aaaaaaaa"))
@@ -172,7 +169,7 @@ def test_orphan_with_results_is_kept_unless_they_are_discarded(
 
 
 def test_an_orphan_that_cannot_be_ended_is_a_leftover(
-    aws: Aws, cloud: Cloud, launcher: Launcher, ctx: Cluster
+    aws: Aws, cloud: Cloud, launcher: Launcher, ctx: Session
 ) -> None:
     launcher.access(plan_for(aws, instance_type="g5.xlarge"))
     cloud.fail("DeleteKeyPair", *["UnauthorizedOperation"] * 30)

@@ -17,7 +17,7 @@ from awsddp.errors import AwsddpError, CapacityError, CloudError, ConfigError
 from awsddp.model.events import Event
 from awsddp.model.records import Node
 from awsddp.plan.records import LaunchPlan
-from awsddp.session.context import Cluster
+from awsddp.session.context import LocatedCluster, Session
 from awsddp.settings.loader import load
 from awsddp.state import Folder, Record
 
@@ -31,26 +31,25 @@ class Launches:
         self.home, self.aws, self.cloud = home, aws, cloud
         self.said: list[str] = []
 
-    def context(self, **keys: Any) -> Cluster:
+    def context(self, **keys: Any) -> Session:
         asked = {key.replace("__", "."): value for key, value in keys.items()}
         spec, job = load("demo", environ={}, overrides=asked)
-        return Cluster().but(spec=spec, job_spec=job, folder=Folder(self.home, "demo"), on_event=self.hear)
+        return Session(name="demo", home=self.home, settings=(spec, job), on_event=self.hear)
 
     def hear(self, event: Event) -> None:
         self.said.append(event.text)
 
-    def plan(self, ctx: Cluster) -> LaunchPlan:
-        facts = gather(self.aws, ctx.spec, caller_address="10.77.0.1", target="local")
-        return plan_everywhere(self.cluster(ctx), facts)
+    def plan(self, session: Session) -> LaunchPlan:
+        facts = gather(self.aws, session.spec, caller_address="10.77.0.1", target="local")
+        return plan_everywhere(self.cluster(session), facts)
 
-    def cluster(self, ctx: Cluster) -> Cluster:
-        return ctx.but(target=self.cloud.target, gateway=self.aws)
+    def cluster(self, session: Session) -> LocatedCluster:
+        return LocatedCluster(session=session, target=self.cloud.target, gateway=self.aws)
 
     def __call__(self, **keys: Any) -> tuple[Record, tuple[Node, ...]]:
-        ctx = self.context(**keys)
-        cluster = self.cluster(ctx)
-        nodes = launch(cluster, self.plan(ctx))
-        return cluster.record, nodes
+        session = self.context(**keys)
+        launched = launch(self.cluster(session), self.plan(session))
+        return launched.record, launched.nodes
 
 
 @pytest.fixture
@@ -211,7 +210,7 @@ def test_nodes_that_run_without_numbers_of_their_own_are_kept_with_their_intent_
     with pytest.raises(CloudError, match="their numbers could not be written") as refused:
         launch(cluster, up.plan(context))
     assert refused.value.kind == "unavailable" and "awsddp up " in refused.value.next
-    record = cluster.folder.read()
+    record = context.folder.read()
     assert record is not None and record.intent is not None and record.intent.host_key
     assert len(cloud.sent("RunInstances")) == 1
     found = find_cluster(aws, "demo", aws.identity().user_id)
@@ -235,8 +234,10 @@ def test_what_cannot_be_looked_for_after_a_launch_that_failed_is_named(up: Launc
 
 
 def test_a_region_where_it_cannot_be_is_told_and_passed_over(up: Launches) -> None:
-    ctx = up.context(cluster__instance_type="g5.xlarge", capacity__regions='["eu-west-1", "eu-central-2"]')
-    plan = up.plan(ctx)
+    session = up.context(
+        cluster__instance_type="g5.xlarge", capacity__regions='["eu-west-1", "eu-central-2"]'
+    )
+    plan = up.plan(session)
     assert [other.region for other in plan.alternatives] == ["eu-west-1"]
     assert any("eu-central-2" in text for text in plan.warnings)
 

@@ -15,10 +15,9 @@ from awsddp.cluster.doctor import request_quota
 from awsddp.errors import ConfigError, Interrupted
 from awsddp.model.records import Check
 from awsddp.plan import make_plan
-from awsddp.session.context import Cluster
+from awsddp.session.context import Session
 from awsddp.settings.loader import load
 from awsddp.settings.spec import ClusterSpec, NetworkSection
-from awsddp.state import Folder
 
 
 def every_check(aws: Aws, asked: ClusterSpec | None = None) -> tuple[Check, ...]:
@@ -247,7 +246,7 @@ def test_a_missing_quota_is_asked_for_on_a_yes_and_only_then(
         "network.ssh_cidr": "10.0.0.0/8",
     }
     own, job = load("demo", environ={}, overrides=asked)
-    ctx = Cluster().but(spec=own, job_spec=job, folder=Folder(tmp_path, "demo"), on_event=lambda event: None)
+    ctx = Session(name="demo", home=tmp_path, settings=(own, job))
     cloud.quotas = {"L-DB2E81BA": 0.0}
 
     def refuse(what: str) -> None:

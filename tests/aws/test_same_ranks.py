@@ -20,7 +20,7 @@ from awsddp.local import cgroups
 from awsddp.model.records import TargetName
 from awsddp.plan import make_plan
 from awsddp.plan.records import Facts, LaunchPlan
-from awsddp.session.context import Cluster
+from awsddp.session.context import Session
 from awsddp.settings.spec import ClusterSpec, LocalSection
 
 IMAGE = "Deep Learning OSS Nvidia Driver AMI GPU PyTorch 9.9 (Ubuntu 24.04) 20260822"
@@ -69,7 +69,7 @@ class Sides:
     """What AWS, and the local cloud, say to a plan."""
 
     facts: dict[TargetName, Facts]
-    context: Callable[[str], Cluster]
+    context: Callable[[str], Session]
 
     def start(self, lines: Lines, target: TargetName) -> tuple[LaunchPlan, tuple[Rank, ...]]:
         """Return the plan, and the ranks of the job, of these lines."""
@@ -88,18 +88,20 @@ def sides(aws: Aws, cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> Sides:
         for target, tags in TAGS.items()
     }
 
-    def typed(ctx: Cluster, **_: Any) -> None:
-        raise Typed(ctx)
+    def typed(session: Session, **_: Any) -> None:
+        raise Typed(session)
 
-    def context(line: str) -> Cluster:
+    def context(line: str) -> Session:
         words = shlex.split(line)
         with monkeypatch.context() as patch, pytest.raises(Typed) as caught:
-            module, name = {"run": ("whole_run", "run_job"), "plan": ("up", "plan")}.get(
-                words[0], 2 * words[:1]
-            )
-            patch.setattr(importlib.import_module(f"awsddp.{module}"), name, typed)
+            module, name = {
+                "run": ("awsddp.cluster.run", "run_job"),
+                "up": ("awsddp.cluster.up", "up"),
+                "train": ("awsddp.job.train", "train"),
+            }[words[0]]
+            patch.setattr(importlib.import_module(module), name, typed)
             cli(words, standalone_mode=False)
-        found: Cluster = caught.value.args[0]
+        found: Session = caught.value.args[0]
         return found
 
     return Sides(facts, context)
