@@ -166,10 +166,11 @@ class _Meter:
         """Return what the machine costs per hour at a moment: the launch's rate until a price is known."""
         return [usd for since, usd in self.rates if since <= at][-1]
 
-    def usd(self) -> float:
-        """Return what the machine and its disk cost until it stopped or ended."""
-        total = max(0.0, _hours(self.since, self.ended or self.since)) * self.disk
-        for start, end in self.ran:
+    def usd(self, until: datetime) -> float:
+        """Return what the machine and its disk cost until a moment, or until they stopped or ended."""
+        ran = self.ran if self.runs is None else [*self.ran, (self.runs, max(until, self.runs + LEAST))]
+        total = max(0.0, _hours(self.since, self.ended or until)) * self.disk
+        for start, end in ran:
             changes = [since for since, _ in self.rates if start < since < end]
             for span in pairwise((start, *changes, end)):
                 total += _hours(*span) * (self.rate(span[0]) or 0.0)
@@ -197,49 +198,79 @@ class Bill(Frozen):
     """Those of `running` and `stopped` that EC2 lists, if they exist."""
 
 
-def account(rows: Sequence[Row], now: datetime, *, running: Collection[str] = ()) -> Bill | None:
-    """Return what a ledger says that its cluster cost until `now`; None where it never launched anything.
+class Account:
+    """A cluster's account: the rows of its ledger are read in their order, its bill can be made at any time.
 
-    An instance that was last seen running, and that AWS does not name among those `running` now, is counted
-    until its expiry at the latest, when it ends itself.
+    Rows before the first launch, and those of another cluster, count nothing.
     """
-    launches = [row for row in rows if row.event == "launched"]
-    if not launches:
-        return None
-    own = [row for row in rows[rows.index(launches[0]) :] if row.id in (None, launches[0].id)]
-    *_, launch = (row for row in own if row.event == "launched")
-    *_, last = (row for row in own if row.event in ("launched", "ended"))
-    meters: dict[str, _Meter] = {}
-    for row in own:
-        for key in row.instances if row.event == "launched" else ():
+
+    def __init__(self) -> None:
+        self._launches: list[Row] = []
+        self._ended: datetime | None = None
+        self._meters: dict[str, _Meter] = {}
+        self._fees_usd = 0.0
+
+    def read(self, row: Row) -> None:
+        """Count what a row tells."""
+        first = next(iter(self._launches), row)
+        if row.id not in (None, first.id) or (first is row and row.event != "launched"):
+            return
+        match row.event:
+            case "launched":
+                self._read_launch(row)
+            case "ended":
+                self._ended = row.moment
+        self._fees_usd += row.usd or 0.0
+        for key in self._meters.keys() & (row.instances or self._meters):
+            self._meters[key].read(row)
+
+    def _read_launch(self, row: Row) -> None:
+        self._launches.append(row)
+        self._ended = None
+        for key in row.instances:
             rates, disk = [(_ALWAYS, row.node_usd_per_hour)], row.disk_usd_per_hour or 0.0
             meter = _Meter(since=row.moment, runs=row.moment, rates=rates, disk=disk, expires=row.expires)
-            meters.setdefault(key, meter)  # a `status` beside `up` may have written it before
-        for key in meters.keys() & (row.instances or meters):
-            meters[key].read(row)
-    runs = [key for key, meter in meters.items() if meter.runs is not None]
-    exists = [key for key, meter in meters.items() if meter.ended is None]
-    settled = [key for key in exists if meters[key].since <= now - SETTLES]
-    known = all(meter.rate(now) is not None for meter in meters.values())
-    price = sum(meters[key].rate(now) or 0.0 for key in runs) + sum(meters[key].disk for key in exists)
-    for key, meter in meters.items():
-        until = meter.expires if key in runs and key not in running else None
-        meter.end(min(now, until or now))
-    cost = sum(row.usd or 0.0 for row in own) + sum(meter.usd() for meter in meters.values())
-    return Bill(
-        id=launch.id,
-        target=launch.target or "aws",
-        region=launch.region,
-        instance_type=launch.instance_type or "",
-        nodes=len(meters) if launch.nodes is None else launch.nodes,
-        began=own[0].moment,
-        ended=last.moment if last.event == "ended" else None,
-        cost_usd=round(cost, 2) if known else None,
-        price_usd_per_hour=round(price, 4) if known else None,
-        running=frozenset(runs),
-        stopped=frozenset(exists) - frozenset(runs),
-        settled=frozenset(settled),
-    )
+            self._meters.setdefault(key, meter)  # a `status` beside `up` may have written it before
+
+    def bill(self, now: datetime, *, running: Collection[str] = ()) -> Bill | None:
+        """Return what the cluster cost until `now`; None where it never launched anything.
+
+        An instance that was last seen running, and that AWS does not name among those `running` now, is
+        counted until its expiry at the latest, when it ends itself.
+        """
+        if not self._launches:
+            return None
+        launch, meters = self._launches[-1], self._meters
+        runs = [key for key, meter in meters.items() if meter.runs is not None]
+        exists = [key for key, meter in meters.items() if meter.ended is None]
+        known = all(meter.rate(now) is not None for meter in meters.values())
+        price = sum(meters[key].rate(now) or 0.0 for key in runs) + sum(meters[key].disk for key in exists)
+        cost = self._fees_usd
+        for key, meter in meters.items():
+            until = meter.expires if key in runs and key not in running else None
+            cost += meter.usd(min(now, until or now))
+        return Bill(
+            id=launch.id,
+            target=launch.target or "aws",
+            region=launch.region,
+            instance_type=launch.instance_type or "",
+            nodes=len(meters) if launch.nodes is None else launch.nodes,
+            began=self._launches[0].moment,
+            ended=self._ended,
+            cost_usd=round(cost, 2) if known else None,
+            price_usd_per_hour=round(price, 4) if known else None,
+            running=frozenset(runs),
+            stopped=frozenset(exists) - frozenset(runs),
+            settled=frozenset(key for key in exists if meters[key].since <= now - SETTLES),
+        )
+
+
+def account(rows: Iterable[Row], now: datetime, *, running: Collection[str] = ()) -> Bill | None:
+    """Return the bill of a ledger, as `Account.bill`."""
+    read = Account()
+    for row in rows:
+        read.read(row)
+    return read.bill(now, running=running)
 
 
 def cost_until(rows: Sequence[Row], moment: datetime) -> float:
