@@ -154,7 +154,7 @@ class Cluster:
 
     def jobs(self) -> "list[Job]":
         """Return the jobs that the nodes know, oldest first. Raises NotFoundError, NodeError, CloudError."""
-        from awsddp.job.registry import known_jobs
+        from awsddp.job.reported import known_jobs
         from awsddp.session.connect import preconnected_cluster
 
         with advising(self.session), preconnected_cluster(self.session) as found:
@@ -165,7 +165,7 @@ class Cluster:
 
         Raises UsageError, NotFoundError.
         """
-        from awsddp.job.registry import job_now
+        from awsddp.job.reported import job_now
 
         with advising(self.session):
             return Job(self, job_now(self.session, name).job)
@@ -369,7 +369,7 @@ class Job:
 
     def record(self) -> JobRecord:
         """Return what is known of the job now. Raises NotFoundError, NodeError, CloudError."""
-        from awsddp.job.registry import job_now
+        from awsddp.job.reported import job_now
 
         with advising(self.cluster.session):
             return job_now(self.cluster.session, self.name)

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 from awsddp.cluster.fetch_unfetched import fetch_all
 from awsddp.errors import ConfigError, LeftoverError, NodeError, NoRegion, UsageError
-from awsddp.job.registry import jobs_of
+from awsddp.job.registry import JobRegistry
 from awsddp.job.save_to_s3 import abort
 from awsddp.model.billing import Bill
 from awsddp.model.documents import DownDocument
@@ -16,7 +16,6 @@ from awsddp.session.connect import OFF
 from awsddp.session.context import LocatedCluster, Session
 from awsddp.session.cost import bill_of
 from awsddp.session.locate import end, find_cluster, machines, refuse_sessions, wait_until_launches_show
-from awsddp.state import living
 from awsddp.storage.results_dir import is_fetched, is_home, is_owed
 from awsddp.storage.saved_job import in_bucket
 from awsddp.util import format
@@ -152,7 +151,7 @@ def _is_held(listed: Listed, job: JobRecord) -> bool:
 
 def _what_ends(cluster: LocatedCluster, listed: Listed, *, discard: bool) -> str:
     question = [f"Cluster {listed.name}: {machines(cluster, listed)}{_made(listed)} will be terminated."]
-    jobs = [one.job for one in jobs_of(cluster.session, living(cluster.session.folder))]
+    jobs = [one.job for one in JobRegistry(cluster.session).own]
     for job in jobs:
         if job.state in ACTIVE and is_owed(cluster.session, listed.unfetched, job):
             waits = job.state == "waiting"
@@ -173,7 +172,7 @@ def _made(cluster: Listed) -> str:
 
 
 def _forget(cluster: LocatedCluster, cluster_id: str) -> None:
-    abort(cluster, [one.job for one in jobs_of(cluster.session, living(cluster.session.folder))])
+    abort(cluster, [one.job for one in JobRegistry(cluster.session).own])
     try:
         cluster.session.folder.retire(cluster_id)
     except ConfigError as error:

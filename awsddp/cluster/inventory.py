@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from awsddp.cluster.status import cluster_document
 from awsddp.errors import CloudError, LeftoverError, LocalCloudError, NoRegion
-from awsddp.job.registry import all_jobs, jobs_of
+from awsddp.job.registry import JobRegistry
 from awsddp.local import client as local
 from awsddp.model.documents import FoundCluster, HomeDocument, KnownCluster, KnownJob, Orphans
 from awsddp.model.records import Listed, Target, widened
@@ -197,6 +197,7 @@ def home(session: Session) -> HomeDocument:
 
     No requests are sent: a cluster may have ended since, which `status` shows.
     """
+    registry = JobRegistry(session)
     clusters = [
         widened(
             KnownCluster,
@@ -207,12 +208,12 @@ def home(session: Session) -> HomeDocument:
             price_usd_per_hour=bill.price_usd_per_hour if (bill := past.bill) else None,
             expires=str(format.iso(record.expires)),
             expired=record.expires < datetime.now(UTC),
-            jobs=tuple(KnownJob(job=one.job.job, state=one.job.state) for one in jobs_of(session, past)),
+            jobs=tuple(KnownJob(job=one.job.job, state=one.job.state) for one in registry.of_cluster(past)),
         )
         for past in pasts(session.home)
         if (record := past.record) is not None
     ]
-    jobs = () if clusters else all_jobs(session)
+    jobs = () if clusters else registry.jobs
     return HomeDocument(
         clusters=tuple(clusters),
         local_cloud=local.runs(session.home),

@@ -8,21 +8,19 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 from awsddp.errors import AwsddpError
-from awsddp.job.registry import jobs_of
+from awsddp.job.registry import JobRegistry
 from awsddp.job.release import release_saved, release_unbegun
 from awsddp.model import cluster_state
 from awsddp.model.documents import (
     ClusterDocument,
     NodeState,
-    SeenJob,
 )
 from awsddp.model.records import ACTIVE, MORE, JobRecord, Listed, widened
 from awsddp.session.connect import connect, reachable, told_jobs
 from awsddp.session.context import ConnectedCluster, LocatedCluster, Session
 from awsddp.session.cost import bill_of
 from awsddp.session.locate import find_cluster, refuse_sessions
-from awsddp.state import Record, living
-from awsddp.storage.results_dir import is_fetched
+from awsddp.state import Record
 from awsddp.util import format
 
 ASK_S = 5.0
@@ -133,26 +131,13 @@ def cluster_document(cluster: LocatedCluster, told: Collection[JobRecord] = ()) 
             )
             for node in nodes
         ),
-        jobs=_jobs_of(cluster.session, record, told) if record else (),
+        jobs=tuple(one.seen() for one in JobRegistry(cluster.session, told).own) if record else (),
         price_usd_per_hour=bill.price_usd_per_hour if bill else None,
         cost_usd=bill.cost_usd if bill else None,
         budget_usd=record.asked.get("cluster.budget_usd") if record else None,
         expires=format.iso(expires),
         idle=record.idle or None if record and nodes else None,
         looked=cluster.searched,
-    )
-
-
-def _jobs_of(session: Session, record: Record, told: Collection[JobRecord]) -> tuple[SeenJob, ...]:
-    return tuple(
-        widened(
-            SeenJob,
-            one.job,
-            last_seen=format.iso(record.seen.get(one.job.job)),
-            fetched=is_fetched(one.folder, one.job),
-            reported=one.reported,
-        )
-        for one in jobs_of(session, living(session.folder), told)
     )
 
 

@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 
 from awsddp.errors import NotFoundError
-from awsddp.job.registry import choose_job, full_name, refuse_unbegun
+from awsddp.job.registry import JobRegistry
 from awsddp.job.release import release_unbegun
+from awsddp.job.reported import choose_job, refuse_unbegun
 from awsddp.model.documents import JobDocument
 from awsddp.model.records import ACTIVE, JobRecord
 from awsddp.session.connect import connect_reachable, preconnected_cluster, say_missing, told_jobs
@@ -14,7 +15,7 @@ from awsddp.storage.results_dir import job_result
 
 
 def cancel(session: Session, *, job: str | None = None) -> JobDocument:
-    """End a job (`full_name`; the last that runs by default) and return it as the `train` document.
+    """End a job (`JobRegistry.name`; the last that runs by default) and return it as the `train` document.
 
     A job that has ended is returned as it is. Results stay on the nodes until they are fetched. Unreachable
     nodes are named; the others end the job. Raises NotFoundError for an unknown job, or if none runs; NoNodes
@@ -36,10 +37,10 @@ def cancel_jobs(session: Session, names: Sequence[str]) -> list[JobDocument]:
         running = [one for one in active if one.state == "running"]
         if not (active if "all" in names else running) and ("all" in names or set(names) <= {"last"}):
             raise NotFoundError("no job is running on this cluster", "", "awsddp jobs   # ended jobs")
-        chosen = list(active) if "all" in names else []
+        chosen, registry = list(active) if "all" in names else [], JobRegistry(session, jobs)
         for text in names or ("last",):
             if text != "all":
-                name = full_name(session, text, (one.job for one in jobs))
+                name = registry.name(text)
                 refuse_unbegun(name, unbegun)
                 chosen.append(choose_job(running if name is None else jobs, name))
         documents = []

@@ -3,7 +3,7 @@
 from os.path import normpath
 
 from awsddp.errors import ConfigError
-from awsddp.job.registry import all_jobs, full_name
+from awsddp.job.registry import JobRegistry
 from awsddp.session.context import Session
 from awsddp.storage.checkpoints import Checkpoint, newest_checkpoint
 from awsddp.storage.results_dir import saved_job
@@ -18,7 +18,7 @@ def checkpoint_of(session: Session) -> Checkpoint | None:
     asked = session.job_spec.job.resume
     if is_saved(asked):
         return _saved_checkpoint(session, asked)
-    job = full_name(session, asked) or _last_job(session)
+    job = JobRegistry(session).name(asked) or _last_job(session)
     checkpoint = newest_checkpoint(session.results / job)
     kept = saved_job(session.results / job)
     if checkpoint is None and kept is not None and kept.save_to is not None:
@@ -43,7 +43,7 @@ def _last_job(session: Session) -> str:
     Raises ConfigError.
     """
     script, here = session.job_spec.job.script, session.results.absolute()
-    for one in reversed(all_jobs(session)):
+    for one in reversed(JobRegistry(session).jobs):
         ran = one.job.script or ""
         is_same = is_bundled(ran) if script is None else normpath(ran) == normpath(script)
         if is_same and one.folder.parent == here and saved_job(one.folder) is not None:

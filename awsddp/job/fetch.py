@@ -18,7 +18,8 @@ from awsddp.agent.manifest import digest
 from awsddp.agent_client.calls import answers_of
 from awsddp.agent_client.job_reports import encode
 from awsddp.errors import AwsddpError, Interrupted, NodeError, NotFoundError
-from awsddp.job.registry import find_job, full_name, jobs_of, known_jobs, told_job
+from awsddp.job.registry import JobRegistry
+from awsddp.job.reported import known_jobs, told_job
 from awsddp.job.save_to_s3 import abort, wait_until_saved
 from awsddp.model.documents import FetchDocument, NodeFiles
 from awsddp.model.events import Event
@@ -31,7 +32,7 @@ from awsddp.session.cost import note_fetched
 from awsddp.session.locate import find_cluster
 from awsddp.session.next_steps import advising
 from awsddp.settings.values import size_of
-from awsddp.state import TAGS_S, living
+from awsddp.state import TAGS_S
 from awsddp.storage.excludes import exclude_patterns
 from awsddp.storage.local_names import begins, name_at_home, over_limit
 from awsddp.storage.results_dir import draw_loss, older_jobs, refuse_another, still_missing, whole_at_home
@@ -60,7 +61,7 @@ def fetch(
     anew: bool = False,
     start: Callable[[], object],
 ) -> FetchDocument:
-    """Fetch the results of a job (`full_name`; the last by default), and return the `fetch` document.
+    """Fetch the results of a job (`JobRegistry.name`; the last by default), and return the `fetch` document.
 
     Results that are here already need no node, unless `anew`. Nodes that stopped with results are started
     by `start` (it raises to refuse); the document then has `started`; but what is all in S3, or has no node
@@ -70,11 +71,11 @@ def fetch(
     """
     if is_saved(job):
         return _fetch_saved(session, job)
-    job = full_name(session, job)
+    job = JobRegistry(session).name(job)
     try:
         return _fetch(session, job, anew)
     except (NotFoundError, NoNodes) as error:
-        known = None if anew else find_job(session, job)
+        known = None if anew else JobRegistry(session).find(job)
         saved = known and known.job.save_to and f"{known.job.save_to}/{known.job.job}"
         if known and saved and (isinstance(error, NotFoundError) or in_bucket(session, known.job)):
             session.say(f"{error.message}: fetching {saved}")
@@ -85,7 +86,7 @@ def fetch(
         if not stopped or not {job, MORE} & {None, *stopped}:
             raise
     except NodesFailed as error:  # another client may have ended them meanwhile
-        known = find_job(session, job)
+        known = JobRegistry(session).find(job)
         if known and in_bucket(session, known.job):
             saved = f"{known.job.save_to}/{known.job.job}"
             session.say(f"{error.message}: fetching {saved}")
@@ -156,7 +157,7 @@ def _fetch_saved(session: Session, uri: str) -> FetchDocument:
 
 
 def _fetch(session: Session, job: str | None, anew: bool) -> FetchDocument:
-    last = job or next((one.job.job for one in reversed(jobs_of(session, living(session.folder)))), None)
+    last = job or next((one.job.job for one in reversed(JobRegistry(session).own)), None)
     kept = whole_at_home(session, last) if last is not None and not anew else None
     try:
         with preconnected_cluster(session) as cluster:

@@ -17,7 +17,7 @@ from awsddp.errors import AwsddpError, Interrupted, LetGo, NodeError
 from awsddp.job.cancel import end_ranks
 from awsddp.job.explain import explained
 from awsddp.job.fetch import MANIFEST_S, bring, manifest_request
-from awsddp.job.registry import choose_job
+from awsddp.job.reported import choose_job
 from awsddp.model.documents import JobDocument
 from awsddp.model.events import Event
 from awsddp.model.node_answers import ResultFile

@@ -5,7 +5,8 @@ from dataclasses import replace
 from datetime import datetime
 
 from awsddp.errors import AwsddpError, ConfigError, NoRegion, NotFoundError
-from awsddp.job.registry import all_jobs, known_job, known_jobs
+from awsddp.job.registry import JobRegistry
+from awsddp.job.reported import known_jobs
 from awsddp.model import billing
 from awsddp.model.billing import Bill
 from awsddp.model.documents import CostedCluster, JobsDocument
@@ -26,14 +27,14 @@ def jobs_document(
     *,
     since: datetime | None = None,
 ) -> JobsDocument:
-    """Return the `jobs` document, of the jobs of these `names` (`full_name`) alone where there are some.
+    """Return the `jobs` document, of the jobs of these `names` alone where there are some.
 
     With `since` jobs and clusters that ended before are left out, and so is what clusters cost before.
     `reported` are the jobs as the cluster's nodes have just told them, `bill` is the cluster's account, where
     AWS has just been asked for it. Raises NotFoundError, UsageError.
     """
-    known = all_jobs(session, reported)
-    chosen = [known_job(session, name, known) for name in names] if names else known
+    registry = JobRegistry(session, reported)
+    chosen = [registry.require(name) for name in names] if names else registry.jobs
     chosen = [one for one in chosen if not _was_before(one.job.ended, since)]
     clusters = []
     for past in pasts(session.home):
@@ -42,7 +43,9 @@ def jobs_document(
             if since is not None and account.cost_usd is not None:
                 earlier = billing.cost_until(past.rows, since)
                 account = replace(account, cost_usd=round(max(0.0, account.cost_usd - earlier), 2))
-            used = sum(one.job_usd or 0.0 for one in known if one.past and one.past.folder == past.folder)
+            used = sum(
+                one.job_usd or 0.0 for one in registry.jobs if one.past and one.past.folder == past.folder
+            )
             idle = None if account.cost_usd is None or since else round(max(0.0, account.cost_usd - used), 2)
             costed = widened(
                 CostedCluster,
@@ -65,7 +68,7 @@ def jobs_document(
 def jobs_of_all(
     session: Session, names: Sequence[str] = (), *, since: datetime | None = None
 ) -> JobsDocument:
-    """Return the jobs of these `names` (`full_name`), or all, the oldest first, and what they cost (`since`).
+    """Return the jobs of these `names`, or all, the oldest first, and what they cost (`since`).
 
     All are those of this machine's clusters, and the nodes' own. Unreachable nodes are named, as is a cluster
     that has ended. Raises what keeps the nodes from an answer, with the document as its `result`;

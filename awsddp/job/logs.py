@@ -5,7 +5,8 @@ from collections.abc import Callable, Collection
 from awsddp.agent_client.logs import last_lines
 from awsddp.errors import NotFoundError
 from awsddp.job.follow import Watch, finish, merger_of, nodes_by_rank
-from awsddp.job.registry import find_job, full_name, told_job
+from awsddp.job.registry import JobRegistry
+from awsddp.job.reported import told_job
 from awsddp.model.documents import JobDocument
 from awsddp.model.records import ACTIVE, JobRecord
 from awsddp.session.connect import NoNodes, connect_reachable, preconnected_cluster
@@ -25,7 +26,7 @@ def logs(
     last: int | None = None,
     on_lines: Callable[[bytes], None],
 ) -> JobDocument:
-    """Show the lines of a job (`full_name`), of these `ranks` (none: all), and return the `train` document.
+    """Show the lines of a job, of these `ranks` (none: all), and return the `train` document.
 
     `last` shows only so many of the lines so far. With `follow` to the job's end; then its results are
     fetched. A fetched job needs no node; a part that is missing is shown from the nodes that are reachable.
@@ -33,7 +34,7 @@ def logs(
     raises. An interrupt gets a note on what becomes of the job.
     """
     kept = brought(session, job)[0] if is_saved(job) else None
-    job = kept.job if kept else full_name(session, job)
+    job = kept.job if kept else JobRegistry(session).name(job)
     if kept or (job is not None and (kept := whole_at_home(session, job))):
         return _replay(session, kept, ranks, last, on_lines)
     try:
@@ -65,7 +66,7 @@ def logs(
             session.folder.remember(chosen)
             return job_result(session, chosen)
     except (NotFoundError, NoNodes) as error:
-        found = find_job(session, job)
+        found = JobRegistry(session).find(job)
         if found is None or saved_job(folder := session.results / found.job.job) is None:
             raise
         session.say(f"{error.message}; job {found.job.job} is shown from {folder}")

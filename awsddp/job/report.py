@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from awsddp.agent_client import job_reports
-from awsddp.job.registry import FoundJob, known_job
+from awsddp.job.registry import JobRegistry, JobView
 from awsddp.model.documents import JobReport
 from awsddp.model.node_answers import OURS
 from awsddp.model.records import JobRecord, RankUsage, widened
@@ -33,7 +33,7 @@ def write_report(session: Session, *, job: str | None = None) -> JobReport:
     """
     from awsddp.job import report_page
 
-    chosen = known_job(session, job)
+    chosen = JobRegistry(session).require(job)
     target = (chosen.folder / PAGE).absolute()
     rows = list(_rows(chosen))
     found = _page_of(session, chosen, rows, target)
@@ -41,7 +41,7 @@ def write_report(session: Session, *, job: str | None = None) -> JobReport:
     return found
 
 
-def _page_of(session: Session, found: FoundJob, rows: Sequence[Mapping[str, Any]], file: Path) -> JobReport:
+def _page_of(session: Session, found: JobView, rows: Sequence[Mapping[str, Any]], file: Path) -> JobReport:
     """Return a job as the `report` document; `file` is its page."""
     from awsddp.job import report_page
 
@@ -61,14 +61,14 @@ def _page_of(session: Session, found: FoundJob, rows: Sequence[Mapping[str, Any]
     )
 
 
-def _rows(found: FoundJob) -> Iterator[dict[str, Any]]:
+def _rows(found: JobView) -> Iterator[dict[str, Any]]:
     """Yield what the ranks wrote down; a row that names no rank is of the first one of its node."""
     for node, ranks in ranks_of(found.job).items():
         for row in loss_rows(found.folder, node):
             yield {"rank": ranks[0]} | row
 
 
-def _usage(found: FoundJob) -> tuple[RankUsage, ...]:
+def _usage(found: JobView) -> tuple[RankUsage, ...]:
     """Return what the ranks used when their nodes last sampled it."""
     used: list[RankUsage] = []
     for node, ranks in ranks_of(found.job).items():

@@ -18,7 +18,7 @@ from awsddp.agent.s3.store import Place
 from awsddp.agent_client.calls import NameTaken
 from awsddp.agent_client.program import UPLOADER, node_program
 from awsddp.errors import AwsddpError, CloudError, ConfigError
-from awsddp.job.registry import choose_job
+from awsddp.job.reported import choose_job
 from awsddp.model.events import Event
 from awsddp.model.node_answers import Tried
 from awsddp.model.records import JobRecord, Target

@@ -20,7 +20,7 @@ from awsddp.errors import AwsddpError, InUse, NotFoundError
 from awsddp.job.cancel import end_ranks
 from awsddp.job.environment import ensure_environment
 from awsddp.job.job_names import TRIES, next_job_name
-from awsddp.job.registry import full_name
+from awsddp.job.registry import JobRegistry
 from awsddp.job.release import owner, release_unknown
 from awsddp.job.save_to_s3 import claim
 from awsddp.job.script import commit_of
@@ -237,7 +237,7 @@ def awaited(session: Session, answers: Mapping[int, Slots]) -> tuple[str, ...]:
         return ()
     known = list(dict.fromkeys(job for told in answers.values() for job in told.jobs))
     if asked != "all":
-        asked = full_name(session, asked, known) or (known[-1] if known else "last")
+        asked = JobRegistry(session).name(asked, told=known) or (known[-1] if known else "last")
     if asked not in (*known, "all"):
         raise NotFoundError(
             f"no job {asked} on the nodes of this one",

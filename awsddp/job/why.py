@@ -13,7 +13,8 @@ from awsddp.agent.diagnosis.stacks import DUMP, read_stacks
 from awsddp.agent.messages import plain
 from awsddp.agent_client.calls import answers_of
 from awsddp.errors import AwsddpError
-from awsddp.job.registry import find_job, told_job
+from awsddp.job.registry import JobRegistry
+from awsddp.job.reported import told_job
 from awsddp.model.documents import WhyDocument
 from awsddp.model.node_answers import Stacks, read_answer
 from awsddp.model.records import ACTIVE, JobRecord
@@ -32,7 +33,7 @@ def why(session: Session, job: str | None = None) -> WhyDocument:
     Of a job that does not run: its end as `result`, and where its ranks were, if that was written. Raises
     NotFoundError, NodeError.
     """
-    known = find_job(session, job)
+    known = JobRegistry(session).find(job)
     if known is not None and (is_saved(job) or known.job.state not in ACTIVE):
         return _ended(session, known.job, known.folder)
     with preconnected_cluster(session) as cluster, connect_reachable(cluster) as connected:

@@ -1,0 +1,86 @@
+"""The jobs that the nodes of a cluster know: one by its name, or all."""
+
+import difflib
+from collections.abc import Collection, Sequence
+
+from awsddp.errors import NodeError, NotFoundError
+from awsddp.job.registry import NEWEST, JobRegistry
+from awsddp.job.release import release_saved, release_unbegun
+from awsddp.model.records import ACTIVE, JobRecord
+from awsddp.session.connect import connect_reachable, preconnected_cluster, say_missing, told_jobs
+from awsddp.session.context import ConnectedCluster, LocatedCluster, Session
+from awsddp.storage.results_dir import missing
+
+
+def told_job(connected: ConnectedCluster, text: str | None, *, ran: bool = False) -> JobRecord:
+    """Return a job (`JobRegistry.name`), or the last one, as the nodes that answer know it.
+
+    The last one that runs, or else has run, comes first where `ran` is wanted and no name is given.
+    Raises UsageError, NotFoundError, and NodeError for one that is remembered and whose nodes are missing.
+    """
+    jobs = told_jobs(connected, partial=True)
+    unbegun = release_unbegun(connected, jobs)
+    name = JobRegistry(connected.session, jobs).name(text)
+    refuse_unbegun(name, unbegun)
+    if ran and name is None:
+        running = tuple(job for job in jobs if job.state == "running")
+        jobs = running or tuple(job for job in jobs if job.state != "waiting") or jobs
+    try:
+        return choose_job(jobs, name)
+    except NotFoundError:
+        remembered = [job for job in connected.cluster.record.jobs if job.job == name and job.nodes]
+        for job in remembered:
+            why = "\n".join(missing(connected, job).values())
+            raise NodeError(f"no reachable node knows job {name}", why, "awsddp jobs") from None
+        raise
+
+
+def refuse_unbegun(name: str | None, unbegun: Collection[str]) -> None:
+    """Raise NotFoundError for a job that was never launched."""
+    if name in unbegun:
+        why = "the command that was to start it ended before its nodes heard of it"
+        raise NotFoundError(
+            f"job {name} never began", why, f"awsddp train --name {name} SCRIPT   # its name is free"
+        )
+
+
+def choose_job(jobs: Sequence[JobRecord], name: str | None) -> JobRecord:
+    """Return the job of this name, or the last one. Raises NotFoundError."""
+    chosen = next((job for job in reversed(jobs) if name in (None, job.job)), None)
+    if chosen is None:
+        why, advice = "no jobs on this cluster yet", "awsddp train"
+        if jobs:
+            names = ", ".join(job.job for job in jobs[-NEWEST:])
+            why, advice = f"the newest jobs: {names}", "awsddp jobs   # all of them"
+            if near := difflib.get_close_matches(name or "", [job.job for job in jobs], n=1):
+                advice = f"did you mean {near[0]}?\n{advice}"
+        raise NotFoundError(f"no job {name}" if name else "no job", why, advice)
+    return chosen
+
+
+def known_jobs(cluster: LocatedCluster) -> tuple[JobRecord, ...]:
+    """Return every job that the nodes know, oldest first.
+
+    Unreachable nodes are named. Raises NotFoundError, and NoNodes if no node is reachable.
+    """
+    with connect_reachable(cluster) as connected:
+        known = told_jobs(connected, partial=True)
+        say_missing(connected)
+        cluster.session.folder.remember(*known)
+        release_saved(connected, known)
+        release_unbegun(connected, known)
+        return known
+
+
+def job_now(session: Session, text: str) -> JobRecord:
+    """Return a job (`JobRegistry.name`) as it is now: by what this machine knows if it has ended, else by its
+    nodes.
+
+    Raises UsageError, NotFoundError, NodeError, CloudError.
+    """
+    found = JobRegistry(session).find(text)
+    if found is not None and found.job.state not in ACTIVE:
+        return found.job
+    with preconnected_cluster(session) as cluster:
+        jobs = known_jobs(cluster)
+        return choose_job(jobs, JobRegistry(session, jobs).name(text))
