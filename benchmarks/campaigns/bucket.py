@@ -51,9 +51,9 @@ from awsddp.agent_client.job_reports import encode
 from awsddp.errors import AwsddpError
 from awsddp.model.records import JobNode, JobRecord, Target
 from awsddp.nodes.download import VERSIONS
-from awsddp.session.context import Cluster
+from awsddp.session.context import Session
 from awsddp.settings.loader import load
-from awsddp.state import Folder, Record
+from awsddp.state import Record
 from awsddp.storage.saved_job import Saved, in_bucket, signing_secret
 from benchmarks.campaigns._campaign import Row, arguments, campaign
 from benchmarks.campaigns.cuts import records
@@ -237,11 +237,12 @@ class Client:
         self.where = Place(bucket.name, f"runs/{JOB}")
         project = top / "project"
         project.mkdir(parents=True)
-        spec, job = load("default", overrides={"sync.workdir": str(project)}, environ={})
-        folder = Folder(top / "home", "default")
         self.said: list[str] = []
-        self.cluster = Cluster().but(
-            spec=spec, job_spec=job, folder=folder, on_event=lambda event: self.said.append(event.text)
+        self.session = Session(
+            name="default",
+            home=top / "home",
+            settings=load("default", overrides={"sync.workdir": str(project)}, environ={}),
+            on_event=lambda event: self.said.append(event.text),
         )
         machines = tuple(JobNode(node=node, instance_id=f"i-{node}") for node in range(nodes))
         of_job = {"job": JOB, "state": "running", "cause": None, "ranks": (), "home": f"runs/{JOB}"}
@@ -255,21 +256,21 @@ class Client:
         info, now = self.bucket.cloud.info, datetime.now(UTC)
         keys = {"access_key_id": info.access_key_id, "secret_access_key": info.secret_access_key}
         target = Target(name="aws", region=info.region, endpoint=info.endpoint, **keys)
-        self.cluster.folder.path.mkdir(parents=True)
-        self.cluster.folder.key.write_text("the cluster's key")
+        self.session.folder.path.mkdir(parents=True)
+        self.session.folder.key.write_text("the cluster's key")
         made = {"id": "c", "owner": "o", "target": target, "created": now, "expires": now}
         more = {"instance_type": "t", "nodes": 1, "gpus_per_node": 1, "pretended": False, "ssh_user": "u"}
-        self.cluster.folder.write(Record(**made, **more, jobs=(self.job,)))
+        self.session.folder.write(Record(**made, **more, jobs=(self.job,)))
 
     @property
     def folder(self) -> Path:
         """Where the results come."""
-        return self.cluster.results / JOB
+        return self.session.results / JOB
 
     def read(self) -> bool:
         """Bring the job; tell whether all of it came, by awsddp's own word."""
         try:
-            Saved(self.cluster, self.store, self.where).bring(whole=True)
+            Saved(self.session, self.store, self.where).bring(whole=True)
         except AwsddpError:
             self.refused += 1
             return False
@@ -287,9 +288,9 @@ class Client:
 
     def check_outside(self) -> None:
         """Raise AssertionError where anything was written outside the folder of the job."""
-        project = self.cluster.results.parent
-        found = {*project.iterdir(), *self.cluster.results.glob("*")}
-        assert found <= {self.cluster.results, self.folder}, f"written outside: {found}"
+        project = self.session.results.parent
+        found = {*project.iterdir(), *self.session.results.glob("*")}
+        assert found <= {self.session.results, self.folder}, f"written outside: {found}"
         assert {path.name for path in self.top.iterdir()} <= {"project", "home"}, "written outside"
 
     @contextlib.contextmanager
@@ -504,7 +505,7 @@ class History:
     def check_release(self) -> None:
         """Raise AssertionError where nodes would be released whose results S3 does not hold."""
         client = self.clients[0]
-        if in_bucket(client.cluster, client.job):
+        if in_bucket(client.session, client.job):
             assert not self.job.savers, "the nodes may go while they save"
             assert self.job.is_in_bucket(self.job.files()), "the nodes may go, and S3 lacks results"
 
@@ -545,7 +546,7 @@ class History:
             )
             assert fresh.read(), f"not all was brought: {fresh.said}"
             assert fresh.files() == files, "another thing was brought"
-        assert in_bucket(keyed.cluster, keyed.job) or (keyed.folder / "foreign").exists(), keyed.said
+        assert in_bucket(keyed.session, keyed.job) or (keyed.folder / "foreign").exists(), keyed.said
 
 
 def hostile(*acts: str) -> Callable[[History], None]:
@@ -720,7 +721,7 @@ def run(cloud: Cloud, number: int, dice: random.Random) -> Row:
             Client(Path(top, "keyed"), bucket, has_key=True, nodes=nodes),
             Client(Path(top, "keyless"), bucket, has_key=False, nodes=nodes),
         )
-        keyed = clients[0].cluster
+        keyed = clients[0].session
         job = Job(bucket, dice, signing_secret(keyed, JOB), nodes=nodes)
         writer = Writer(job, lambda name: signing_secret(keyed, name))
         history = History(job, writer, clients, Path(top), row)

@@ -25,6 +25,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -55,7 +56,7 @@ from awsddp.nodes.fleet import Fleet, Result
 from awsddp.nodes.login import Endpoint, Login
 from awsddp.nodes.node_failures import NodeFailure
 from awsddp.session.connect import told_jobs
-from awsddp.session.context import Cluster
+from awsddp.session.context import ConnectedCluster, LocatedCluster, Session
 from awsddp.settings.loader import load
 from awsddp.state import Folder, Record
 from awsddp.storage.results_dir import job_result
@@ -585,24 +586,23 @@ def _faked(drawn: Drawn) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _found(cluster: Cluster) -> Iterator[None]:
-    """Let a verb find this cluster, and be connected to its nodes."""
+def _found(connected: ConnectedCluster) -> Iterator[None]:
+    """Let `why` find this cluster, and be connected to its nodes."""
+    found, reached = contextlib.nullcontext(connected.cluster), contextlib.nullcontext(connected)
     with (
-        mock.patch.object(Cluster, "partly_ready", lambda _: contextlib.nullcontext(cluster)),
-        mock.patch(
-            "awsddp.job.registry.connect_reachable", lambda _: contextlib.nullcontext(cluster.connections)
-        ),
+        mock.patch("awsddp.job.why.preconnected_cluster", lambda _: found),
+        mock.patch("awsddp.job.why.connect_reachable", lambda _: reached),
     ):
         yield
 
 
 def _command(home: Home, drawn: Drawn, fleet: Any) -> int:
     """Do what a verb does with the nodes, and return its exit code."""
-    spec, job_spec = load(
+    settings = load(
         "default", environ={}, overrides={"sync.workdir": str(home.project), "job.heartbeat_timeout": "5s"}
     )
     screen = Screen(Globals())
-    ctx = Cluster().but(spec=spec, job_spec=job_spec, folder=home.folder, on_event=screen.event)
+    session = Session(name=home.folder.name, home=home.folder.root, settings=settings, on_event=screen.event)
     record = home.folder.read()
     assert record is not None
     machine: dict[str, Any] = {"state": "running", "instance_type": "x", "zone": "a", "image_id": "ami"}
@@ -610,7 +610,8 @@ def _command(home: Home, drawn: Drawn, fleet: Any) -> int:
         Node(node=node, instance_id=f"i-{node}", private_ip=f"10.0.0.{node}", **machine) for node in (0, 1)
     )
     aws: Any = object()
-    cluster = ctx.but(target=record.target, gateway=aws, known=record, nodes=nodes, connections=fleet)
+    cluster = LocatedCluster(session=session, target=record.target, gateway=aws, known=record, nodes=nodes)
+    connected = ConnectedCluster(cluster=cluster, fleet=fleet)
     name = JOB if drawn.named else None
     try:
         if drawn.verb == "prepare":
@@ -618,31 +619,31 @@ def _command(home: Home, drawn: Drawn, fleet: Any) -> int:
             provision.prepare(fleet, nodes)
             return 0
         if drawn.verb == "why":
-            with _found(cluster):
-                why_page(why(ctx, JOB))
+            with _found(connected):
+                why_page(why(session, JOB))
             return 0
-        jobs = told_jobs(cluster)
+        jobs = told_jobs(connected)
         if drawn.verb == "jobs":
             home.folder.remember(*jobs)
-            jobs_page(jobs_document(ctx, jobs), verbose=True)
+            jobs_page(jobs_document(session, jobs), verbose=True)
             return 0
         if drawn.verb == "status":
             home.folder.remember(*jobs)
             listed = Listed(**_LISTED, nodes=nodes)
             known = home.folder.read()
-            cluster_page(cluster_document(cluster.but(gateway=None, listed=listed, known=known)))
+            cluster_page(cluster_document(replace(cluster, gateway=None, listed=listed, known=known)))
             return 0
         job = choose_job(jobs, name)
         if drawn.verb == "cancel":
-            end_ranks(cluster, job.job)
+            end_ranks(connected, job.job)
         if drawn.verb == "logs":
             home.folder.remember(job)
-            merger = merger_of(ctx, job)
-            job = Watch(cluster, job, merger=merger, on_lines=screen.lines).run()
-        came = bring(cluster, job)
+            merger = merger_of(session, job)
+            job = Watch(connected, job, merger=merger, on_lines=screen.lines).run()
+        came = bring(connected, job)
         fetch_page(FetchDocument(nodes=in_order(came), job=job.job, home=job.home))
-        job_page(job_result(ctx, job))
-        report_page(report(ctx, job=job.job))
+        job_page(job_result(session, job))
+        report_page(report(session, job=job.job))
         return 0
     except AwsddpError as error:
         return failures.show(error)

@@ -14,7 +14,7 @@ import click
 import pytest
 from botocore.exceptions import EndpointConnectionError
 
-from awsddp.api.job import Job, JobFailed
+from awsddp.api.cluster import Cluster, Job, JobFailed
 from awsddp.aws.api_errors import translate
 from awsddp.cli import failures
 from awsddp.cli.command_line import WATCH, Globals, named
@@ -24,7 +24,7 @@ from awsddp.local import control
 from awsddp.model.records import JobRecord as JobRecord
 from awsddp.model.records import Prepared, Target, TargetName
 from awsddp.nodes.node_failures import NodeFailure
-from awsddp.session.context import Cluster
+from awsddp.session.context import Session
 from awsddp.session.next_steps import HAS_OPTION, advised, costs, interruption
 from awsddp.settings.loader import load, option_words
 from awsddp.settings.spec import OPTIONS
@@ -56,20 +56,17 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Folder]:
     monkeypatch.setenv("AWSDDP_HOME", str(tmp_path))
     monkeypatch.delenv("AWSDDP_CLUSTER", raising=False)
     made = Folder(tmp_path, "second")
-    spec, job = load("second", environ={})
-    context = Cluster().but(spec=spec, job_spec=job, folder=made, on_event=lambda _: None)
-    monkeypatch.setattr(WATCH, "cluster", context)
+    session = Session(name="second", home=tmp_path, settings=load("second", environ={}))
+    monkeypatch.setattr(WATCH, "session", session)
     yield made
 
 
 def asked(
     folder: Folder, local: bool = False, verb: Literal["train", "run"] = "train", **keys: object
-) -> Cluster:
-    """The context of a command line that sets these keys."""
-    spec, job = load(folder.name, environ={}, overrides=keys)
-    return Cluster().but(
-        spec=spec, job_spec=job, folder=folder, on_event=lambda _: None, local=local, verb=verb
-    )
+) -> Session:
+    """What is asked by a command line that sets these keys."""
+    settings = load(folder.name, environ={}, overrides=keys)
+    return Session(name=folder.name, home=folder.root, settings=settings, local=local, verb=verb)
 
 
 @pytest.mark.parametrize(
@@ -88,7 +85,7 @@ def test_a_command_carries_the_options_that_it_needs(
     folder: Folder, monkeypatch: pytest.MonkeyPatch, options: Globals, said: str
 ) -> None:
     monkeypatch.setattr(WATCH, "options", options)
-    monkeypatch.setattr(WATCH, "cluster", None)  # nothing of the verb is known yet
+    monkeypatch.setattr(WATCH, "session", None)  # nothing of the verb is known yet
     assert named("awsddp up   # continue") == said
     assert named("awsddp -c other-name up") == "awsddp -c other-name up"
 
@@ -215,10 +212,10 @@ def test_the_next_step_of_a_command_that_was_cut_is_that_command(
 ) -> None:
     job = JobRecord(job="one", state="running", cause=None, ranks=(), home="")
     folder.write(replace(RECORD, jobs=(job,)))
-    watch = WATCH.cluster
+    session = WATCH.session
 
     def cut(*_: object, **__: object) -> None:
-        WATCH.cluster = watch
+        WATCH.session = session
         raise LetGo(signal.SIGTERM)
 
     monkeypatch.setattr("awsddp.cli.invocation.specs", cut)

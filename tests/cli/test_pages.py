@@ -17,7 +17,6 @@ from awsddp.cli.plan_page import offers_page, plan_page
 from awsddp.model.documents import ExecDocument, JobDocument, NodeOutput, SeenJob
 from awsddp.model.records import JobState, Saving, widened
 from awsddp.plan.records import Facts
-from awsddp.session.context import Cluster
 from awsddp.state import Folder
 from awsddp.util.format import iso
 from tests.cli.test_advice import RECORD
@@ -98,7 +97,7 @@ def test_exec_of_nvidia_smi_in_a_rehearsal_says_that_gpus_are_simulated(
     monkeypatch.delenv("AWSDDP_CLUSTER", raising=False)
     Folder(tmp_path, "default").write(replace(RECORD, pretended=pretended))
     lacking = ExecDocument(nodes=(NodeOutput(node=0, exit_code=127, stdout="", stderr=""),))
-    monkeypatch.setattr(Cluster, "exec", lambda *_, **__: lacking)
+    monkeypatch.setattr("awsddp.cluster.remote.exec", lambda *_, **__: lacking)
     monkeypatch.setattr("sys.argv", ["awsddp", "exec", "nvidia-smi", *words])
     assert run(cli) == 1
     assert ("GPUs of a rehearsal are simulated" in " ".join(capsys.readouterr().err.split())) is pretended

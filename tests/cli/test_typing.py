@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from awsddp.agent_client.rank_layout import interpreter
+from awsddp.api.cluster import Cluster
 from awsddp.cli import failures
 from awsddp.cli.main import cli
 from awsddp.errors import AwsddpError
-from awsddp.session.context import Cluster
 from awsddp.settings.spec import KEYWORDS, JobSection, JobSpec, SyncSection
 
 

@@ -9,6 +9,7 @@ import threading
 import tracemalloc
 import uuid
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -22,10 +23,10 @@ from awsddp.job.fetch import fetch
 from awsddp.model.documents import NodeFiles
 from awsddp.model.events import Event
 from awsddp.model.records import JobNode, JobRecord, Target
-from awsddp.session.context import Cluster
+from awsddp.session.context import Session
 from awsddp.session.locate import target_for
 from awsddp.settings.loader import load
-from awsddp.state import Folder, Record
+from awsddp.state import Record
 from awsddp.storage.results_dir import is_fetched, saved_job
 from awsddp.storage.saved_job import Changing, Saved, in_bucket, signing_secret, store_at
 from awsddp.storage.saved_lists import Lists
@@ -48,10 +49,11 @@ class Shelf:
         self.store, self.s3, self.home = store, store.client, home
         self.where = Place(f"saved-{uuid.uuid4().hex}", "runs of mine/first")
         self.s3.create_bucket(Bucket=self.where.bucket)
-        spec, job = load("default", overrides={"sync.workdir": str(home / "project")}, environ={})
-        folder = Folder(home / "home", "default")
+        settings = load("default", overrides={"sync.workdir": str(home / "project")}, environ={})
         self.said: list[Event] = []
-        self.cluster = Cluster().but(spec=spec, job_spec=job, folder=folder, on_event=self.said.append)
+        self.session = Session(
+            name="default", home=home / "home", settings=settings, on_event=self.said.append
+        )
 
     def put(self, name: str, body: bytes) -> None:
         self.s3.put_object(Bucket=self.where.bucket, Key=self.where.key(name), Body=body)
@@ -59,7 +61,7 @@ class Shelf:
     def read(self) -> dict[int, NodeFiles]:
         """Read all of the job, and its checkpoint."""
         with translated(Target(name="local"), where=str(self.where)):
-            saved = Saved(self.cluster, self.store, self.where)
+            saved = Saved(self.session, self.store, self.where)
             if saved._index.checkpoint is not None:
                 saved.checkpoint()
             return saved.bring(whole=True)
@@ -81,7 +83,7 @@ class Shelf:
     @property
     def folder(self) -> Path:
         """Where the results come."""
-        return self.cluster.results / "first"
+        return self.session.results / "first"
 
     @property
     def files(self) -> dict[str, bytes]:
@@ -230,7 +232,7 @@ def test_what_nodes_wrote_is_read(shelf: Shelf, monkeypatch: pytest.MonkeyPatch)
     latin1 = {"node1/\udcff": b"3", "logs/rank1.log": b"a log of several parts"}
     assert shelf.files == files | latin1
     assert (shelf.folder / "node0/latest").resolve() == shelf.folder / "node0/run"
-    saved = Saved(shelf.cluster, shelf.store, shelf.where)
+    saved = Saved(shelf.session, shelf.store, shelf.where)
     assert is_fetched(shelf.folder, saved.job)
     saved.bring(whole=False)
     assert is_fetched(shelf.folder, saved.job), "who reads logs later says nothing else"
@@ -313,21 +315,21 @@ def knows(
     shelf: Shelf, save_to: str, target: Target | None = None, *, nodes: tuple[JobNode, ...] = ()
 ) -> None:
     """Have this machine the cluster's key, and know the job."""
-    shelf.cluster.folder.path.mkdir(parents=True)
-    shelf.cluster.folder.key.write_text("the cluster's key")
+    shelf.session.folder.path.mkdir(parents=True)
+    shelf.session.folder.key.write_text("the cluster's key")
     of_job = {"job": "first", "state": "running", "cause": None, "ranks": (), "home": "runs/first"}
     job = JobRecord(**of_job, save_to=save_to, nodes=nodes)
     now = datetime.now(UTC)
     of_cluster: dict[str, Any] = {"id": "c", "owner": "o", "created": now, "expires": now}
     of_cluster["target"] = target or Target(name="local")
     more = {"instance_type": "t", "nodes": 1, "gpus_per_node": 1, "pretended": False, "ssh_user": "u"}
-    shelf.cluster.folder.write(Record(**of_cluster, **more, jobs=(job,)))
+    shelf.session.folder.write(Record(**of_cluster, **more, jobs=(job,)))
 
 
 def test_who_has_the_clusters_key_believes_what_its_nodes_signed_and_nothing_else(shelf: Shelf) -> None:
     knows(shelf, f"s3://{shelf.where.bucket}/runs of mine/")
     made = job_of_one_file()
-    made.secret = signing_secret(shelf.cluster, "first")
+    made.secret = signing_secret(shelf.session, "first")
     made.put(shelf.store, shelf.where)
     assert shelf.read()[0].files == 1
     for secret, put_again in ((None, JOB), ("0" * 64, JOB), (None, NODE), (made.secret, None)):
@@ -345,7 +347,7 @@ def test_who_has_the_clusters_key_believes_what_its_nodes_signed_and_nothing_els
         with pytest.raises(NodeError) as caught:
             shelf.read()
         assert caught.value.message == f"{shelf.where}/{put_again} was not written by a node of this job"
-    knows_not = shelf.cluster.but(folder=Folder(shelf.home / "another", "default"))
+    knows_not = replace(shelf.session, home=shelf.home / "another")
     assert Saved(knows_not, shelf.store, shelf.where).job.job == "first"
 
 
@@ -412,7 +414,7 @@ def test_fetch_names_what_never_rests_ends_with_1_and_tells_what_came(shelf: She
     made.put(shelf.store, shelf.where)
     shelf.put(HOME, b"another one")
     with pytest.raises(Changing) as caught:
-        fetch(shelf.cluster, job=str(shelf.where), start=lambda: None)
+        fetch(shelf.session, job=str(shelf.where), start=lambda: None)
     assert (caught.value.exit_code, caught.value.kind, caught.value.retryable) == (1, "changing", True)
     document = caught.value.document()
     assert (document["job"], document["nodes"]) == ("first", ({"node": 0, "files": 1, "bytes": 5},))
@@ -426,7 +428,7 @@ def test_what_another_writer_replaced_when_the_job_was_over_is_named_as_that(she
     SavedJob({HOME: BODY, "node0/other": b"other"}).put(shelf.store, shelf.where)
     shelf.put(HOME, b"another one")
     with pytest.raises(Changing, match="not there as it is listed") as caught:
-        fetch(shelf.cluster, job=str(shelf.where), start=lambda: None)
+        fetch(shelf.session, job=str(shelf.where), start=lambda: None)
     assert caught.value.next.startswith("aws s3api list-object-versions --bucket")
     assert shelf.files == {"node0/other": b"other"}
 
@@ -441,7 +443,7 @@ def test_what_a_node_did_not_save_of_a_job_that_is_over_is_an_error_of_fetch(
     if what == "no list":
         gone("node1.json")(shelf)
     with pytest.raises(NodeError, match="a part of the results of first is not at s3://") as caught:
-        fetch(shelf.cluster, job=str(shelf.where), start=lambda: None)
+        fetch(shelf.session, job=str(shelf.where), start=lambda: None)
     assert (caught.value.exit_code, "node1 did not save all" in caught.value.why) == (6, True)
     assert caught.value.document()["job"] == "first"
     assert shelf.files[HOME] == BODY
@@ -606,7 +608,7 @@ def test_a_job_of_other_nodes_or_of_another_place_writes_nothing(shelf: Shelf) -
     made.put(shelf.store, shelf.where)
     for where in (shelf.where, elsewhere):
         with pytest.raises(ConfigError, match="has no folder for its results"):
-            Saved(shelf.cluster, shelf.store, where).bring(whole=True)
+            Saved(shelf.session, shelf.store, where).bring(whole=True)
         assert shelf.files == before
 
 
@@ -639,12 +641,12 @@ STORED: dict[str, tuple[Callable[[Shelf], object], str]] = {
 
 @pytest.mark.parametrize("what", ["all is well", "fewer machines", "no key", *LISTED, *STORED])
 def test_nodes_may_go_only_when_all_is_there_as_it_is_listed(shelf: Shelf, aws: None, what: str) -> None:
-    with target_for(shelf.cluster, None) as target:
+    with target_for(shelf.session, None) as target:
         knows(shelf, f"s3://{shelf.where.bucket}/runs of mine", target)
     made = SavedJob({HOME: BODY, "node1/log": b"12345678", "logs/rank1.log": b"said"})
-    made.secret = signing_secret(shelf.cluster, "first")
+    made.secret = signing_secret(shelf.session, "first")
     if what == "no key":
-        shelf.cluster.folder.key.unlink()
+        shelf.session.folder.key.unlink()
     made.objects["parts/node1/log/0"] = made.objects.pop("node1/log")
     made.rows["node1/log"] = row("parts/node1/log/0", b"12345678")
     made.rows["node1/log"]["parts"][0][3] = hashlib.sha256(b"12345678").hexdigest()
@@ -657,7 +659,7 @@ def test_nodes_may_go_only_when_all_is_there_as_it_is_listed(shelf: Shelf, aws: 
     keys = ("i-0",) if what == "fewer machines" else ("i-0", "i-1")
     nodes = tuple(JobNode(**one) for one in machines(*keys))
     job = JobRecord(job="first", state="running", cause=None, nodes=nodes, **known)
-    assert in_bucket(shelf.cluster, job) == (what == "all is well")
+    assert in_bucket(shelf.session, job) == (what == "all is well")
     said = [one.text for one in shelf.said if one.text.startswith("not all results of first are in s3://")]
     assert len(said) == (what != "all is well") and all(why in text for text in said), shelf.said
     assert (shelf.folder / "logs/rank1.log").exists() == (what == "all is well")
@@ -671,7 +673,7 @@ def test_a_checkpoint_is_all_its_files_on_all_nodes(shelf: Shelf) -> None:
     files = {f"node{node}/run/step 5/{node}.pt": b"%d" % node for node in (0, 1)}
     made = SavedJob({**files, "node0/run/step 5-old/x": b"x"}, checkpoint="run/step 5")
     made.put(shelf.store, shelf.where)
-    found = Saved(shelf.cluster, shelf.store, shelf.where).checkpoint()
+    found = Saved(shelf.session, shelf.store, shelf.where).checkpoint()
     assert (found.name, found.place, found.job) == ("step 5", shelf.where, "first")
     parts = {f"step 5/{node}.pt": made.rows[f"node{node}/run/step 5/{node}.pt"]["parts"] for node in (0, 1)}
     assert {path: [list(one) for one in several] for path, several in found.files.items()} == parts
@@ -688,7 +690,7 @@ def test_a_checkpoint_that_changes_is_read_again_and_not_for_ever(shelf: Shelf) 
             made.of_checkpoint[HOME] = row(HOME, b"x" * left[0])
             made.put(shelf.store, shelf.where)
 
-    saved = Saved(shelf.cluster, shelf.store, shelf.where)
+    saved = Saved(shelf.session, shelf.store, shelf.where)
     with shelf.on_get(change):
         assert saved.checkpoint().files["model.pt"][0].size == 0
         left[0] = 99
@@ -701,7 +703,7 @@ def test_a_job_without_a_checkpoint_says_so(shelf: Shelf) -> None:
         made = SavedJob({HOME: BODY}, checkpoint=checkpoint)
         made.put(shelf.store, shelf.where)
         with pytest.raises(ConfigError, match="no checkpoint at"):
-            Saved(shelf.cluster, shelf.store, shelf.where).checkpoint()
+            Saved(shelf.session, shelf.store, shelf.where).checkpoint()
 
 
 # ---- what there is instead
@@ -714,13 +716,13 @@ def test_a_place_without_a_job_names_the_jobs_there(shelf: Shelf) -> None:
     above = Place(shelf.where.bucket, "runs of mine")
     for name in ("", "none", "first/none"):
         with pytest.raises(NotFoundError, match="no job at") as caught:
-            Saved(shelf.cluster, shelf.store, above.below(name) if name else above)
+            Saved(shelf.session, shelf.store, above.below(name) if name else above)
         expected = (f"{above}/ has first", f"awsddp jobs '{above}/first'")
         if name == "first/none":
             expected = ("", f"aws s3 ls '{above}/first'/   # what is there")
         assert (caught.value.why, caught.value.next) == expected
     with pytest.raises(NotFoundError) as caught:
-        Saved(shelf.cluster, shelf.store, Place(above.bucket, "a/b/c"))
+        Saved(shelf.session, shelf.store, Place(above.bucket, "a/b/c"))
     assert caught.value.next == f"aws s3 ls s3://{above.bucket}/a/b/   # what is there"
 
 
@@ -753,7 +755,7 @@ def test_a_key_that_leads_out_of_the_job_is_not_read(shelf: Shelf) -> None:
 def test_what_an_older_job_of_the_name_wrote_on_other_nodes_is_not_taken_for_ours(shelf: Shelf) -> None:
     knows(shelf, f"s3://{shelf.where.bucket}/runs of mine", nodes=(JobNode(node=0, instance_id="i-9"),))
     made = job_of_one_file()
-    made.secret = signing_secret(shelf.cluster, "first")
+    made.secret = signing_secret(shelf.session, "first")
     made.put(shelf.store, shelf.where)
     with pytest.raises(NodeError, match="holds a job of that name of other nodes") as caught:
         shelf.read()

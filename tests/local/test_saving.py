@@ -16,9 +16,8 @@ from awsddp.job.save_to_s3 import rehearsed
 from awsddp.model.records import Target
 from awsddp.plan.policy import role_policy
 from awsddp.plan.records import LaunchPlan
-from awsddp.session.context import Cluster
+from awsddp.session.context import LocatedCluster, Session
 from awsddp.settings.loader import load
-from awsddp.state import Folder
 from tests.local.conftest import Cloud
 
 SMALL = {
@@ -34,17 +33,16 @@ MODELS = Loader()  # the models of the services are read once for all plans
 
 
 @pytest.fixture
-def job(records: Cloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Cluster]:
-    """Make a cluster whose job saves to S3: on AWS, which is the local cloud's endpoint here."""
+def job(records: Cloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Session]:
+    """Ask for a cluster whose job saves to S3: on AWS, which is the local cloud's endpoint here."""
     monkeypatch.setenv("AWS_ENDPOINT_URL", records.info.endpoint)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", records.info.access_key_id)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", records.info.secret_access_key)
     monkeypatch.setattr("botocore.session.create_loader", lambda path=None: MODELS)
 
-    def made(place: str, asked: dict[str, Any] | None = None, **more: Any) -> Cluster:
-        spec, job = load("demo", environ={}, overrides={**SMALL, "job.save_to": place, **(asked or {})})
-        folder = Folder(tmp_path / "home", "demo")
-        return Cluster().but(spec=spec, job_spec=job, folder=folder, **more)
+    def made(place: str, asked: dict[str, Any] | None = None, **more: Any) -> Session:
+        settings = load("demo", environ={}, overrides={**SMALL, "job.save_to": place, **(asked or {})})
+        return Session(name="demo", home=tmp_path / "home", settings=settings, **more)
 
     return made
 
@@ -67,7 +65,7 @@ def profile(records: Cloud, *statements: dict[str, Any]) -> str:
     return name
 
 
-def rights(asked: Cluster, without: str = "") -> list[dict[str, Any]]:
+def rights(asked: Session, without: str = "") -> list[dict[str, Any]]:
     """Return the statements that `doctor --iam-policy nodes` prints, less one right."""
     found = json.dumps(role_policy(asked.spec, asked.job_spec)["Statement"])
     statements: list[dict[str, Any]] = json.loads(
@@ -76,7 +74,7 @@ def rights(asked: Cluster, without: str = "") -> list[dict[str, Any]]:
     return statements
 
 
-def refusal(asked: Cluster) -> ConfigError:
+def refusal(asked: Session) -> ConfigError:
     with pytest.raises(ConfigError) as caught:
         plan(asked)
     assert caught.value.why and caught.value.next
@@ -84,7 +82,7 @@ def refusal(asked: Cluster) -> ConfigError:
 
 
 def test_a_bucket_that_is_not_there_or_is_elsewhere_is_refused_before_a_launch(
-    records: Cloud, job: Callable[..., Cluster]
+    records: Cloud, job: Callable[..., Session]
 ) -> None:
     name = f"results-{uuid.uuid4().hex[:8]}"
     role = profile(records, *rights(job(f"s3://{name}/runs")))
@@ -108,7 +106,7 @@ MORE = [
 
 @pytest.mark.parametrize("lacking", ["", "s3:PutObject", *MORE])
 def test_a_right_that_the_role_lacks_is_named(
-    records: Cloud, job: Callable[..., Cluster], bucket: str, lacking: str
+    records: Cloud, job: Callable[..., Session], bucket: str, lacking: str
 ) -> None:
     place = f"s3://{bucket}/runs"
     role = profile(records, *rights(job(place), lacking))
@@ -121,7 +119,7 @@ def test_a_right_that_the_role_lacks_is_named(
 
 
 def test_doctor_warns_of_uploads_that_stay_and_its_line_ends_them(
-    records: Cloud, job: Callable[..., Cluster], bucket: str
+    records: Cloud, job: Callable[..., Session], bucket: str
 ) -> None:
     s3, asked = records.client("s3"), job(f"s3://{bucket}/runs")
     asked = job(f"s3://{bucket}/runs", {PROFILE: profile(records, *rights(asked))})
@@ -141,7 +139,7 @@ def test_doctor_warns_of_uploads_that_stay_and_its_line_ends_them(
 
 
 def test_a_subnet_from_which_s3_is_not_reached_is_named(
-    records: Cloud, job: Callable[..., Cluster], bucket: str
+    records: Cloud, job: Callable[..., Session], bucket: str
 ) -> None:
     ec2, place = records.client("ec2"), f"s3://{bucket}/runs"
     vpc = ec2.create_vpc(CidrBlock="10.77.0.0/16")["Vpc"]["VpcId"]
@@ -150,7 +148,7 @@ def test_a_subnet_from_which_s3_is_not_reached_is_named(
     alone = {"network.subnet": subnet, "network.address": "private"}
     asked = job(place, {**alone, PROFILE: profile(records, *rights(job(place)))})
 
-    def told(of: Cluster) -> list[str]:
+    def told(of: Session) -> list[str]:
         return [text for text in plan(of).warnings if "endpoint for S3" in text]
 
     filters = [{"Name": "vpc-id", "Values": [vpc]}]
@@ -162,7 +160,7 @@ def test_a_subnet_from_which_s3_is_not_reached_is_named(
 
 
 def test_a_rehearsal_makes_what_saving_needs_and_says_so(
-    records: Cloud, job: Callable[..., Cluster], monkeypatch: pytest.MonkeyPatch
+    records: Cloud, job: Callable[..., Session], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWSDDP_LOCAL", str(records.home))
     monkeypatch.delenv("AWS_ENDPOINT_URL")
@@ -182,8 +180,9 @@ def test_a_rehearsal_makes_what_saving_needs_and_says_so(
     assert f"{name}/other/*" in rights
 
 
-def test_nodes_in_loopback_mode_have_no_role_to_save_with(job: Callable[..., Cluster]) -> None:
+def test_nodes_in_loopback_mode_have_no_role_to_save_with(job: Callable[..., Session]) -> None:
     here = Target(name="local", endpoint="http://127.0.0.1:1", node_s3="http://127.0.0.1:1")
+    aws: Any = object()
     with pytest.raises(ConfigError, match="loopback mode cannot save to s3://bucket/runs") as caught:
-        rehearsed(job("s3://bucket/runs", target=here, gateway=object()))
+        rehearsed(LocatedCluster(session=job("s3://bucket/runs"), target=here, gateway=aws))
     assert caught.value.next.startswith("awsddp local stop && awsddp local start ")
