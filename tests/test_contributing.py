@@ -55,7 +55,7 @@ def python(top: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 def test_a_verb_touches_the_files_that_are_named(copy: Path) -> None:
     assert apply("A verb", copy) == {
-        "awsddp/hello.py",
+        "awsddp/cluster/hello.py",
         "awsddp/session/next_steps.py",
         "awsddp/cli/hello.py",
         "awsddp/cli/main.py",
@@ -87,10 +87,10 @@ def test_an_instance_type_touches_the_file_that_is_named(copy: Path) -> None:
 
 def test_a_launcher_touches_the_files_that_are_named(copy: Path) -> None:
     assert apply("A launcher", copy) == {
-        "awsddp/jobs/launchers/agent.py",
-        "awsddp/jobs/launchers/__init__.py",
+        "awsddp/agent_client/launchers/agent.py",
+        "awsddp/agent_client/launchers/__init__.py",
     }
-    program = "from awsddp.jobs import launchers; print(launchers.launcher('agent').__module__)"
+    program = "from awsddp.agent_client import launchers; print(launchers.launcher('agent').__module__)"
     assert python(copy, "-c", program).stdout == "awsddp.agent_client.launchers.agent\n"
 
 

@@ -16,7 +16,7 @@ from awsddp.cli.options import dashed, global_options
 from awsddp.util.version import __version__
 
 VERBS = {
-    "init": ("home", "Write a starter awsddp.toml."),
+    "init": ("overview", "Write a starter awsddp.toml."),
     "plan": ("cluster", "Show what `up` would do and cost. Changes nothing."),
     "up": ("cluster", "Launch and prepare the nodes. Idempotent: finishes, repairs, resizes."),
     "status": ("cluster", "Show nodes, addresses, jobs, price, cost and time left."),

@@ -100,15 +100,15 @@ def test_up_needs_consent_to_a_price_unless_the_cloud_is_local(here: Lab) -> Non
     local = awsddp.Cluster("priced", local=True)
     plan = local.plan(nodes=2)
     remote = awsddp.Cluster("priced")
-    consent(local, None)(plan.launch)
+    consent(local.session, None)(plan.launch)
     with pytest.raises(awsddp.UsageError, match="needs consent to a price") as refused:
-        consent(remote, None)(plan.launch)
+        consent(remote.session, None)(plan.launch)
     assert "max_price_usd" in refused.value.next
     price = plan.price_usd_per_hour
     assert price is not None
-    consent(awsddp.Cluster("priced", max_price_usd=price), None)(plan.launch)
+    consent(awsddp.Cluster("priced", max_price_usd=price).session, None)(plan.launch)
     with pytest.raises(awsddp.UsageError, match="the price is now"):
-        consent(awsddp.Cluster("priced", max_price_usd=price - 1), None)(plan.launch)
+        consent(awsddp.Cluster("priced", max_price_usd=price - 1).session, None)(plan.launch)
 
 
 @pytest.mark.prove

@@ -1,4 +1,4 @@
-"""awsddp/api/keywords.py has the keys of spec.py: rewritten by `python -m tests.api.test_keywords`."""
+"""awsddp/api/keywords.py has the keys of settings/spec.py: rewritten by `python -m tests.api.test_keywords`."""
 
 import json
 import re
@@ -18,7 +18,7 @@ from awsddp.model import documents
 from awsddp.settings.spec import KEYWORDS, SECTIONS
 
 ROOT = Path(__file__).resolve().parents[2]
-MODULE = ROOT / "awsddp" / "keywords.py"
+MODULE = ROOT / "awsddp" / "api" / "keywords.py"
 _ROWS = re.compile(r"(?<=class _Shared\(TypedDict, total=False\):\n).*?(?=\n\nclass Keys)", re.DOTALL)
 _ELSEWHERE = ("name", "script", "args")
 """Keys that have the name of an argument of some methods."""
@@ -70,7 +70,7 @@ NAMES = {
     "Confirm": reconcile.Confirm,
     "Job": awsddp.Job,
     "Plan": awsddp.Plan,
-    "returns": documents,
+    "documents": documents,
 }
 """What is imported for its types alone."""
 

@@ -151,7 +151,13 @@ def test_a_machine_without_rsync_3_is_told_before_anything_is_launched(lab: Lab,
 
 
 # Lines of which a part is an option or a verb, made beside them.
-BUILT = {"plan/selection.py", "status.py", "local/control.py", "agent_client/node_checks.py", "saving.py"}
+BUILT = {
+    "plan/selection.py",
+    "cluster/inventory.py",
+    "local/control.py",
+    "agent_client/node_checks.py",
+    "job/save_to_s3.py",
+}
 
 
 def test_every_line_of_a_text_that_begins_as_a_command_is_one() -> None:
