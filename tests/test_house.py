@@ -1,71 +1,37 @@
-"""The house itself: who may import whom, and that the wheel carries everything."""
+"""The house itself: which room may import which, and that the wheel carries everything."""
 
 import ast
 import subprocess
 import sys
 import zipfile
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "awsddp"
-
-_BASE = {"errors", "harmless", "limits"}
-_RECORDS = {"answers", "values", "spec", "config", "records", "resources"} | _BASE
-_PURE = {"plan", "report", "compat", "billing", "parallel", "page", "returns"} | _RECORDS
-_MIDDLE = _PURE | {"state"}
-_STORY = {
-    *(
-        "advice",
-        "data",
-        "doctor",
-        "down",
-        "fetch",
-        "follow",
-        "job",
-        "keywords",
-        "known",
-        "mentions",
-        "reach",
-        "reconcile",
-        "rehearsal",
-    ),
-    *("release", "results", "saved", "saving", "search", "starter", "status", "train", "unsent", "up"),
-    "whole_run",
-}
-"""What the methods of a cluster and its jobs do. Whoever uses whom there, no circle: see below."""
-LADDER = {
-    "errors": _BASE,
-    "harmless": _BASE,
-    "limits": _BASE,
-    "values": _BASE,
-    "spec": {"records", "values"} | _BASE,
-    "config": _RECORDS,
-    "answers": _RECORDS,
-    "records": _RECORDS,
-    "resources": _RECORDS,
-    "compat": _PURE,
-    "plan": _PURE,
-    "report": _PURE,
-    "page": _PURE,
-    "billing": _PURE,
-    "returns": _PURE,
-    "keywords": _BASE,
-    "parallel": _BASE,
-    "state": _PURE,
-    "aws": _MIDDLE | {"aws"},
-    "nodes": _MIDDLE | {"nodes"},
-    "jobs": _MIDDLE | {"jobs"},
-    "local": _MIDDLE | {"local"},
-    "cli": _MIDDLE | {"cli", "cluster", "jobs", "local"} | _STORY,
-    **dict.fromkeys(_STORY, _MIDDLE | {"aws", "cluster", "jobs", "local", "nodes"} | _STORY),
-    "cluster": _MIDDLE | {"aws", "keywords", "nodes"} | _STORY,
-    "job": _MIDDLE | {"cluster", "jobs"} | _STORY,
-}
+FLOORS = (
+    ("cli",),
+    ("api",),
+    ("cluster",),
+    ("job",),
+    ("storage",),
+    ("session",),
+    ("aws", "nodes", "agent_client", "local"),
+    ("plan", "state"),
+    ("agent",),
+    ("settings",),
+    ("model",),
+    ("util",),
+    ("compat",),
+    ("errors",),
+)
+"""The rooms, from the roof down. A file imports from its own room and from the floors below it."""
+FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 OWNERS = {
     "boto3": {"aws"},
-    "botocore": {"aws", "jobs", "local"},  # nodes copy objects; the local endpoint checks signatures
+    "botocore": {"aws", "agent", "local"},  # nodes copy objects; the local endpoint checks signatures
     "paramiko": {"nodes"},
     "fabric": {"nodes"},
     "moto": {"local"},
@@ -74,73 +40,95 @@ OWNERS = {
     "rich": {"cli"},
     "torch": set(),
 }
+"""The rooms that may import a package of others."""
 
 
-def imports(file: Path) -> set[str]:
-    """Return every module that a file imports, at its top or inside a function."""
+def imports_of(file: Path) -> set[str]:
+    """Return every module that a file imports: at its top, inside a function, or for types alone."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.Import):
             found |= {name.name for name in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{file}: a relative import"
-            found |= {f"{node.module}.{name.name}" for name in node.names} | {str(node.module)}
+            inside = {f"{node.module}.{name.name}" for name in node.names}
+            modules = {name for name in inside if _file_of(name) is not None}
+            found |= modules | ({str(node.module)} if len(modules) < len(inside) else set())
     return found
 
 
+def _file_of(module: str) -> Path | None:
+    """Return the file of a module of this repository, None where there is none."""
+    path = ROOT.joinpath(*module.split("."))
+    found = (one for one in (path.with_suffix(".py"), path / "__init__.py") if one.is_file())
+    return next(found, None)
+
+
 def room_of(file: Path) -> str:
+    """Return the room of a file of awsddp: the folder, or the file at the root."""
     return file.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
-@pytest.mark.parametrize(
-    "file", sorted(PACKAGE.rglob("*.py")), ids=lambda file: str(file.relative_to(PACKAGE))
-)
-def test_imports_go_down_the_ladder_only(file: Path) -> None:
+def circles(files: set[Path]) -> list[str]:
+    """Return the files that need themselves, over what they import."""
+    needs = {file: {_file_of(name) for name in imports_of(file)} & files - {file} for file in files}
+    while free := [file for file, needed in needs.items() if not needed & needs.keys()]:
+        for file in free:
+            del needs[file]
+    return sorted(str(file.relative_to(ROOT)) for file in needs)
+
+
+ALL = sorted(PACKAGE.rglob("*.py"))
+
+
+@pytest.mark.parametrize("file", ALL, ids=lambda file: str(file.relative_to(PACKAGE)))
+def test_imports_go_down_only(file: Path) -> None:
     room = room_of(file)
-    if room in ("__init__", "__main__"):
-        return
-    allowed = LADDER[room]
-    for name in imports(file):
+    for name in imports_of(file):
         top, _, rest = name.partition(".")
         target = rest.partition(".")[0]
-        if top == "awsddp" and target and target != "__version__":
-            assert target in allowed, f"{room} imports awsddp.{target}"
-            inside = rest.startswith("local.") and rest.split(".")[1] != "client"
-            assert room == "local" or not inside, f"{room} imports {name}, not awsddp.local.client"
         if top in OWNERS:
             assert room in OWNERS[top], f"{room} imports {top}"
-
-
-def uses(file: Path) -> set[Path]:
-    """Return the files of awsddp that a file needs when it runs, at once or later."""
-    tree = ast.parse(file.read_text())
-    types_only = {
-        id(inner)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
-        for inner in ast.walk(node)
-    }
-    found: set[Path] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and id(node) not in types_only:
-            module = ROOT.joinpath(*str(node.module).split("."))
-            inside = [module / f"{name.name}.py" for name in node.names]
-            found |= {path for path in (*inside, module.with_suffix(".py")) if path.is_file()}
-    return found - {file}
+        if top != "awsddp" or room in ("__init__", "__main__", target):
+            continue
+        assert target, f"{room} imports awsddp itself: import what it means"
+        assert FLOOR[target] > FLOOR[room], f"{room} imports {name}, which is no floor below it"
+        assert target != "local" or name == "awsddp.local.client", (
+            f"{room} imports {name}: the door is its client"
+        )
 
 
 def test_no_files_import_each_other_in_a_circle() -> None:
-    left = {file: uses(file) for file in PACKAGE.rglob("*.py")}
-    while free := [file for file, needs in left.items() if not needs & left.keys()]:
-        for file in free:
-            del left[file]
-    names = sorted(str(file.relative_to(ROOT)) for file in left)
-    assert not left, f"one of these files needs itself: {names}"
+    assert circles(set(ALL)) == []
+    assert circles(set((ROOT / "train").rglob("*.py"))) == []
+
+
+def test_the_agent_runs_on_a_node_by_itself() -> None:
+    """Its answers' types are those of the model, and are not there when it runs."""
+    for file in (PACKAGE / "agent").rglob("*.py"):
+        rooms = {name.split(".")[1] for name in imports_of(file) if name.startswith("awsddp.")}
+        assert rooms <= {"agent", "model"}, f"{file.name} imports of {rooms}"
+
+
+def test_the_root_holds_the_rooms_and_little_else() -> None:
+    files = sorted(path.name for path in PACKAGE.glob("*") if path.is_file())
+    assert len(files) <= 6, files
+    assert {
+        path.name for path in PACKAGE.iterdir() if path.is_dir() and path.name != "__pycache__"
+    } <= FLOOR.keys()
+
+
+def test_no_name_of_a_module_is_in_three_rooms() -> None:
+    rooms: dict[str, set[str]] = defaultdict(set)
+    for file in ALL:
+        if file.name not in ("__init__.py", "__main__.py"):
+            rooms[file.stem].add(str(file.parent.relative_to(PACKAGE)))
+    assert {name: sorted(where) for name, where in rooms.items() if len(where) > 2} == {}
 
 
 def test_training_programs_do_not_know_awsddp() -> None:
     for file in (ROOT / "train").rglob("*.py"):
-        assert not any(name.split(".")[0] == "awsddp" for name in imports(file)), file
+        assert not any(name.split(".")[0] == "awsddp" for name in imports_of(file)), file
 
 
 @pytest.mark.prove
