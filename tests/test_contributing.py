@@ -56,7 +56,7 @@ def python(top: Path, *words: str) -> subprocess.CompletedProcess[str]:
 def test_a_verb_touches_the_files_that_are_named(copy: Path) -> None:
     assert apply("A verb", copy) == {
         "awsddp/cluster/hello.py",
-        "awsddp/session/next_steps.py",
+        "awsddp/settings/verbs.py",
         "awsddp/cli/hello.py",
         "awsddp/cli/main.py",
         "awsddp/model/documents.py",

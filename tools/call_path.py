@@ -28,7 +28,21 @@ CLOUD = {"train": "--loopback", "up": "--no-hosts", "down": "--no-hosts"}
 UP = ["--local", "up", "--nodes", "2", "-y"]
 WORDS = {"train": ["train", "--world-size", "2"], "up": UP, "down": ["down", "-y"]}
 VERBS = {"train": "job/train.py", "up": "cluster/up.py", "down": "cluster/down.py"}
-ROOMS = ("agent", "agent_client", "aws", "cli", "compat", "local", "model", "nodes", "plan", "session", "settings", "storage", "util")
+ROOMS = (
+    "agent",
+    "agent_client",
+    "aws",
+    "cli",
+    "compat",
+    "local",
+    "model",
+    "nodes",
+    "plan",
+    "session",
+    "settings",
+    "storage",
+    "util",
+)
 """Folders with a subject of their own: each function of one that the story enters is a jump."""
 
 

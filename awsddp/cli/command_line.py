@@ -136,6 +136,7 @@ WATCH = Watch()
 def named(text: str, *, job: "JobRecord | None" = None) -> str:
     """Return `text` with its commands as `advice.advised` does; before a verb begins, its cluster's."""
     from awsddp.session import next_steps
+    from awsddp.session.advice import read_advice
     from awsddp.state import Folder, home
 
     if WATCH.session is not None:
@@ -145,7 +146,7 @@ def named(text: str, *, job: "JobRecord | None" = None) -> str:
     words = next_steps.global_words(
         folder, local=options.local, region=options.region, profile=options.profile
     )
-    return next_steps.named(text, words)
+    return "\n".join(str(line.with_options(words)) for line in read_advice(text))
 
 
 def resuming(job: "JobRecord") -> str:

@@ -16,10 +16,11 @@ from awsddp.cli.options import files, instance_types, jobs
 from awsddp.cli.screen import Screen
 from awsddp.errors import UsageError
 from awsddp.session.context import Session
-from awsddp.session.next_steps import HAS_OPTION, advising
+from awsddp.session.next_steps import advising
 from awsddp.settings.loader import load, option_words
 from awsddp.settings.spec import FILE, OPTIONS, SECTIONS, ClusterSpec, Given, JobSpec
 from awsddp.settings.values import VARIABLE
+from awsddp.settings.verbs import HAS_OPTION
 
 _ASSIGNMENT = re.compile(VARIABLE.pattern + "=", re.ASCII)
 

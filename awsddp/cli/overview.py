@@ -88,8 +88,8 @@ def init(options: Globals) -> None:
 
     At a terminal it asks a few questions first, unless -y or --json is given.
     """
-    from awsddp.session.next_steps import command_words, script_words
     from awsddp.settings.starter import refuse_existing, write_starter
+    from awsddp.settings.verbs import command_words, script_words
 
     refuse_existing(Path(FILE))
     ask = sys.stdin.isatty() and sys.stderr.isatty() and not (options.yes or options.json)

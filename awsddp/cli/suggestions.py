@@ -17,9 +17,9 @@ import click
 
 from awsddp.cli.options import dashed
 from awsddp.errors import UsageError
-from awsddp.session.next_steps import TAKES
 from awsddp.settings.spec import KEYS
 from awsddp.settings.values import VARIABLE
+from awsddp.settings.verbs import HEEDS
 from awsddp.util.shipped_files import template
 
 WORDS = "awsddp.words"
@@ -146,7 +146,7 @@ class _Slip:
 
     def __init__(self, ctx: click.Context, verb: str) -> None:
         root: Any = ctx.command
-        commands = {name: root.get_command(ctx, name) for name in (*TAKES, "init")} if verb else {}
+        commands = {name: root.get_command(ctx, name) for name in (*HEEDS, "init")} if verb else {}
         self.verb = verb
         self.takes = {name: _takes_value(one) for name, one in commands.items()}
         self.table = _table()
@@ -191,7 +191,7 @@ class _Slip:
                 return "a script is of awsddp train, run" * is_file, self._filled(commands[word], args)
         if verb.endswith(_FILES):
             return "", self._filled("train SCRIPT", [verb, *args])
-        near = [one for one in difflib.get_close_matches(verb, TAKES, n=1, cutoff=0.8) if one != verb]
+        near = [one for one in difflib.get_close_matches(verb, HEEDS, n=1, cutoff=0.8) if one != verb]
         return "", [shlex.join([*near, *args]) if near else ""]
 
     def of_option(self, args: list[str], at: int, option: str) -> tuple[str, list[str]]:
@@ -213,7 +213,7 @@ class _Slip:
             texts = difflib.get_close_matches(option, takes, n=1, cutoff=0.82)  # not --model
             if not texts and (limits := difflib.get_close_matches(option, _LIMITS, n=1, cutoff=0.82)):
                 return self.of_option(self._replaced(args, at, limits[0]), at, limits[0])
-        heeded = (*TAKES.get(verb, ()), *_OF_A_PLAN * (verb == "plan"))
+        heeded = (*HEEDS.get(verb, ()), *_OF_A_PLAN * (verb == "plan"))
         keys = {dashed(f"--{key.partition('.')[2]}"): key for key in KEYS if key.startswith(heeded)}
         texts += [f"-o {keys[one]}=" for one in (option, f"{option}-usd") if one in keys and takes]
         why = f"it is an option of awsddp {', '.join(owners)}" if owners else ""

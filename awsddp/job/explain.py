@@ -12,9 +12,10 @@ from awsddp.errors import AwsddpError
 from awsddp.job.rehearsal_gaps import lacking
 from awsddp.model.records import Cause, JobRecord
 from awsddp.session.context import Session
-from awsddp.session.next_steps import advised, command_words, job_options
+from awsddp.session.next_steps import advised, job_options
 from awsddp.settings.loader import overlaid
 from awsddp.settings.spec import Given
+from awsddp.settings.verbs import command_words
 
 _FILES = ("requirements.txt", "uv.lock", "pyproject.toml", "environment.yml")
 _MODULE = re.compile(r"\w[\w.]*")

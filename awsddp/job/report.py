@@ -15,9 +15,10 @@ from awsddp.model.documents import JobReport
 from awsddp.model.node_answers import OURS
 from awsddp.model.records import JobRecord, RankUsage, widened
 from awsddp.session.context import Session
-from awsddp.session.next_steps import command_words, job_options, script_words
+from awsddp.session.next_steps import job_options
 from awsddp.settings.loader import NOT_SHOWN
 from awsddp.settings.spec import Given
+from awsddp.settings.verbs import command_words, script_words
 from awsddp.state import Past, write_private
 from awsddp.storage.results_dir import job_result, loss_rows, ranks_of, written_progress
 

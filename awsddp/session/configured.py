@@ -6,9 +6,10 @@ import shlex
 from awsddp.plan.converge import NODE_KEYS, TYPE_KEYS, is_of_type
 from awsddp.session.connect import JUMP
 from awsddp.session.context import Session
-from awsddp.session.next_steps import advised, command_words
+from awsddp.session.next_steps import advised
 from awsddp.settings.loader import differences, overlaid
 from awsddp.settings.spec import FILE, ClusterSpec
+from awsddp.settings.verbs import command_words
 from awsddp.state import Record
 
 # What holds from now on without a launch.

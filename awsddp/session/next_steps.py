@@ -8,59 +8,26 @@ import contextlib
 import os
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from awsddp.agent_client.rank_layout import SECRET
 from awsddp.errors import AwsddpError, Interrupted
 from awsddp.model.records import ACTIVE, JobRecord
+from awsddp.session.advice import Command, Line, read_advice
 from awsddp.session.context import Session
 from awsddp.session.resume_option import resume_option
-from awsddp.settings.loader import (
-    EXCLUSIVE,
-    NOT_SHOWN,
-    key_words,
-    option_words,
-    options_of,
-    settings,
-)
+from awsddp.settings.loader import EXCLUSIVE, NOT_SHOWN, option_words, options_of, settings
 from awsddp.settings.spec import OPTION, Given
+from awsddp.settings.verbs import HEEDS, OF_JOB, SCRIPT, command_words, script_words
 from awsddp.state import Folder, Record
 from awsddp.util.format import iso, money
 from awsddp.util.shipped_files import is_bundled
 
-_NODES = (
-    *("cluster.", "network.", "access.", "capacity.", "local.", "tags."),
-    *("env.file", "env.kind", "env.python", "env.packages_from", "env.ca_bundle", "data."),
-    "job.save_to",
-)
-_REACH = ("network.jump",)
-_JOB = ("env.", "sync.", "data.", "job.")
-_HOME = (*_REACH, "job.results", "job.exclude", "job.outputs", "sync.workdir")
-TAKES = {
-    **dict.fromkeys(("plan", "doctor"), _NODES),
-    **dict.fromkeys(("status", "cancel", "exec", "ssh"), _REACH),
-    **dict.fromkeys(("jobs", "logs", "why", "fetch", "report", "stop", "down"), _HOME),
-    "up": (*_NODES, *_HOME),
-    "sync": (*_REACH, "sync."),
-    "train": (*_REACH, *_JOB),
-    "run": ("",),
-}
-"""The verbs that work on one cluster and take -c, and which keys of awsddp.toml each heeds, by prefix."""
-HAS_OPTION = {
-    "plan": ("cluster.", "env.file", "data.", "job.save_to"),
-    "up": ("cluster.", "env.file", "data.", "job.save_to"),
-    "train": ("job.", "env.", "data."),
-    "fetch": ("job.outputs",),
-    "run": ("",),
-}
-"""The keys, by prefix, that have an option of their own on a verb; the other keys are set with -o there."""
 _AWS = re.compile(r"\baws (?=(ec2|iam|s3|s3api) )")
-_COMMAND = re.compile(rf"\bawsddp (?=({'|'.join(TAKES)})\b)")
-_ALONE = re.compile(rf"awsddp ({'|'.join(TAKES)})((?: .*)?)")
-_SCRIPT = ("job.script", "job.args")
-_HIDDEN = (NOT_SHOWN - {"job.resume", *_SCRIPT}) | {"cluster.region", "cluster.profile"}
+_HIDDEN = (NOT_SHOWN - {"job.resume", *SCRIPT}) | {"cluster.region", "cluster.profile"}
 """Keys that no advice repeats: they may hold a secret, are said otherwise, or are global options."""
 
 
@@ -95,8 +62,7 @@ def advised(session: Session, text: str, *, job: JobRecord | None = None) -> str
     What follows a `down` in the same line gets what the cluster was asked for. AWS's own commands go to the
     local cloud where the cluster is there.
     """
-    lines = _rehearsed(session, text).split("\n")
-    return "\n".join(_line(session, one, job) if _COMMAND.search(one) else one for one in lines)
+    return "\n".join(str(_for_user(session, line, job)) for line in read_advice(_rehearsed(session, text)))
 
 
 def _rehearsed(session: Session, text: str) -> str:
@@ -113,59 +79,62 @@ def _rehearsed(session: Session, text: str) -> str:
     return "awsddp local start   # it shows how any AWS client reaches the local cloud"
 
 
-def named(text: str, words: Sequence[str], *, anew: Sequence[str] = ()) -> str:
-    """Return `text` with these global options in each of its commands that has none yet.
-
-    `run` gets those of `anew`, where given: its cluster is not there yet.
-    """
-
-    def filled(match: re.Match[str]) -> str:
-        given = match.string[match.end() :].partition("\n")[0].split()
-        chosen = anew if match[1] == "run" and anew else words
-        needed = [shlex.quote(word) for word in chosen if word != "--local" or word not in given]
-        return "".join(f"{word} " for word in ["awsddp", *needed])
-
-    return _COMMAND.sub(filled, text)
-
-
-def _line(session: Session, line: str, job: JobRecord | None) -> str:
-    """Return a line with the global options of each command, if it begins with one also with what was asked.
+def _for_user(session: Session, line: Line, job: JobRecord | None) -> Line:
+    """Return a line with the global options of each command, if it is typed also with what was asked.
 
     After a `down` there is no cluster any more.
     """
-    if _ALONE.match(line):
-        commands, note, rest = line.partition("   #")
-        if session.verb == "run":  # it brings its own cluster up
-            commands = re.sub(r"\bup\b(.*?) && awsddp train", r"train\1", commands)
-        parts = re.split(r"( && |; )", commands)
-        ends = next((at for at, part in enumerate(parts) if part.startswith("awsddp down")), len(parts))
-        told = (_command(session, part, job, is_gone=at > ends) for at, part in enumerate(parts))
-        line = "".join([*told, note, rest])
-    typed = frozenset() if " --local" in line else session.spec.from_cli  # it has one region, and no profile
+    if not line.commands:
+        return line
+    if line.is_typed:
+        line = _asked_for(session, _without_up(line) if session.verb == "run" else line, job)
+    typed = frozenset() if " --local" in str(line) else session.spec.from_cli  # one region, and no profile
     region = session.spec.cluster.region if "cluster.region" in typed else None
     profile = session.spec.cluster.profile if "cluster.profile" in typed else None
     words = partial(global_words, session.folder, local=session.local, region=region, profile=profile)
-    kept, anew = words(), words(is_kept=False)
-    before, down, after = line.partition("awsddp down")
-    return named(before + down, kept, anew=anew) + named(after, anew)
+    return line.with_options(words(), words(is_kept=False))
 
 
-def _command(session: Session, text: str, job: JobRecord | None, *, is_gone: bool) -> str:
-    match = _ALONE.fullmatch(text)
-    try:
-        given = shlex.split(match[2]) if match else []
-    except ValueError:  # a quote that ends in another part
-        match = None
-    if match is None:
-        return text
-    verb = session.verb if match[1] == "train" and job is not None else match[1]
+def _without_up(line: Line) -> Line:
+    """Return a line whose `train` has the options of an `up` before it: `run` brings its own cluster up."""
+    parts = list(line.parts)
+    for at, part in enumerate(parts[:-2]):
+        then = parts[at + 2]
+        if (
+            isinstance(part, Command)
+            and isinstance(then, Command)
+            and (part.verb, then.verb) == ("up", "train")
+        ):
+            typed = f"{part.typed} {then.typed}".strip()
+            return replace(line, parts=(*parts[:at], replace(then, typed=typed), *parts[at + 3 :]))
+    return line
+
+
+def _asked_for(session: Session, line: Line, job: JobRecord | None) -> Line:
+    """Return a line whose commands have what was asked: by this command line, or of the job."""
+    parts: list[Command | str] = []
+    is_gone = False
+    for part in line.parts:
+        if isinstance(part, Command):
+            parts.append(_with_asked(session, part, job, is_gone=is_gone))
+            is_gone |= part.verb == "down"
+        else:
+            parts.append(part)
+    return replace(line, parts=tuple(parts))
+
+
+def _with_asked(session: Session, command: Command, job: JobRecord | None, *, is_gone: bool) -> Command:
+    given = command.words
+    if given is None:
+        return command
+    verb = session.verb if command.verb == "train" and job is not None else command.verb
     asked = _asked(session, verb, job, is_gone=is_gone)
     added = command_words(verb, {key: value for key, value in asked.items() if not _names(given, key)})
     if job is not None and "--resume" in given:
         asked["job.args"] = [*job.args, *_resume_words(session, job)]
     last = script_words(asked)
     last = [] if {"SCRIPT", "--", *last[:1]} & {*given} else last
-    return " ".join(filter(None, ["awsddp", verb, shlex.join(added), match[2].strip(), shlex.join(last)]))
+    return replace(command, verb=verb, asked=tuple(added), last=tuple(last))
 
 
 def _names(given: Sequence[str], key: str) -> bool:
@@ -191,10 +160,10 @@ def _asked(session: Session, verb: str, job: JobRecord | None, *, is_gone: bool)
         found = {key: value for key, value in asked.items() if standing.get(key) != value} | found
         found.pop("cluster.replace", None)  # that machine is gone, too
     if job is not None and verb in ("train", "run"):
-        found = {key: value for key, value in found.items() if not key.startswith(_JOB)}
+        found = {key: value for key, value in found.items() if not key.startswith(OF_JOB)}
         found |= job_options(job)
         found |= {key: variables[key] for key in found.keys() & variables.keys()}
-    return {key: value for key, value in found.items() if key.startswith(TAKES[verb]) and key not in _HIDDEN}
+    return {key: value for key, value in found.items() if key.startswith(HEEDS[verb]) and key not in _HIDDEN}
 
 
 def job_options(job: JobRecord) -> dict[str, Given]:
@@ -202,31 +171,11 @@ def job_options(job: JobRecord) -> dict[str, Given]:
 
     Its nodes say it: a key that is not a job's, such as a rule for SSH, is left out.
     """
-    found = {key: value for key, value in options_of(job.options).items() if key.startswith(_JOB)}
+    found = {key: value for key, value in options_of(job.options).items() if key.startswith(OF_JOB)}
     if job.started is not None:
         found.pop("job.after", None)  # that job has ended
     found |= {"job.resume": job.resumed} if job.resumed else {}
     return found | {"job.script": job.script, "job.args": job.args}
-
-
-def command_words(verb: str, options: Mapping[str, Given]) -> list[str]:
-    """Return the options of a verb that set these keys of awsddp.toml; `script_words` come last."""
-    words: list[str] = []
-    for key, value in options.items():
-        name = key.removeprefix("env.variables.")
-        if name != key:  # without a value it is read where the command is typed
-            words += ["--env-var", name if value is None else f"{name}={value}"]
-        elif key not in _SCRIPT:
-            written = option_words if key.startswith(HAS_OPTION.get(verb, ())) else key_words
-            words += written(key, value)
-    return words
-
-
-def script_words(options: Mapping[str, Given]) -> list[str]:
-    """Return the script, none for the bundled one, and its arguments."""
-    script, args = map(options.get, _SCRIPT)
-    words = [script] if isinstance(script, str) and script and not is_bundled(script) else []
-    return [*words, "--", *map(str, args)] if args and isinstance(args, list | tuple) else words
 
 
 def resume_note(session: Session, job: JobRecord) -> str:

@@ -25,7 +25,8 @@ from awsddp.model.records import JobRecord as JobRecord
 from awsddp.model.records import Prepared, Target, TargetName
 from awsddp.nodes.node_failures import NodeFailure
 from awsddp.session.context import Session
-from awsddp.session.next_steps import HAS_OPTION, advised, costs, interruption
+from awsddp.session.next_steps import advised, costs, interruption
+from awsddp.settings.verbs import HAS_OPTION
 from awsddp.settings.loader import load, option_words
 from awsddp.settings.spec import OPTIONS
 from awsddp.state import Folder, Record

@@ -13,7 +13,7 @@ import pytest
 
 from awsddp.cli import failures
 from awsddp.cli.main import cli
-from awsddp.session.next_steps import TAKES
+from awsddp.settings.verbs import HEEDS
 from tests.cli.advice_lines import type_in
 from tests.cli.test_pages_of_docs import parse
 
@@ -297,7 +297,7 @@ def test_an_option_of_another_verb_is_never_advised_as_an_argument_of_the_script
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("AWSDDP_HOME", str(tmp_path / "home"))
-    takes = {name: _options(name) for name in TAKES}
+    takes = {name: _options(name) for name in HEEDS}
     values = {"--iam-policy": "user", "--save-to": "s3://runs/a"}
     others = {name: flag for options in takes.values() for name, flag in options.items()}
     for option in sorted(others.keys() - takes[verb].keys()):
