@@ -43,8 +43,8 @@ from awsddp.job.cancel import end_ranks
 from awsddp.job.fetch import bring
 from awsddp.job.follow import Watch, merger_of
 from awsddp.job.jobs import jobs_document
-from awsddp.job.registry import choose_job
 from awsddp.job.report import write_report as report
+from awsddp.job.reported import choose_job
 from awsddp.job.why import why
 from awsddp.model import node_answers
 from awsddp.model.documents import FetchDocument

@@ -12,7 +12,7 @@ import pytest
 
 from awsddp.cli import failures
 from awsddp.errors import NotFoundError
-from awsddp.job.registry import choose_job
+from awsddp.job.reported import choose_job
 from awsddp.model.records import JobRecord
 from tests.cli.conftest import Lab
 
