@@ -120,13 +120,14 @@ def _owing(cluster: LocatedCluster, listed: Listed) -> Listed:
     Of what is in S3, also of other jobs, the logs and metrics come here: no node will tell of them any more.
     A node that runs is asked first (`fetch_all`): others may write in S3, and its word counts.
     """
+    session = cluster.session
     record = cluster.known if cluster.known is not None and cluster.known.id == listed.id else None
     saved, lost = set(), list[JobRecord]()
     for job in record.jobs if record is not None else ():
-        if is_fetched(cluster.session.results / job.job, job) or _is_held(listed, job):
+        if is_fetched(session.results / job.job, job) or _is_held(listed, job):
             continue
-        if in_bucket(cluster.session, job):
-            cluster.session.say(f"the results of {job.job} are in {job.save_to}/{job.job}")
+        if in_bucket(session, job):
+            session.say(f"the results of {job.job} are in {job.save_to}/{job.job}")
             saved.add(job.job)
         elif job.save_to is not None:
             lost.append(job)
@@ -134,7 +135,7 @@ def _owing(cluster: LocatedCluster, listed: Listed) -> Listed:
     def owed(node: Node) -> tuple[str, ...]:
         released = (job.job for job in lost if node.instance_id in {one.instance_id for one in job.nodes})
         jobs = (job for job in dict.fromkeys((*node.unfetched, *released)) if job not in saved)
-        return tuple(job for job in jobs if not is_home(cluster.session, job, node.instance_id))
+        return tuple(job for job in jobs if not is_home(session, job, node.instance_id))
 
     return replace(listed, nodes=tuple(replace(node, unfetched=owed(node)) for node in listed.nodes))
 

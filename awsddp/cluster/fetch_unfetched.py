@@ -52,9 +52,10 @@ def _fetch_owed(cluster: LocatedCluster, saved: set[str]) -> dict[Node, str]:
     What is all in S3, by the word of the nodes that answer and by what this machine reads there, is not
     fetched, but its logs and metrics: it is added to `saved`.
     """
+    session = cluster.session
     names, owing = unfetched_jobs(cluster.nodes), [node for node in cluster.nodes if node.unfetched]
     with connect(cluster, deadline_s=FETCH_REACH_S, partial=True) as connected:
-        owed = [job for job in told_jobs(connected, partial=True) if is_owed(cluster.session, names, job)]
+        owed = [job for job in told_jobs(connected, partial=True) if is_owed(session, names, job)]
         # The newest first: the end of a job starts one that waits for it.
         for job in reversed([end_job(connected, job) for job in reversed(owed)]):
             if job.state in ACTIVE:
@@ -63,13 +64,11 @@ def _fetch_owed(cluster: LocatedCluster, saved: set[str]) -> dict[Node, str]:
                 saved.add(job.job)
                 continue
             nodes = ", ".join(map(node_name, connected.fleet.nodes))
-            cluster.session.say(
-                f"fetching the results of {job.job} from {nodes} to {cluster.session.results / job.job}/"
-            )
+            session.say(f"fetching the results of {job.job} from {nodes} to {session.results / job.job}/")
             bring(connected, job, waits=False)
-            cluster.session.folder.remember(job)
+            session.folder.remember(job)
             for text in still_missing(connected, job).values():
-                cluster.session.say(text)
+                session.say(text)
         return {
             node: connected.fleet.failures[node.node].summary
             for node in owing

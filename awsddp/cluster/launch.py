@@ -132,19 +132,18 @@ def _clean_up(cluster: LocatedCluster, values: Values) -> None:
     """
     from awsddp.aws.clusters import find_clusters
 
+    session = cluster.session
     aws = cluster.aws
-    record = cluster.session.folder.read()
+    record = session.folder.read()
     if record is not None:
-        _save_record(cluster.session.folder, cluster.known or replace(record, intent=None, asked={}))
+        _save_record(session.folder, cluster.known or replace(record, intent=None, asked={}))
     try:
-        for one in find_clusters(
-            aws, cluster.session.spec.name, record.owner if record else aws.identity().user_id
-        ):
+        for one in find_clusters(aws, session.spec.name, record.owner if record else aws.identity().user_id):
             if one.id == values.ids["cluster_id"] and not one.live:
                 for left in end(cluster, one).leftovers:
-                    cluster.session.say(f"left in {aws.region}: {left}")
+                    session.say(f"left in {aws.region}: {left}")
     except CloudError as error:  # the launch's own error counts
-        cluster.session.say(f"not cleaned up in {aws.region}: {error.message}; later: awsddp down --orphans")
+        session.say(f"not cleaned up in {aws.region}: {error.message}; later: awsddp down --orphans")
 
 
 def _no_capacity(failures: list[AwsddpError]) -> AwsddpError:
@@ -204,14 +203,15 @@ def plan_everywhere(cluster: LocatedCluster, facts: Facts) -> LaunchPlan:
 
 def _plan_in(cluster: LocatedCluster, region: str, facts: Facts) -> LaunchPlan | AwsddpError:
     """Return the plan of a region, or why there is none; `facts` are of the first one."""
-    capacity = cluster.session.spec.capacity
+    session = cluster.session
+    capacity = session.spec.capacity
     try:
         if region == facts.region:
-            return make_plan(cluster.session.spec, facts)
+            return make_plan(session.spec, facts)
         zones = tuple(zone for zone in capacity.zones if zone.startswith(region))
-        spec = replace(cluster.session.spec, capacity=replace(capacity, zones=zones))
+        spec = replace(session.spec, capacity=replace(capacity, zones=zones))
         target = replace(cluster.target, region=region)
-        there = facts_of(aws_of(cluster.session, target, login=cluster.aws), spec, target, cluster.known)
+        there = facts_of(aws_of(session, target, login=cluster.aws), spec, target, cluster.known)
         return make_plan(spec, replace(there, data=facts.data, saving=facts.saving))
     except AwsddpError as error:
         return error

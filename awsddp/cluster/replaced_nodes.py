@@ -12,6 +12,7 @@ def name_left_out(cluster: LocatedCluster) -> None:
 
     One that has begun continues from its checkpoint. Raises NodesFailed, NodeError.
     """
+    session = cluster.session
     living = {node.instance_id for node in cluster.nodes}
     left = {
         job.job: job
@@ -22,18 +23,18 @@ def name_left_out(cluster: LocatedCluster) -> None:
         return
     with connect(cluster, deadline_s=REACH_S) as connected:
         known = {job.job: job for job in told_jobs(connected) if job.job in left}
-    cluster.session.folder.remember(*known.values())
+    session.folder.remember(*known.values())
     for name, job in (left | known).items():
         lost = ", ".join(node_name(one.node) for one in job.nodes if one.instance_id not in living)
         ends = [f"awsddp cancel {name}"] if name in known and job.state in ACTIVE else []
         if ends and job.state == "running":
             ways = " && ".join([*ends, f"awsddp fetch {name}; awsddp train --resume {name}"])
-            cluster.session.say(
+            session.say(
                 f"job {name} runs without {lost}, which was replaced; with it: "
-                f"{advised(cluster.session, ways, job=job)}"
+                f"{advised(session, ways, job=job)}"
             )
         elif job.state == "waiting" or (job.state in ("failed", "interrupted") and job.started is None):
             ways = " && ".join([*ends, "awsddp train" if name in known else "awsddp train --after all"])
-            cluster.session.say(
-                f"job {name} waited for {lost}, which was replaced: {advised(cluster.session, ways, job=job)}"
+            session.say(
+                f"job {name} waited for {lost}, which was replaced: {advised(session, ways, job=job)}"
             )

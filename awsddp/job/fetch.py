@@ -213,7 +213,8 @@ def _bring(
     from awsddp.aws.power import release, unfetched_of
     from awsddp.nodes.download import by_rsync, pull
 
-    folder = connected.session.results / job.job
+    session = connected.session
+    folder = session.results / job.job
     nodes, began = connected.fleet.holders(job), time.monotonic()
     held = [node for node in connected.cluster.nodes if node.node in nodes]
     tagged = soon(unfetched_of, connected.cluster.aws, held) if held and job.state not in ACTIVE else None
@@ -236,22 +237,22 @@ def _bring(
     fetched = pull(
         selected.wanted,
         folder,
-        transfer=by_rsync(connected.session.folder.ssh_config),
+        transfer=by_rsync(session.folder.ssh_config),
         look=look,
         begins=begins,
         grown=job.state in ACTIVE,
         also=job_json,
-        on_event=connected.session.on_event,
+        on_event=session.on_event,
     )
     note_fetched(connected.cluster, job.job, sum(one.bytes for one in fetched.values()))
     draw_loss(folder)
-    say_growing(connected.session, job, selected.growing)
+    say_growing(session, job, selected.growing)
     if selected.owed:
         raise _unfetched(job, selected.owed, lost)
     if tagged is not None:
         if waits and wait_until_saved(connected, job):
             abort(connected.cluster, [job])
-        with connected.session.folder.lock("train", part="tags", wait_s=TAGS_S) as free_s:
+        with session.folder.lock("train", part="tags", wait_s=TAGS_S) as free_s:
             # A file's time is up to 10 ms late.
             fresh = time.monotonic() - began < min(free_s - 0.1, FRESH_S)
             older = older_jobs(connected, tagged.result())

@@ -69,21 +69,22 @@ def finish(connected: ConnectedCluster, job: JobRecord) -> JobDocument:
     The job's state is remembered first; an error that keeps results away carries the document as its
     `result`. Missing results of a job that did not succeed are only reported: it has a cause of its own.
     """
+    session = connected.session
     try:
-        connected.session.folder.remember(job)
+        session.folder.remember(job)
         bring(connected, job)
         lost = still_missing(connected, job)
         if lost and job.state == "succeeded":
             raise NodeError("a part of its results is missing", "\n".join(lost.values()))
     except AwsddpError as error:
-        error.result = told = job_result(connected.session, job)
+        error.result = told = job_result(session, job)
         where = "fetched, and also on the nodes" if told.fetched else "not all fetched"
         error.message = f"job {job.job} {job.state}, its results are {where}: {error.message}"
         error.next = f"awsddp fetch {job.job}   # again" + (f"\n{error.next}" if error.next else "")
         raise
     for text in lost.values():
-        connected.session.say(text)
-    return job_result(connected.session, job)
+        session.say(text)
+    return job_result(session, job)
 
 
 def attend(connected: ConnectedCluster, job: JobRecord, *, on_lines: Callable[[bytes], None]) -> JobDocument:

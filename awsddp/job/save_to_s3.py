@@ -212,6 +212,7 @@ def wait_until_saved(connected: ConnectedCluster, job: JobRecord) -> bool:
     They are where the nodes that can be asked say so, and S3 holds what they list. Else it says why not, also
     where nothing moves any more.
     """
+    session = connected.session
     saving, counts, until = None, None, time.monotonic() + _STILL_S
     where = f"{job.save_to}/{job.job}"
     while time.monotonic() < until:
@@ -220,16 +221,14 @@ def wait_until_saved(connected: ConnectedCluster, job: JobRecord) -> bool:
             break
         if saving is not None and counts != _counts(saving):
             counts, until = _counts(saving), time.monotonic() + _STILL_S
-            connected.session.on_event(Event(f"saving {job.job} to {job.save_to}: {saving_text(saving)}", ""))
+            session.on_event(Event(f"saving {job.job} to {job.save_to}: {saving_text(saving)}", ""))
         time.sleep(_POLL_S)
     if saving is not None and saving.ended and not saving.error:
-        if is_there := in_bucket(connected.session, job):
-            connected.session.say(
-                f"the results of {job.job} are in {where}: {amount(saving.files, saving.bytes)}"
-            )
+        if is_there := in_bucket(session, job):
+            session.say(f"the results of {job.job} are in {where}: {amount(saving.files, saving.bytes)}")
         return is_there
     why = saving.error if saving is not None and saving.error else "its nodes do not go on"
-    connected.session.say(f"not all results of {job.job} are in {where}: {why}")
+    session.say(f"not all results of {job.job} are in {where}: {why}")
     return False
 
 

@@ -56,7 +56,8 @@ def start(
     was not known, has taken the automatic name meanwhile, the next one is used. Raises InUse, UsageError for
     a name that is taken, CloudError, NodeError.
     """
-    folder = connected.session.folder
+    session = connected.session
+    folder = session.folder
     refused: list[str] = []
     with folder.lock("train", wait_s=CLAIM_S):
         for attempt in count(1):
@@ -64,7 +65,7 @@ def start(
                 nodes, launches = _launched(connected, ranks, listing, checkpoint, refused)
                 break
             except NameTaken:
-                if connected.session.job_spec.job.name is not None or attempt == TRIES:
+                if session.job_spec.job.name is not None or attempt == TRIES:
                     raise
         launch = next(iter(launches.values()))
         name = launch.job
@@ -82,13 +83,11 @@ def start(
             RankResult(rank=one.rank, local_rank=one.local_rank, node=one.node, exit_code=None, seconds=0.0)
             for one in ranks
         ),
-        home=f"{connected.session.job_spec.job.results}/{name}",
+        home=f"{session.job_spec.job.results}/{name}",
         nodes=tuple(JobNode(node=node.node, instance_id=node.instance_id) for node in nodes),
     )
     try:
-        folder.note(
-            "train", job=name, world_size=len(ranks), home=str((connected.session.results / name).absolute())
-        )
+        folder.note("train", job=name, world_size=len(ranks), home=str((session.results / name).absolute()))
         folder.remember(job)
     except AwsddpError as error:  # it has started all the same
         follow = f"awsddp logs -f {name}   # follow it then\nawsddp cancel {name}   # or end it"
@@ -97,11 +96,9 @@ def start(
     record, gpus = connected.cluster.record, connected.cluster.record.found[ranks[0].node].gpus
     on_ec2 = record.gpus_per_node if record.pretended else gpus
     if launch.after:
-        connected.session.say(f"job {name} starts when these have ended: {', '.join(launch.after)}")
+        session.say(f"job {name} starts when these have ended: {', '.join(launch.after)}")
     else:
-        connected.session.say(
-            f"job {name} runs {ranks_text(connected.session.job_spec, ranks, gpus=gpus, on_ec2=on_ec2)}"
-        )
+        session.say(f"job {name} runs {ranks_text(session.job_spec, ranks, gpus=gpus, on_ec2=on_ec2)}")
     return job
 
 
