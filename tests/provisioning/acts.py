@@ -10,24 +10,24 @@ from awsddp.cluster.doctor import before_launch as doctor
 from awsddp.errors import CloudError, NodeError
 from awsddp.model.documents import JobDocument
 from awsddp.model.records import Target
-from awsddp.session.connect import use_reachable
-from awsddp.session.context import Cluster
+from awsddp.session.connect import preconnected_cluster, ready_cluster, require_reachable
+from awsddp.session.context import Session
 from awsddp.session.locate import aws_of
 
 
-def trained(ctx: Cluster, **choices: object) -> dict[str, Any]:
+def trained(session: Session, **choices: object) -> dict[str, Any]:
     """Do in AWS what `train` does there; what it does beside needs machines."""
-    with ctx.ready() as cluster:
+    with ready_cluster(session) as cluster:
         power.keep_on_poweroff(cluster.aws, cluster.nodes, "train-1")
-        hold(ctx.home, {node.instance_id for node in cluster.nodes})
+        hold(session.home, {node.instance_id for node in cluster.nodes})
     return {}
 
 
-def fetched(ctx: Cluster) -> dict[str, Any]:
+def fetched(session: Session) -> dict[str, Any]:
     """Do in AWS what `fetch` does there, once the results of the nodes that run are home."""
-    with ctx.partly_ready() as cluster:
-        use_reachable(cluster)
-        hold(ctx.home, held(ctx.home) - {node.instance_id for node in cluster.nodes})
+    with preconnected_cluster(session) as found:
+        cluster = require_reachable(found)
+        hold(session.home, held(session.home) - {node.instance_id for node in cluster.nodes})
         power.release(cluster.aws, cluster.nodes, "train-1")
         if any(node.unfetched for node in cluster.excluded):
             raise NodeError("a part of the results is missing")
@@ -44,41 +44,41 @@ def hold(home: Path, instance_ids: Iterable[str]) -> None:
     (home / "held").write_text(" ".join(instance_ids))
 
 
-def detached(ctx: Cluster, **choices: Any) -> dict[str, Any]:
+def detached(session: Session, **choices: Any) -> dict[str, Any]:
     """Do in AWS what `run --detach` does there."""
-    return _run(ctx, detach=True, **choices)
+    return _run(session, detach=True, **choices)
 
 
-def ran(ctx: Cluster, **choices: Any) -> dict[str, Any]:
+def ran(session: Session, **choices: Any) -> dict[str, Any]:
     """`run`, of a job that needs no machine."""
-    return _run(ctx, detach=False, **choices)
+    return _run(session, detach=False, **choices)
 
 
-def _run(ctx: Cluster, *, detach: bool, **choices: Any) -> dict[str, Any]:
-    def job(ctx: Cluster, **_: object) -> JobDocument:
-        trained(ctx)
+def _run(session: Session, *, detach: bool, **choices: Any) -> dict[str, Any]:
+    def job(session: Session, **_: object) -> JobDocument:
+        trained(session)
         if not detach:
-            fetched(ctx)
+            fetched(session)
         return JobDocument(job="train-1", state="succeeded", cause=None, ranks=(), home="runs/train-1")
 
-    run.train, run.check = job, lambda ctx, **_: None  # type: ignore[assignment]
-    return run.run_job(ctx, on_lines=lambda lines: None, detach=detach, **choices)
+    run.train, run.check = job, lambda session, **_: None  # type: ignore[assignment]
+    return run.run_job(session, on_lines=lambda lines: None, detach=detach, **choices)
 
 
-def checked(ctx: Cluster) -> Any:
+def checked(session: Session) -> Any:
     """`doctor`, which as a command exits with 4 where a check failed."""
-    document = doctor(ctx)
+    document = doctor(session)
     failed = [check.value for check in document.checks if check.ok is False]
     if failed:
         raise CloudError("a check failed", "\n".join(failed), "awsddp doctor")
     return document
 
 
-def whoami(ctx: Cluster) -> dict[str, Any]:
+def whoami(session: Session) -> dict[str, Any]:
     """Return who calls, as AWS knows them."""
-    return {"owner": aws_of(ctx, Target(region=ctx.spec.cluster.region)).identity().user_id}
+    return {"owner": aws_of(session, Target(region=session.spec.cluster.region)).identity().user_id}
 
 
-def status_all(ctx: Cluster) -> dict[str, Any]:
+def status_all(session: Session) -> dict[str, Any]:
     """`status --all`, as a document."""
-    return {"clusters": inventory.status_all(ctx)}
+    return {"clusters": inventory.status_all(session)}

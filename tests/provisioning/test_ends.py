@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
+from awsddp.cluster import run
 from awsddp.model.documents import JobDocument
-from awsddp.session.context import Cluster, run
+from awsddp.session.context import Session
 from tests.local.conftest import fault_add
 from tests.provisioning.acts import fetched, trained
 from tests.provisioning.world import World, yes
@@ -18,15 +19,15 @@ from tests.provisioning.world import World, yes
 def test_a_run_ends_its_nodes_once_aws_answers_again(world: World, fails_s: float, code: int) -> None:
     cloud = world.cloud.info
 
-    def job(ctx: Cluster, **_: Any) -> JobDocument:
-        trained(ctx)
-        fetched(ctx)
+    def job(session: Session, **_: Any) -> JobDocument:
+        trained(session)
+        fetched(session)
         fault_add(cloud, "*", "InternalError", for_s=fails_s)
         return JobDocument(job="train-1", state="succeeded", cause=None, ranks=(), home="runs/train-1")
 
-    def ran(ctx: Cluster) -> dict[str, Any]:
-        run.train, run.check = job, lambda ctx, **_: None  # type: ignore[assignment]
-        return run.run_job(ctx, confirm=yes, on_lines=lambda lines: None)
+    def ran(session: Session) -> dict[str, Any]:
+        run.train, run.check = job, lambda session, **_: None  # type: ignore[assignment]
+        return run.run_job(session, confirm=yes, on_lines=lambda lines: None)
 
     began = world.clock.read()
     ended = world.run(ran)

@@ -26,7 +26,7 @@ from awsddp.cluster.status import status
 from awsddp.cluster.stop import stop
 from awsddp.cluster.up import up
 from awsddp.plan.policy import least_policy
-from awsddp.session.context import Cluster
+from awsddp.session.context import Session
 from awsddp.session.locate import aws_of, target_for
 from awsddp.settings.loader import load
 from tests.provisioning.acts import fetched, status_all, trained
@@ -134,14 +134,14 @@ CONFIGURED: dict[str, Settings | Callable[[World], Settings]] = {
 }
 
 
-def planned(ctx: Cluster) -> dict[str, Any]:
-    return {"type": plan(ctx).instance_type}
+def planned(session: Session) -> dict[str, Any]:
+    return {"type": plan(session).instance_type}
 
 
-def regions(ctx: Cluster) -> dict[str, Any]:
+def regions(session: Session) -> dict[str, Any]:
     """What `status --all` and `down --orphans` read where no region is named."""
-    with target_for(ctx, ctx.folder.read()) as target:
-        return {"regions": enabled_regions(aws_of(ctx, target))}
+    with target_for(session, session.folder.read()) as target:
+        return {"regions": enabled_regions(aws_of(session, target))}
 
 
 @dataclass(frozen=True)
@@ -272,9 +272,8 @@ def check(driven: Driven) -> None:
 
 def operations() -> set[str]:
     """Return every operation that the program names as one that it calls."""
-    code = "".join(
-        path.read_text() for room in ("aws", "plan", "verbs") for path in (AWSDDP / room).glob("*.py")
-    )
+    files = (path for path in AWSDDP.rglob("*.py") if path.relative_to(AWSDDP).parts[0] != "local")
+    code = "".join(path.read_text() for path in files)
     models = map(get_service_model, ("ec2", "ssm", "service-quotas", "pricing"))
     known = {name for model in models for name in model.operation_names}
     return known & set(re.findall(r'"([A-Z][A-Za-z]+)"', code))

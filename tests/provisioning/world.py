@@ -38,16 +38,19 @@ from moto.iam import access_control
 from moto.moto_api._internal import mock_random
 from moto.sts.models import sts_backends
 
+from awsddp import state
 from awsddp.aws import clusters, instances, launch_resources, plan_facts, power, teardown, waits
 from awsddp.aws.client import Call, Trail
 from awsddp.cli.command_line import WATCH
+from awsddp.cluster import doctor, down, inventory, launch, plan, reconcile, status
 from awsddp.errors import AwsddpError, LetGo
+from awsddp.job import registry, submit
 from awsddp.local import control, daemon, ec2_http, emulator, faults, http_server, lifecycle, operations
 from awsddp.local.machine import Place, write_json
 from awsddp.nodes import provision
-from awsddp.session.context import Cluster
+from awsddp.session import cost
+from awsddp.session.context import Session
 from awsddp.settings.loader import load
-from awsddp.state import Folder
 from tests.local.conftest import fault_add, fault_clear
 from tests.provisioning import iam
 from tests.provisioning.clock import SLEEP, Clock
@@ -399,7 +402,7 @@ class World:
             "AWS_SECRET_ACCESS_KEY": keys["SecretAccessKey"],
         }
 
-    def _context(self, nodes: int, home: Path, asked: Mapping[str, Any]) -> Cluster:
+    def _context(self, nodes: int, home: Path, asked: Mapping[str, Any]) -> Session:
         values = {
             "cluster.region": REGION,
             "cluster.nodes": nodes,
@@ -408,9 +411,7 @@ class World:
             **asked,
         }
         spec, job = load("demo", environ={}, overrides=values)
-        return Cluster().but(
-            spec=spec, job_spec=job, folder=Folder(home, "demo"), on_event=lambda event: None
-        )
+        return Session(name="demo", home=home, settings=(spec, job))
 
     def make_roles(self) -> None:
         """Make the account's roles, so that their sessions have an id that stays."""
@@ -486,20 +487,19 @@ def _ended(
         return {"code": 1, "told": traceback.format_exc()}
 
 
-TIMED = {
-    f"awsddp.{name}"
-    for name in (
-        "doctor",
-        "down",
-        "known",
-        "reconcile",
-        "search",
-        "state",
-        "train",
-        "status",
-        "up",
-    )
-}
+TIMED = (
+    cost,
+    doctor,
+    down,
+    inventory,
+    launch,
+    plan,
+    reconcile,
+    registry,
+    state,
+    status,
+    submit,
+)
 """The files that ask for the time: the world's."""
 
 
@@ -510,9 +510,9 @@ def _live(world: World, environ: Mapping[str, str]) -> None:
     botocore.session.create_loader = lambda path=None: _MODELS
     time.sleep = clock.sleep
     moved = SimpleNamespace(now=clock.now, fromisoformat=datetime.fromisoformat)
-    for name, module in list(sys.modules.items()):
-        if name in TIMED and getattr(module, "datetime", None) is datetime:
-            module.datetime = moved  # type: ignore[attr-defined]
+    for module in TIMED:
+        assert module.datetime is datetime, module  # type: ignore[attr-defined]
+        module.datetime = moved  # type: ignore[attr-defined]
     for name in ("monotonic", "sleep", "now"):
         object.__setattr__(waits.CLOCK, name, getattr(clock, {"monotonic": "read"}.get(name, name)))
 
