@@ -15,8 +15,10 @@ import pytest
 from awsddp.agent_client import launch_requests
 from awsddp.agent_client.rank_layout import layout
 from awsddp.aws import power
+from awsddp.cluster import down, fetch_unfetched, prepare, reconcile, remote, replaced_nodes, status, stop, up
+from awsddp.cluster import sync as cluster_sync
 from awsddp.errors import CloudError, NodeError
-from awsddp.job import submit
+from awsddp.job import fetch, submit, train
 from awsddp.model.events import Event
 from awsddp.model.records import JobRecord, Listed, Node, Target
 from awsddp.nodes import fleet as transport
@@ -24,13 +26,30 @@ from awsddp.nodes import rsync, sync
 from awsddp.nodes.fleet import Result
 from awsddp.nodes.login import Endpoint
 from awsddp.nodes.node_failures import NodeFailure
-from awsddp.session.context import Cluster
+from awsddp.session import connect
+from awsddp.session.context import ConnectedCluster, LocatedCluster, Session
 from awsddp.settings.loader import load
 from awsddp.state import Folder, Record
 from tests.jobs.conftest import Fleet as Homes
 from tests.jobs.conftest import free_ports
 
 _DO = re.compile(rb'"do": "(\w+)"')
+FINDERS = (connect, down, fetch, remote, status, stop)
+"""The modules that look `find_cluster` up."""
+_CONNECTORS = (
+    cluster_sync,
+    connect,
+    fetch_unfetched,
+    prepare,
+    reconcile,
+    remote,
+    replaced_nodes,
+    status,
+    stop,
+    train,
+    up,
+)
+"""The modules that look `connect` up."""
 
 
 class Line:
@@ -121,11 +140,11 @@ class World:
             )
         )
 
-    def ctx(self, **job: object) -> Cluster:
-        """A context whose job section is as given."""
+    def session(self, **job: Any) -> Session:
+        """What is asked, with a job section as given."""
         overrides = {"sync.workdir": str(self.project), **{f"job.{key}": value for key, value in job.items()}}
-        spec, asked = load("default", overrides=overrides, environ={})
-        return Cluster().but(spec=spec, job_spec=asked, folder=self.folder, on_event=self._hear)
+        settings = load("default", overrides=overrides, environ={})
+        return Session(name="default", home=self.folder.root, settings=settings, on_event=self._hear)
 
     def _hear(self, event: Event) -> None:
         self.said.append(f"{event.who}: {event.text}" if event.who else event.text)
@@ -151,31 +170,33 @@ class World:
         assert record is not None
         return record
 
-    def handle(self, ctx: Cluster | None = None, line: Line | None = None) -> Cluster:
-        """The cluster as a search finds it, all nodes in use, connected by `line`."""
-        ctx = ctx or self.ctx()
-        listed = Listed(name="default", id="0a1b2c3d", owner="me", region="here", nodes=self.listed)
-        return ctx.but(
+    def located(self, session: Session | None = None) -> LocatedCluster:
+        """The cluster as a search finds it, all nodes in use."""
+        gateway: Any = object()
+        return LocatedCluster(
+            session=session or self.session(),
             target=self.record.target,
-            gateway=object(),  # type: ignore[arg-type]
+            gateway=gateway,
             known=self.record,
-            listed=listed,
+            listed=Listed(name="default", id="0a1b2c3d", owner="me", region="here", nodes=self.listed),
             searched=(),
             nodes=self.listed,
-            connections=line or self.line(),
         )
 
-    @contextlib.contextmanager
-    def find(self, ctx: Cluster, **_: object) -> Iterator[Cluster]:
-        """Search for the cluster."""
-        self.lines -= 1
-        yield self.handle(ctx)
+    def connected(self, session: Session | None = None, line: Line | None = None) -> ConnectedCluster:
+        """The cluster as a search finds it, connected by `line`."""
+        fleet: Any = line or self.line()
+        return ConnectedCluster(cluster=self.located(session), fleet=fleet)
 
     @contextlib.contextmanager
-    def connect(self, cluster: Cluster) -> Iterator[Any]:
+    def find_cluster(self, session: Session, **_: object) -> Iterator[LocatedCluster]:
+        """Search for the cluster."""
+        yield self.located(session)
+
+    @contextlib.contextmanager
+    def connect(self, cluster: LocatedCluster, *_: object, **__: object) -> Iterator[ConnectedCluster]:
         """Connect to the nodes."""
-        cluster.connections = self.line()
-        yield cluster.connections
+        yield ConnectedCluster(cluster=cluster, fleet=self.line())
 
     def set_state(self, number: int, state: str) -> None:
         """Stop or start a machine."""
@@ -209,15 +230,6 @@ class World:
         self.tags |= {key: value.split() for key in instance_ids}
 
 
-def staged(world: World) -> Callable[..., contextlib.AbstractContextManager[Any]]:
-    """Return a `connect` of the handle, a method."""
-
-    def connect(cluster: Cluster, *given: object, **more: object) -> Any:
-        return world.connect(cluster)
-
-    return connect
-
-
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     """Two nodes."""
@@ -246,11 +258,10 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
 
     monkeypatch.setattr(rsync, "transfer", transfer)
 
-    def find(cluster: Cluster, **how: object) -> Any:
-        return made.find(cluster, **how)
-
-    monkeypatch.setattr(Cluster, "find", find)
-    monkeypatch.setattr(Cluster, "connect", staged(made))
+    for module in FINDERS:
+        monkeypatch.setattr(module, "find_cluster", made.find_cluster)
+    for module in _CONNECTORS:
+        monkeypatch.setattr(module, "connect", made.connect)
     yield made
     homes.end()
 
@@ -259,5 +270,5 @@ def start(world: World, script: str, **job: Any) -> JobRecord:
     """Start a script of two ranks, one a node."""
     (world.project / "w.py").write_text(script)
     ranks = layout([0, 1], gpus=0, world_size=2)
-    cluster = world.handle(world.ctx(script="w.py", **job))
-    return submit.start(cluster, ranks, None)  # type: ignore[arg-type]
+    connected = world.connected(world.session(script="w.py", **job))
+    return submit.start(connected, ranks, None)  # type: ignore[arg-type]

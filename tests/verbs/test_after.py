@@ -23,7 +23,7 @@ def script(code: int, sleep: float = 0.0) -> str:
 
 
 def jobs(world: World) -> dict[str, JobRecord]:
-    return {job.job: job for job in told_jobs(world.handle())}
+    return {job.job: job for job in told_jobs(world.connected())}
 
 
 def states(world: World) -> dict[str, str]:
@@ -41,7 +41,7 @@ def test_chain_of_three_runs_one_after_the_other_each_with_the_code_of_its_launc
         start(world, script(4), name="four")
     with pytest.raises(NotFoundError, match="no job none on the nodes"):
         start(world, script(4), name="four", after="none")
-    end_ranks(world.handle(), "one", grace_s=0)
+    end_ranks(world.connected(), "one", grace_s=0)
     ended = {"one": "cancelled", "two": "succeeded", "three": "succeeded"}
     until(lambda: states(world) == ended, seconds=60)
     for name, code in (("two", 2), ("three", 3)):
@@ -54,8 +54,8 @@ def test_chain_of_three_runs_one_after_the_other_each_with_the_code_of_its_launc
 def test_why_without_a_name_is_of_the_job_that_runs_and_not_of_one_that_waits(world: World) -> None:
     start(world, script(1, 600), name="one")
     start(world, script(2), name="two", after="one")
-    assert why(world.ctx()).job == why(world.ctx(), "last").job == "one"
-    assert (why(world.ctx(), "two").job, why(world.ctx(), "two").state) == ("two", "waiting")
+    assert why(world.session()).job == why(world.session(), "last").job == "one"
+    assert (why(world.session(), "two").job, why(world.session(), "two").state) == ("two", "waiting")
 
 
 def test_several_jobs_are_ended_by_one_command_those_that_wait_first(world: World) -> None:
@@ -63,28 +63,28 @@ def test_several_jobs_are_ended_by_one_command_those_that_wait_first(world: Worl
     for name in ("two", "three", "four"):
         start(world, script(2), name=name, after="one")
     with pytest.raises(NotFoundError, match="no job none"):
-        cancel_jobs(world.ctx(), ["two", "none"])
+        cancel_jobs(world.session(), ["two", "none"])
     assert set(states(world).values()) == {"running", "waiting"}
-    assert [one.job for one in cancel_jobs(world.ctx(), ["two", "two"])] == ["two"]
-    assert [one.job for one in cancel_jobs(world.ctx(grace="1s"), ["all"])] == ["four", "three", "one"]
+    assert [one.job for one in cancel_jobs(world.session(), ["two", "two"])] == ["two"]
+    assert [one.job for one in cancel_jobs(world.session(grace="1s"), ["all"])] == ["four", "three", "one"]
     assert set(states(world).values()) == {"cancelled"}
     with pytest.raises(NotFoundError, match="no job is running"):
-        cancel_jobs(world.ctx(), ["all"])
-    assert cancel_jobs(world.ctx(), ["one"])[0].state == "cancelled"
+        cancel_jobs(world.session(), ["all"])
+    assert cancel_jobs(world.session(), ["one"])[0].state == "cancelled"
 
 
 def test_several_jobs_are_fetched_by_one_command_and_one_that_cannot_be_stops_no_other(world: World) -> None:
     for name in ("one", "two"):
         start(world, script(0), name=name)
         until(lambda name=name: states(world)[name] == "succeeded", seconds=60)
-    ctx, shown = world.ctx(), list[str]()
+    session, shown = world.session(), list[str]()
 
     def fetch_one(name: str | None) -> FetchDocument:
-        return fetch(ctx, job=name, start=pytest.fail)
+        return fetch(session, job=name, start=pytest.fail)
 
     def fetch_these(*names: str) -> list[str]:
         shown.clear()
-        found = fetch_jobs(ctx, names, fetch_one=fetch_one, on_document=lambda one: shown.append(one.job))
+        found = fetch_jobs(session, names, fetch_one=fetch_one, on_document=lambda one: shown.append(one.job))
         return [one.job for one in found]
 
     with pytest.raises(NotFoundError, match="no job none"):
@@ -100,7 +100,7 @@ def test_job_that_waits_can_be_cancelled_and_fails_without_one_of_its_nodes(worl
     start(world, script(3), name="three", after="one")
     with pytest.raises(UsageError, match="several jobs have o in their name"):
         start(world, script(4), after="o")
-    end_ranks(world.handle(), "two")
+    end_ranks(world.connected(), "two")
     os.kill(world.homes.document(1, "three")["pid"], signal.SIGKILL)
     until(lambda: states(world) == {"one": "running", "two": "cancelled", "three": "failed"}, seconds=60)
     found = jobs(world)
@@ -109,5 +109,5 @@ def test_job_that_waits_can_be_cancelled_and_fails_without_one_of_its_nodes(worl
     assert (cause.node, cause.kind) == (1, "node_lost")
     assert cause.explanation.startswith("node1 left the job while it waited: ")
     assert found["two"].started is None
-    end_ranks(world.handle(), "one", grace_s=0)
+    end_ranks(world.connected(), "one", grace_s=0)
     assert world.homes.processes() == []

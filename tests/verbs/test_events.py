@@ -53,7 +53,7 @@ def test_what_has_grown_comes_home_and_nothing_else(world: World) -> None:
     job = start(world, WRITES, name="j")
     world.homes.wait("j")
     line = beside(world)
-    following = Events(world.handle(line=line), job)
+    following = Events(world.connected(line=line), job)
     following.fetch()
     place = "runs/today/events.out.tfevents.7"
     assert at_home(world) == {f"node{n}/{place}": f"step 1 of rank {n}" for n in (0, 1)}
@@ -84,7 +84,7 @@ def test_errors_do_not_end_what_is_followed(world: World, monkeypatch: pytest.Mo
         raise KeyError("a connection that is gone")
 
     monkeypatch.setattr(line, "run_each", broken)
-    with Events(world.handle(line=line), job).followed():
+    with Events(world.connected(line=line), job).followed():
         for _ in range(3):  # it is tried again, and again
             assert tried.acquire(timeout=60)
     assert at_home(world) == {}

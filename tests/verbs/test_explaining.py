@@ -10,7 +10,7 @@ from awsddp.job.explain import explained
 from awsddp.job.rehearsal_gaps import lacking
 from awsddp.model.records import Cause, JobRecord, Target
 from awsddp.nodes.project_files import files_to_send
-from awsddp.session.context import Cluster
+from awsddp.session.context import Session
 from awsddp.settings.loader import load
 from awsddp.state import Folder
 from tests.cli.test_advice import RECORD
@@ -43,14 +43,12 @@ def cause_of(
     kind, key = kinds.get(said[:6], (kind or "file_not_found", ""))
     values = {key: said.split("'")[1]} if key else {}
     cause = Cause(rank=1, node=0, kind=kind, values=values, explanation=said, next="-", tail=tail)
-    spec, asked = load(environ={}, overrides={"sync.workdir": str(project), **keys})
-    ctx = Cluster().but(
-        spec=spec, job_spec=asked, folder=Folder(tmp_path / "home", "default"), on_event=print
-    )
+    settings = load(environ={}, overrides={"sync.workdir": str(project), **keys})
+    session = Session(name="default", home=tmp_path / "home", settings=settings, on_event=print)
     job = JobRecord(
         job="j", state="failed", cause=cause, ranks=(), home="runs/j", script=script, options=options
     )
-    told = explained(ctx, job)
+    told = explained(session, job)
     assert told.cause is not None
     return told.cause
 
@@ -253,13 +251,11 @@ def test_variable_that_is_set_here_alone_is_named_with_the_option(
     monkeypatch.setenv("WANDB_API_KEY", "x")
     (tmp_path / "t.py").touch()
     tail = (f'  File "{where}", line 714, in __getitem__', "KeyError: 'WANDB_API_KEY'")
-    spec, asked = load(environ={}, overrides={"sync.workdir": str(tmp_path)})
-    ctx = Cluster().but(
-        spec=spec, job_spec=asked, folder=Folder(tmp_path / "home", "default"), on_event=print
-    )
+    settings = load(environ={}, overrides={"sync.workdir": str(tmp_path)})
+    session = Session(name="default", home=tmp_path / "home", settings=settings, on_event=print)
     cause = Cause(rank=0, node=0, kind="exit", tail=tail, explanation="It ended with exit code 1.", next="-")
     cause = explained(
-        ctx, JobRecord(job="j", state="failed", cause=cause, ranks=(), home="runs/j", script="t.py")
+        session, JobRecord(job="j", state="failed", cause=cause, ranks=(), home="runs/j", script="t.py")
     ).cause
     assert cause is not None
     assert ("WANDB_API_KEY is set here, and not on the nodes" in cause.explanation) is told
@@ -292,15 +288,13 @@ def test_a_value_that_may_be_a_secret_comes_into_no_command(tmp_path: Path) -> N
 
 def test_advice_of_a_node_becomes_the_command_of_this_job(tmp_path: Path) -> None:
     row = "awsddp train --env-var NCCL_DEBUG=INFO   # NCCL's log then says why"
-    spec, asked = load("second", environ={}, overrides={"sync.workdir": str(tmp_path)})
-    ctx = Cluster().but(
-        spec=spec, job_spec=asked, folder=Folder(tmp_path / "home", "second"), on_event=print, local=True
-    )
+    settings = load("second", environ={}, overrides={"sync.workdir": str(tmp_path)})
+    session = Session(name="second", home=tmp_path / "home", settings=settings, on_event=print, local=True)
     cause = Cause(rank=0, node=0, kind="nccl_error", explanation="NCCL failed.", next=row)
     options = ("-o", "job.world_size=4")
     job = JobRecord(job="j", state="failed", cause=cause, ranks=(), home="x", script="t.py", options=options)
     for verb in ("train", "run"):
-        told = explained(ctx.but(verb=verb), job).cause
+        told = explained(replace(session, verb=verb), job).cause
         assert told is not None
         assert told.next == (
             f"awsddp -c second --local {verb} --world-size 4 --env-var NCCL_DEBUG=INFO t.py"
@@ -370,9 +364,9 @@ def test_a_loopback_node_has_the_network_of_this_machine() -> None:
 def test_the_cause_of_a_job_in_a_rehearsal_says_what_that_lacks(tmp_path: Path) -> None:
     folder = Folder(tmp_path / "home", "default")
     folder.write(replace(RECORD, target=LOCAL))
-    spec, asked = load(environ={}, overrides={"sync.workdir": str(tmp_path)})
-    ctx = Cluster().but(spec=spec, job_spec=asked, folder=folder, on_event=print)
+    settings = load(environ={}, overrides={"sync.workdir": str(tmp_path)})
+    session = Session(name="default", home=tmp_path / "home", settings=settings, on_event=print)
     told = explained(
-        ctx, JobRecord(job="j", state="failed", cause=TRITON, ranks=(), home="runs/j", script="t.py")
+        session, JobRecord(job="j", state="failed", cause=TRITON, ranks=(), home="runs/j", script="t.py")
     )
     assert told.cause is not None and told.cause.explanation.endswith("the image of a GPU node has it.")

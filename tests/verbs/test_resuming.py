@@ -3,6 +3,7 @@
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,21 +14,18 @@ from awsddp.errors import ConfigError, Interrupted
 from awsddp.job import follow
 from awsddp.job.checkpoint import checkpoint_of
 from awsddp.model.records import JobRecord, JobState
-from awsddp.session.context import Cluster
+from awsddp.session.context import ConnectedCluster, LocatedCluster, Session
 from awsddp.settings.loader import load
-from awsddp.state import Folder
 from awsddp.storage.results_dir import job_result
 
 NOTE = "   # the script has to read $AWSDDP_RESUME"
 BUNDLED = "/home/ubuntu/awsddp/train/main.py"
 
 
-def context(tmp_path: Path, script: str | None) -> Cluster:
+def session_of(tmp_path: Path, script: str | None) -> Session:
     overrides = {"sync.workdir": str(tmp_path), "job.script": script, "job.resume": "last"}
-    spec, job = load("default", overrides=overrides, environ={})
-    return Cluster().but(
-        spec=spec, job_spec=job, folder=Folder(tmp_path / "home", "default"), on_event=lambda _: None
-    )
+    settings = load("default", overrides=overrides, environ={})
+    return Session(name="default", home=tmp_path / "home", settings=settings)
 
 
 @pytest.mark.parametrize(
@@ -54,14 +52,14 @@ def test_last_job_is_the_one_that_started_last_and_not_the_one_fetched_last(
         os.utime(path, (moment, moment))
     (tmp_path / "runs" / "broken").mkdir()
     (tmp_path / "runs" / "broken" / "job.json").write_text("{")
-    checkpoint = checkpoint_of(context(tmp_path, script))
+    checkpoint = checkpoint_of(session_of(tmp_path, script))
     assert checkpoint is not None
     assert checkpoint.job == expected
 
 
 def test_job_without_a_script_of_its_own_is_not_the_bundled_one(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no job of the bundled program has results here"):
-        checkpoint_of(context(tmp_path, None))
+        checkpoint_of(session_of(tmp_path, None))
 
 
 @pytest.mark.parametrize("state", ["failed", "cancelled", "interrupted", "succeeded"])
@@ -71,13 +69,13 @@ def test_job_names_its_checkpoint_and_what_continues_one_that_did_not_succeed(
     capsys: pytest.CaptureFixture[str],
     state: JobState,
 ) -> None:
-    ctx = context(tmp_path, "train.py")
-    monkeypatch.setattr(WATCH, "cluster", ctx)
+    session = session_of(tmp_path, "train.py")
+    monkeypatch.setattr(WATCH, "session", session)
     run = tmp_path / "runs/unlucky/node1/run"
     run.mkdir(parents=True)
     (run / "step3.pt").touch()
     job = JobRecord(job="unlucky", state=state, cause=None, ranks=(), home="runs/unlucky", script="train.py")
-    result = job_result(ctx, job)
+    result = job_result(session, job)
     checkpoint = "runs/unlucky/node1/run/step3.pt"
     assert result["checkpoint"] == checkpoint
     job_page(result)
@@ -107,7 +105,7 @@ def test_what_continues_a_job_gives_its_script_the_checkpoint_or_says_that_it_mu
     args: tuple[str, ...],
     expected: str,
 ) -> None:
-    monkeypatch.setattr(WATCH, "cluster", context(tmp_path, script))
+    monkeypatch.setattr(WATCH, "session", session_of(tmp_path, script))
     if text is not None:
         path = tmp_path / ("m/n.py" if script == "m.n" else script)
         path.parent.mkdir(exist_ok=True)
@@ -137,11 +135,14 @@ def test_job_that_ctrl_c_ended_says_what_continues_it(
     job = JobRecord(
         job="stopped", state="cancelled", cause=None, ranks=(), home="runs/stopped", script="train.py"
     )
-    ctx, outcomes = context(tmp_path, "train.py"), iter([KeyboardInterrupt(), job])
+    located = LocatedCluster(session=session_of(tmp_path, "train.py"))
+    fleet: Any = None
+    connected = ConnectedCluster(cluster=located, fleet=fleet)
+    outcomes = iter([KeyboardInterrupt(), job])
 
     class Watched:
-        def __init__(self, *_: object, **__: object) -> None:
-            pass
+        def __init__(self, connected: ConnectedCluster, *_: object, **__: object) -> None:
+            self.connected = connected
 
         def run(self) -> JobRecord:
             outcome = next(outcomes)
@@ -153,11 +154,11 @@ def test_job_that_ctrl_c_ended_says_what_continues_it(
     for name in ("merger_of", "end_ranks"):
         monkeypatch.setattr(follow, name, lambda *_, **__: None)
     monkeypatch.setattr(follow, "costs", lambda _: "")
-    monkeypatch.setattr(Cluster, "record", None)
-    monkeypatch.setattr(follow, "finish", job_result)
+    monkeypatch.setattr(LocatedCluster, "record", None)
+    monkeypatch.setattr(follow, "finish", lambda connected, job: job_result(connected.session, job))
     monkeypatch.chdir(tmp_path)
     with pytest.raises(Interrupted) as left:
-        follow.attend(ctx, job, on_lines=lambda _: None)
+        follow.attend(connected, job, on_lines=lambda _: None)
     again, down = left.value.next.splitlines()
     words = "awsddp train --resume stopped train.py -- --resume '{resume}'"
     assert again == f"{words}   # continue from its checkpoint"

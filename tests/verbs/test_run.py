@@ -22,7 +22,6 @@ from awsddp.errors import (
 )
 from awsddp.job.script import check_script
 from awsddp.model.documents import JobDocument, RunDocument
-from awsddp.state import Folder
 from tests.verbs.conftest import World
 
 DONE = JobDocument(job="j", state="succeeded", cause=None, ranks=(), home="runs/j")
@@ -47,7 +46,7 @@ class Parts:
 
 
 def ran(world: World) -> RunDocument:
-    return run(world.ctx(), confirm=lambda _: None, on_lines=lambda _: None)
+    return run(world.session(), confirm=lambda _: None, on_lines=lambda _: None)
 
 
 def partly() -> NodeError:
@@ -60,7 +59,7 @@ def test_results_that_come_home_in_the_end_leave_the_verdict_alone(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Parts(monkeypatch, train=partly())
-    monkeypatch.setattr(verb, "whole_at_home", lambda ctx, name: name == "j")
+    monkeypatch.setattr(verb, "whole_at_home", lambda _, name: name == "j")
     assert ran(world).train == replace(DONE, fetched=True)
 
 
@@ -123,9 +122,9 @@ def test_what_train_refuses_of_a_job_run_refuses_before_it_asks_aws_anything(
     (world.project / "pkg").mkdir()
     (world.project / "pkg" / "__init__.py").touch()
     monkeypatch.setattr(verb, "up", lambda *_, **__: pytest.fail("up was called"))
-    ctx = world.ctx(**job).but(folder=Folder(world.project.parent / "new", "default"))
+    session = replace(world.session(**job), home=world.project.parent / "new")
     with pytest.raises(error, match=re.escape(text)):
-        run(ctx, confirm=lambda _: None, on_lines=lambda _: None)
+        run(session, confirm=lambda _: None, on_lines=lambda _: None)
 
 
 @pytest.mark.parametrize(
@@ -150,7 +149,7 @@ def test_interrupted_run_speaks_of_results_only_where_there_was_a_job(
 
     def interrupt(*_: object, **__: object) -> None:
         for job in jobs:
-            world.ctx().folder.remember(job)
+            world.session().folder.remember(job)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(verb, "up", interrupt)

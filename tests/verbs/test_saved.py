@@ -33,7 +33,7 @@ from awsddp.model.records import MORE, JobNode, JobRecord, Saving
 from awsddp.nodes import rsync
 from awsddp.nodes.node_failures import NodeFailure
 from awsddp.session.connect import told_jobs
-from awsddp.session.context import Cluster
+from awsddp.session.context import ConnectedCluster
 from awsddp.session.locate import require_live
 from awsddp.storage.results_dir import missing, refuse_another
 from awsddp.storage.saved_job import signing_secret
@@ -64,21 +64,21 @@ def test_who_looks_releases_the_nodes_once_all_is_saved_and_not_while_a_node_has
     held = {"i-0": ["j"], "i-1": ["j"]}
     for less in ({"ended": False}, {"error": "AccessDenied"}):
         say(world, 1, **less)
-        jobs_of_all(world.ctx())
+        jobs_of_all(world.session())
         assert world.tags == held
     world.set_state(1, "stopped")
     say(world, 1)
-    jobs_of_all(world.ctx())
+    jobs_of_all(world.session())
     assert world.tags == held  # it cannot be asked
     world.set_state(1, "running")
-    jobs_of_all(world.ctx())
+    jobs_of_all(world.session())
     assert world.tags == {"i-0": [], "i-1": []}
 
 
 @pytest.fixture
 def owed(world: World, monkeypatch: pytest.MonkeyPatch) -> World:
     """A cluster whose job `j` has succeeded, and saves to S3; what its nodes say of that is up to a test."""
-    monkeypatch.setattr(starting, "claim", lambda *_: None)
+    monkeypatch.setattr(submit, "claim", lambda *_: None)
     monkeypatch.setattr(save_to_s3, "_POLL_S", 0.01)
     start(world, SAVES, name="j", save_to=TO)
     world.homes.wait("j")
@@ -101,8 +101,8 @@ class Bucket:
 
 def end(world: World) -> None:
     """Do what `down` does before the nodes end."""
-    cluster = world.handle()
-    fetch_all(cluster, ending._owing(cluster, require_live(cluster)))
+    cluster, listed = require_live(world.located())
+    fetch_all(cluster, ending._owing(cluster, listed))
 
 
 def at_home(world: World) -> list[str]:
@@ -125,7 +125,7 @@ def test_s3_decides_only_for_results_that_no_node_holds_which_runs(
     bucket = Bucket(monkeypatch, holds=True)
     for node, state in enumerate(states):
         owed.set_state(node, state)
-    cluster = owed.handle()
+    cluster = owed.located()
     assert cluster.listed is not None
     owing = ending._owing(cluster, cluster.listed)
     assert bucket.asked == ["j"] * decides
@@ -138,10 +138,10 @@ def test_logs_and_metrics_of_a_saved_job_come_from_s3_though_its_nodes_were_rele
     bucket = Bucket(monkeypatch, holds=True)
     owed.tags["i-0"] = []
     owed.tags["i-1"] = [MORE]
-    ending._owing(owed.handle(), require_live(owed.handle()))
+    ending._owing(*require_live(owed.located()))
     assert bucket.asked == [], "what a tag only counts may be this job's"
     owed.tags["i-1"] = []
-    ending._owing(owed.handle(), require_live(owed.handle()))
+    ending._owing(*require_live(owed.located()))
     assert bucket.asked == ["j"]
 
 
@@ -151,14 +151,12 @@ def test_s3_decides_where_aws_lists_the_nodes_of_a_job_no_longer(
     bucket = Bucket(monkeypatch, holds=True)
     for node in (0, 1):
         owed.replace_node(node)
-    cluster = owed.handle()
-    ending._owing(cluster, require_live(cluster))
+    ending._owing(*require_live(owed.located()))
     assert bucket.asked == ["j"]
 
 
 def test_the_question_of_down_says_that_what_s3_holds_is_not_fetched(owed: World) -> None:
-    cluster = owed.handle()
-    listed = require_live(cluster)
+    cluster, listed = require_live(owed.located())
     asked = {discard: ending._what_ends(cluster, listed, discard=discard) for discard in (True, False)}
     assert asked[False].endswith("The results of j are fetched first, unless S3 holds them.")
     assert asked[True].endswith("The results of j are lost.")
@@ -202,7 +200,7 @@ def test_what_s3_has_lost_since_its_nodes_were_released_is_fetched_or_keeps_them
     owed: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     say(owed, 0, 1)
-    jobs_of_all(owed.ctx())
+    jobs_of_all(owed.session())
     assert owed.tags == {"i-0": [], "i-1": []}
     Bucket(monkeypatch, holds=False)
     owed.set_state(1, "stopped")
@@ -228,21 +226,19 @@ def test_a_lost_part_of_a_saved_job_names_where_it_is(owed: World) -> None:
     owed.replace_node(1)
     told = "node1 (i-1) is gone; of its part of job j there is what was saved to s3://results/runs/j"
     job = owed.record.jobs[-1]
-    assert missing(owed.handle(), job) == {1: f"{told}: awsddp fetch s3://results/runs/j"}
-    assert "its part of job j is lost" in missing(owed.handle(), replace(job, save_to=None))[1]
+    assert missing(owed.connected(), job) == {1: f"{told}: awsddp fetch s3://results/runs/j"}
+    assert "its part of job j is lost" in missing(owed.connected(), replace(job, save_to=None))[1]
 
 
 def test_results_that_the_next_job_may_overwrite_are_named(owed: World) -> None:
-    jobs_of_all(owed.ctx())
-    cluster = owed.handle()
-    require_live(cluster)
+    jobs_of_all(owed.session())
+    cluster, _ = require_live(owed.located())
     starting._say_unfetched(cluster)
     assert owed.said[-1] == "what this job overwrites of the results of j is lost: awsddp fetch j   # before"
     said = len(owed.said)
     say(owed, 0, 1)
-    jobs_of_all(owed.ctx())
-    cluster = owed.handle()
-    require_live(cluster)
+    jobs_of_all(owed.session())
+    cluster, _ = require_live(owed.located())
     starting._say_unfetched(cluster)
     assert owed.said[said:] == []
 
@@ -298,7 +294,7 @@ def test_a_job_that_ends_before_its_saver_has_spoken_is_waited_for(
 ) -> None:
     Bucket(monkeypatch, holds=True)
     job = told(monkeypatch, 1.0, [None, None, Saving(), Saving(files=1, bytes=9, ended=True)])
-    assert wait_until_saved(world.ctx(), job)
+    assert wait_until_saved(world.connected(), job)
     assert world.said[-1] == "the results of j are in s3://results/runs/j: 1 file, 9 bytes"
 
 
@@ -308,9 +304,9 @@ def test_a_saver_is_waited_for_while_anything_moves_and_two_minutes_longer(
     Bucket(monkeypatch, holds=True)
     moves = [Saving(files=files, pending_files=9 - files) for files in range(9)]
     job = told(monkeypatch, 100.0, [*moves, Saving(files=9, ended=True)])
-    assert wait_until_saved(world.ctx(), job)
+    assert wait_until_saved(world.connected(), job)
     job = told(monkeypatch, 1.0, [Saving(files=1, pending_files=1)])
-    assert not wait_until_saved(world.ctx(), job)
+    assert not wait_until_saved(world.connected(), job)
     assert save_to_s3.time.monotonic() == save_to_s3._STILL_S  # type: ignore[attr-defined]
     assert world.said[-1] == "not all results of j are in s3://results/runs/j: its nodes do not go on"
 
@@ -331,7 +327,7 @@ def test_uploads_of_jobs_that_have_ended_are_given_up_by_the_place_that_they_wer
     monkeypatch.setattr(save_to_s3, "store_at", store_at)
     places = {"a": TO, "b": "s3://other", "c": TO, "d": None}
     job = JobRecord(job="", state="failed", cause=None, ranks=(), home="")
-    abort(world.handle(), [replace(job, job=name, save_to=place) for name, place in places.items()])
+    abort(world.located(), [replace(job, job=name, save_to=place) for name, place in places.items()])
     assert given == [(TO, ["a", "c"]), ("s3://other", ["b"])]
 
 
@@ -340,7 +336,7 @@ def test_a_cluster_that_ends_gives_up_the_uploads_of_its_jobs(
 ) -> None:
     given: list[str] = []
     monkeypatch.setattr(ending, "abort", lambda _, jobs: given.extend(one.job for one in jobs))
-    ending._forget(owed.handle(), "0a1b2c3d")
+    ending._forget(owed.located(), "0a1b2c3d")
     assert given == ["j"]
 
 
@@ -352,8 +348,9 @@ def test_a_follower_waits_for_no_node_that_ec2_calls_off(
     states = [owed.nodes[0], replace(owed.nodes[1], state=state, reason=off)]
     monkeypatch.setattr(clusters, "describe", lambda *_: states)
     line = owed.line()
-    cluster, job = owed.handle(line=line), owed.record.jobs[-1]
-    watch = Watch(cluster, job, merger=merger_of(cluster, job), on_lines=lambda _: None)
+    connected, job = owed.connected(line=line), owed.record.jobs[-1]
+    merger = merger_of(connected.session, job)
+    watch = Watch(connected, job, merger=merger, on_lines=lambda _: None)
     watch._away = {1: 0.0}
     watch._give_up_gone()
     assert watch._followed == ({0, 1} if waits else {0})
@@ -362,12 +359,12 @@ def test_a_follower_waits_for_no_node_that_ec2_calls_off(
 
 def test_the_secret_of_a_job_follows_from_the_clusters_key(world: World) -> None:
     world.folder.key.write_text("the key")
-    cluster = world.ctx()
-    made = signing_secret(cluster, "j")
+    session = world.session()
+    made = signing_secret(session, "j")
     assert made == "89fe50d11fe5960d61c6ca345cbc22c93196a5cb6e8dca5c6cdce56fd118090e"
-    assert made != signing_secret(cluster, "k")
+    assert made != signing_secret(session, "k")
     world.folder.key.write_text("another key")
-    assert made != signing_secret(cluster, "j")
+    assert made != signing_secret(session, "j")
 
 
 Other = Callable[[JobRecord], JobRecord]
@@ -388,10 +385,10 @@ def test_a_place_in_s3_of_another_job_does_not_write_into_the_folder_of_one_of_i
     folder = world.project / "runs" / "j"
     folder.mkdir(parents=True)
     (folder / "job.json").write_bytes(encode(job))
-    refuse_another(world.ctx(), replace(job, save_to=f"{TO}/"), strict=True)
+    refuse_another(world.session(), replace(job, save_to=f"{TO}/"), strict=True)
     change, why = OTHERS[what]
     with pytest.raises(ConfigError) as refused:
-        refuse_another(world.ctx(), change(job), strict=True)
+        refuse_another(world.session(), change(job), strict=True)
     assert why in refused.value.why
     assert refused.value.next.startswith("aws s3 ls s3://" if what == "no nodes" else "mv ")
 
@@ -403,7 +400,7 @@ def test_a_place_in_s3_is_not_brought_into_the_folder_of_a_job_that_was_not_save
     folder.mkdir(parents=True)
     (folder / "job.json").write_bytes(encode(job))
     with pytest.raises(ConfigError, match="no folder") as refused:
-        refuse_another(world.ctx(), replace(job, save_to=TO), strict=True)
+        refuse_another(world.session(), replace(job, save_to=TO), strict=True)
     assert "was not saved to S3" in refused.value.why
 
 
@@ -418,9 +415,10 @@ def begin(world: World, monkeypatch: pytest.MonkeyPatch, *outcomes: Tried) -> li
 
     monkeypatch.setattr(save_to_s3, "_tried", tried)
     (world.project / "w.py").write_text("")
-    cluster = world.handle(world.ctx(script="w.py", name="j", save_to=TO))
+    connected = world.connected(world.session(script="w.py", name="j", save_to=TO))
     aws: Any = SimpleNamespace(region="us-east-1")
-    submit.start(cluster.but(gateway=aws), layout([0, 1], gpus=0, world_size=2), None)  # type: ignore[arg-type]
+    connected = replace(connected, cluster=replace(connected.cluster, gateway=aws))
+    submit.start(connected, layout([0, 1], gpus=0, world_size=2), None)  # type: ignore[arg-type]
     return orders
 
 
@@ -430,13 +428,13 @@ def test_the_nodes_get_the_launch_and_the_secret_with_their_order(
     launched: list[Launch] = []
     fill = save_to_s3.claim
 
-    def claim(cluster: Cluster, launches: dict[int, Launch], refused: list[str]) -> None:
-        fill(cluster, launches, refused)
+    def claim(connected: ConnectedCluster, launches: dict[int, Launch], refused: list[str]) -> None:
+        fill(connected, launches, refused)
         launched.extend(launches.values())
         for one in launches.values():
             one.saving = {}  # no saver runs here
 
-    monkeypatch.setattr(starting, "claim", claim)
+    monkeypatch.setattr(submit, "claim", claim)
     world.folder.key.write_text("the key")
     orders: list[dict[str, Any]] = []
 
@@ -447,7 +445,7 @@ def test_the_nodes_get_the_launch_and_the_secret_with_their_order(
     monkeypatch.setattr(save_to_s3, "node_program", program)
     orders += begin(world, monkeypatch, Tried(code=""))
     assert len(orders) == 3
-    secret = signing_secret(world.ctx(), "j")
+    secret = signing_secret(world.session(), "j")
     assert {(one["launch"], one["secret"]) for one in orders} == {(launched[0].launch, secret)}
     assert launched[0].launch == launched[1].launch
 
@@ -480,7 +478,7 @@ def test_a_follower_says_once_that_nothing_is_saved_any_more(
     owed: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(watching, "answers_beside", lambda fleet, asked, **_: answers_of(fleet, asked))
-    events = watching.Events(owed.handle(), owed.record.jobs[-1])
+    events = watching.Events(owed.connected(), owed.record.jobs[-1])
     for at, count in ((time.time(), 0), (time.time() - 300, 1), (time.time() - 300, 1), (time.time(), 1)):
         say(owed, 0, ended=False)
         say(owed, 1, ended=False, at=at)
@@ -496,11 +494,11 @@ def test_status_asks_the_nodes_while_a_job_that_has_ended_still_saves(
     monkeypatch.setattr(looking, "_connected", owed.connect)
     owed.folder.remember(replace(owed.record.jobs[-1], state="succeeded"))
     say(owed, 0, 1, error="AccessDenied")
-    assert [job.job for job in looking.refresh(owed.handle())] == ["j"]
-    assert looking.refresh(owed.handle()) == (), "nothing changes any more: it would only use the nodes"
+    assert [job.job for job in looking.refresh(owed.located())[1]] == ["j"]
+    assert looking.refresh(owed.located())[1] == (), "nothing changes any more: it would only use the nodes"
     owed.folder.remember(replace(owed.record.jobs[-1], saving=None))
     say(owed, 0, 1)
-    looking.refresh(owed.handle())
+    looking.refresh(owed.located())
     assert owed.tags == {"i-0": [], "i-1": []}
 
 
@@ -508,9 +506,9 @@ def test_no_node_chooses_a_folder_of_the_users(world: World) -> None:
     start(world, "", name="mine")
     world.homes.wait("mine")
     world.folder.write(replace(world.record, jobs=()))  # as where another machine has started it
-    assert [job.job for job in told_jobs(world.handle())] == ["mine"]
+    assert [job.job for job in told_jobs(world.connected())] == ["mine"]
     (world.project / "runs/mine").mkdir(parents=True)
-    assert told_jobs(world.handle()) == ()
+    assert told_jobs(world.connected()) == ()
 
 
 @pytest.mark.parametrize("is_saved", [True, False])
@@ -518,7 +516,7 @@ def test_a_fetch_under_which_another_client_ends_the_nodes_goes_on_from_s3_or_sa
     world: World, monkeypatch: pytest.MonkeyPatch, is_saved: bool
 ) -> None:
     job = start(world, "print(1)")
-    until(lambda: told_jobs(world.handle())[0].state == "succeeded")
+    until(lambda: told_jobs(world.connected())[0].state == "succeeded")
 
     def lose(*_: object, **__: object) -> None:
         world.nodes = tuple(replace(node, state="terminated") for node in world.nodes)
@@ -531,10 +529,10 @@ def test_a_fetch_under_which_another_client_ends_the_nodes_goes_on_from_s3_or_sa
     document = FetchDocument(nodes=(), job=job.job, home="")
     monkeypatch.setattr(fetching, "_fetch_saved", lambda _, uri: asked.append(uri) or document)
     if is_saved:
-        assert fetching.fetch(world.ctx(), job=job.job, start=pytest.fail) is document
+        assert fetching.fetch(world.session(), job=job.job, start=pytest.fail) is document
         assert asked == [f"s3://b/runs/{job.job}"]
         assert any(text.endswith(f"fetching s3://b/runs/{job.job}") for text in world.said)
         return
     with pytest.raises(NodeError, match="the nodes were ended while their results were fetched") as error:
-        fetching.fetch(world.ctx(), job=job.job, start=pytest.fail)
+        fetching.fetch(world.session(), job=job.job, start=pytest.fail)
     assert "rsync" not in error.value.why and not asked

@@ -1,6 +1,5 @@
 """Starting a job: one a node, one client at a time, and a refused launch undoes only what it did itself."""
 
-import contextlib
 import os
 import shutil
 import time
@@ -24,7 +23,6 @@ from awsddp.job.logs import logs
 from awsddp.model.node_answers import Slots
 from awsddp.model.records import MORE
 from awsddp.session.connect import told_jobs
-from awsddp.session.context import Cluster
 from awsddp.session.next_steps import advise
 from awsddp.state import read_rows
 from tests.verbs.conftest import Line, World, start
@@ -33,7 +31,7 @@ SLEEPS = "import time; time.sleep(600)\n"
 
 
 def states(world: World) -> dict[str, str]:
-    return {job.job: job.state for job in told_jobs(world.handle())}
+    return {job.job: job.state for job in told_jobs(world.connected())}
 
 
 def test_second_job_is_refused_by_name_before_anything_is_sent_or_tagged(world: World) -> None:
@@ -47,12 +45,12 @@ def test_second_job_is_refused_by_name_before_anything_is_sent_or_tagged(world: 
         assert f"awsddp cancel {first.job}" in refused.value.next
         assert f"awsddp logs -f {first.job}" in refused.value.next
         assert "those that wait" not in refused.value.why, "none waits"
-        advise(world.ctx(script="w.py", args=["--lr", "1"]), refused.value)
+        advise(world.session(script="w.py", args=["--lr", "1"]), refused.value)
         named = " --name other" if settings == {"name": "other"} else ""  # the third is taken
         assert f" --after {first.job}{named} w.py -- --lr 1   # or" in refused.value.next
     assert (world.said, world.tags) == before
     assert states(world) == {first.job: "running"}
-    end_ranks(world.handle(), first.job, grace_s=0)
+    end_ranks(world.connected(), first.job, grace_s=0)
     assert start(world, "").job == "w-2"
 
 
@@ -60,21 +58,21 @@ def test_the_job_that_may_wait_keeps_its_name_and_is_left_to_run_as_it_was_typed
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = start(world, SLEEPS)
-    monkeypatch.setattr(Cluster, "ready", lambda cluster: contextlib.nullcontext(world.handle(cluster)))
+    monkeypatch.setattr(starting, "ready_cluster", world.find_cluster)
     for detach, job, typed in (
         (True, {"name": "mine"}, f"train --detach --after {first.job} --name mine"),
         (False, {"name": "mine"}, f"train --after {first.job} --name mine"),
         (True, {}, f"train --detach --after {first.job}"),
     ):
         with pytest.raises(InUse) as refused:
-            starting.train(world.ctx(script="w.py", **job), on_lines=lambda _: None, detach=detach)
+            starting.train(world.session(script="w.py", **job), on_lines=lambda _: None, detach=detach)
         assert f"\nawsddp {typed}   # or let" in refused.value.next
 
 
 def test_a_job_knows_the_environment_that_the_cluster_has_by_a_later_up(world: World) -> None:
     world.folder.write(replace(world.record, asked={"env.packages_from": "node"}))
     start(world, "")
-    (told,) = told_jobs(world.handle())
+    (told,) = told_jobs(world.connected())
     assert "env.packages_from=node" in told.options
 
 
@@ -132,7 +130,7 @@ def test_nodes_are_asked_again_where_another_client_held_the_claim_just_before(
 
 def test_name_that_is_taken_is_refused_with_where_its_job_is_and_its_tag_stays(world: World) -> None:
     start(world, SLEEPS, name="nm")
-    end_ranks(world.handle(), "nm", grace_s=0)
+    end_ranks(world.connected(), "nm", grace_s=0)
     kept = world.project / "runs" / "kept"
     kept.mkdir(parents=True)
     (world.project / "runs" / "empty").mkdir()
@@ -151,7 +149,7 @@ def test_name_that_is_taken_is_refused_with_where_its_job_is_and_its_tag_stays(w
 
 def test_name_that_only_the_tag_of_a_node_names_which_is_not_asked_is_taken(world: World) -> None:
     world.tags["i-1"] = ["away"]
-    cluster, known = world.handle(), Slots(used=(), taken=(), jobs={})
+    cluster, known = world.located(), Slots(used=(), taken=(), jobs={})
     told = "node1 holds results of a job of that name, by its tag"
     assert job_names._why_taken(cluster, "away", {0: known}) == told
     assert job_names._why_taken(cluster, "away", {0: known, 1: known}) == ""
@@ -167,8 +165,8 @@ def tagged_and_killed(world: World, monkeypatch: pytest.MonkeyPatch, name: str) 
         raise Killed
 
     with monkeypatch.context() as patched, pytest.raises(Killed):
-        patched.setattr(starting, "claim", killed)
-        patched.setattr(starting, "end_ranks", killed)  # nor does it undo anything
+        patched.setattr(submit, "claim", killed)
+        patched.setattr(submit, "end_ranks", killed)  # nor does it undo anything
         start(world, SLEEPS, name=name)
     assert world.tags == {"i-0": [name], "i-1": [name]}
 
@@ -188,11 +186,11 @@ def test_who_looks_releases_nodes_of_a_job_that_never_began(
 ) -> None:
     tagged_and_killed(world, monkeypatch, "j")
     looks: dict[str, Callable[[], object]] = {
-        "jobs": lambda: jobs_of_all(world.ctx()),
-        "status": lambda: refresh(world.handle()),
-        "fetch": lambda: fetch(world.ctx(), job="j", start=print),
-        "logs": lambda: logs(world.ctx(), job="j", follow=False, on_lines=print),
-        "cancel": lambda: cancel(world.ctx(), job="j"),
+        "jobs": lambda: jobs_of_all(world.session()),
+        "status": lambda: refresh(world.located()),
+        "fetch": lambda: fetch(world.session(), job="j", start=print),
+        "logs": lambda: logs(world.session(), job="j", follow=False, on_lines=print),
+        "cancel": lambda: cancel(world.session(), job="j"),
     }
     if verb in ("jobs", "status"):
         looks[verb]()
@@ -209,22 +207,22 @@ def test_tags_stay_while_another_client_may_be_about_to_launch(world: World) -> 
     assert holder.stdout is not None
     while b"claimed" not in holder.stdout.readline():
         pass
-    jobs_of_all(world.ctx())
+    jobs_of_all(world.session())
     assert world.tags == {"i-0": ["j"], "i-1": ["j"]}
     holder.communicate(b"")
     world.cut = {0}  # the node that gives the right to launch cannot be asked
-    jobs_of_all(world.ctx())
+    jobs_of_all(world.session())
     assert world.tags == {"i-0": ["j"], "i-1": ["j"]}
     world.cut = set()
-    jobs_of_all(world.ctx())
+    jobs_of_all(world.session())
     assert world.tags == {"i-0": [], "i-1": []}
 
 
 def test_tag_of_a_job_that_one_node_knows_stays_there_alone(world: World) -> None:
     start(world, SLEEPS, name="j")
-    end_ranks(world.handle(), "j", grace_s=0)
+    end_ranks(world.connected(), "j", grace_s=0)
     shutil.rmtree(world.homes.folder(1, "j"))
-    jobs_of_all(world.ctx())
+    jobs_of_all(world.session())
     assert world.tags == {"i-0": ["j"], "i-1": ["j"]}, "whoever fetches it releases both"
 
 
@@ -232,13 +230,13 @@ def test_tag_of_a_job_that_one_node_knows_stays_there_alone(world: World) -> Non
 def test_automatic_name_is_the_number_after_those_of_the_nodes_their_tags_the_record_and_runs(
     world: World,
 ) -> None:
-    runs = Path(world.handle().results)
+    runs = Path(world.session().results)
     runs.mkdir()
 
     def name(*nodes: int) -> str:
         (world.project / "w.py").write_text("")
         ranks = layout(nodes or (0, 1), gpus=0, world_size=len(nodes) or 2)
-        started = submit.start(world.handle(world.ctx(script="w.py")), ranks, None)  # type: ignore[arg-type]
+        started = submit.start(world.connected(world.session(script="w.py")), ranks, None)  # type: ignore[arg-type]
         world.homes.wait(started.job, nodes=[rank.node for rank in started.ranks])
         return started.job
 

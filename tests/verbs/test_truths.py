@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from awsddp.agent_client import job_reports
-from awsddp.api.job import Job as ApiJob
+from awsddp.api.cluster import Cluster
 from awsddp.cluster.fetch_unfetched import fetch_all
 from awsddp.cluster.inventory import home
 from awsddp.cluster.status import cluster_document
@@ -24,13 +24,14 @@ from awsddp.job.logs import logs
 from awsddp.job.registry import full_name
 from awsddp.job.report import write_report as report
 from awsddp.model.records import JobNode, JobRecord, JobState, Listed, Node, Prepared, RankResult, Target
-from awsddp.session.context import Cluster
+from awsddp.session.context import ConnectedCluster, LocatedCluster, Session
 from awsddp.session.cost import launched
 from awsddp.session.locate import require_live
 from awsddp.settings.loader import load
 from awsddp.state import Folder, Record
 from awsddp.storage.results_dir import job_result
 from awsddp.util.format import iso
+from tests.verbs.conftest import FINDERS
 
 ID = "0a1b2c3d"
 BEGAN = datetime.now(UTC).replace(microsecond=0) - timedelta(hours=2)
@@ -81,10 +82,14 @@ class Desk:
     def note(self, event: str, at: datetime, **facts: Any) -> None:
         self.folder.note(event, **facts | {"id": ID, "at": at})
 
-    def ctx(self, project: Path | None = None, **keys: object) -> Cluster:
+    def session(self, project: Path | None = None, **keys: Any) -> Session:
         overrides = {"sync.workdir": str(project or self.project), **keys}
-        spec, job = load("default", overrides=overrides, environ={})
-        return Cluster().but(spec=spec, job_spec=job, folder=self.folder, on_event=lambda event: None)
+        settings = load("default", overrides=overrides, environ={})
+        return Session(name="default", home=self.folder.root, settings=settings)
+
+    def api(self) -> Cluster:
+        """The cluster of the Python API."""
+        return Cluster()._of(self.session())
 
     def train(
         self, name: str, state: JobState, *, minutes: float = 60, saved: JobState | None = None
@@ -103,28 +108,30 @@ class Desk:
             started=iso(BEGAN + timedelta(minutes=minutes)),
             price_usd_per_hour=2.2,
         )
-        self.folder.note("train", job=name, home=str(self.ctx().results / name))
+        self.folder.note("train", job=name, home=str(self.session().results / name))
         self.folder.remember(job)
         if saved is not None:
             self.save(replace(job, state=saved))
         return job
 
     def save(self, job: JobRecord, project: Path | None = None) -> None:
-        folder = self.ctx(project).results / job.job
+        folder = self.session(project).results / job.job
         (folder / "node0" / "run").mkdir(parents=True)
         (folder / "node0" / "run" / "a.pt").touch()
         (folder / "job.json").write_bytes(job_reports.encode(job))
 
-    def handle(self, ctx: Cluster | None = None) -> Cluster:
+    def located(self, session: Session | None = None) -> LocatedCluster:
         """The cluster as a search finds it."""
-        known = self.folder.read()
-        listed = Listed(name="default", id=ID, owner="me", region="us-east-1", nodes=self.listed)
-        return (ctx or self.ctx()).but(
-            target=Target(region="us-east-1"), known=known, listed=listed, searched=()
+        return LocatedCluster(
+            session=session or self.session(),
+            target=Target(region="us-east-1"),
+            known=self.folder.read(),
+            listed=Listed(name="default", id=ID, owner="me", region="us-east-1", nodes=self.listed),
+            searched=(),
         )
 
     def status(self, project: Path | None = None) -> dict[str, Any]:
-        return cluster_document(self.handle(self.ctx(project)))
+        return cluster_document(self.located(self.session(project)))
 
     def end(self) -> None:
         """Terminate the cluster, as `down` does."""
@@ -138,12 +145,13 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Desk:
     made = Desk(tmp_path)
 
     @contextlib.contextmanager
-    def find(ctx: Cluster, **_: object) -> Iterator[Cluster]:
+    def find_cluster(session: Session, **_: object) -> Iterator[LocatedCluster]:
         if made.folder.read() is None:
             raise NotFoundError("no cluster default")
-        yield made.handle(ctx)
+        yield made.located(session)
 
-    monkeypatch.setattr(Cluster, "find", find)
+    for module in FINDERS:
+        monkeypatch.setattr(module, "find_cluster", find_cluster)
     return made
 
 
@@ -164,16 +172,16 @@ def one(rows: list[dict[str, Any]], name: str) -> dict[str, Any]:
 )
 def test_a_job_has_one_state(desk: Desk, seen: JobState, saved: JobState | None, state: JobState) -> None:
     desk.train("j", seen, saved=saved)
-    ctx = desk.ctx()
-    [known] = home(ctx)["clusters"]
+    session = desk.session()
+    [known] = home(session)["clusters"]
     surfaces = {
         "status": one(desk.status()["jobs"], "j")["state"],
-        "jobs": one(jobs_document(ctx, ())["jobs"], "j")["state"],
+        "jobs": one(jobs_document(session, ())["jobs"], "j")["state"],
         "bare awsddp": one(known["jobs"], "j")["state"],
-        "report": report(ctx, job="j")["state"],
+        "report": report(session, job="j")["state"],
     }
     if state not in ("running", "waiting"):  # else the Python API asks the nodes
-        surfaces["Python API"] = ApiJob(ctx, "j").state
+        surfaces["Python API"] = desk.api().job("j").state
     assert surfaces == dict.fromkeys(surfaces, state)
 
 
@@ -182,25 +190,25 @@ def test_a_job_that_its_cluster_took_along_was_interrupted(desk: Desk, saved: Jo
     job = desk.train("j", "running", saved=saved)
     desk.note("ended", BEGAN + timedelta(minutes=90))  # and something else of it could not be terminated
     desk.listed = tuple(replace(node, state="terminated") for node in desk.listed)
-    [known] = home(desk.ctx())["clusters"]
+    [known] = home(desk.session())["clusters"]
     assert [one(found, "j")["state"] for found in (desk.status()["jobs"], known["jobs"])] == [
         "interrupted"
     ] * 2
     desk.folder.retire(ID)
     if saved is None:
         desk.save(job)
-    ctx = desk.ctx()
-    [told] = jobs(ctx)["jobs"]
+    session = desk.session()
+    [told] = jobs(session)["jobs"]
     assert (told["state"], told["ended"]) == ("interrupted", iso(BEGAN + timedelta(minutes=90)))
-    assert report(ctx, job="j")["state"] == "interrupted"
-    assert logs(ctx, job="j", follow=False, on_lines=lambda data: None)["state"] == "interrupted"
-    assert ApiJob(ctx, "j").state == "interrupted"
+    assert report(session, job="j")["state"] == "interrupted"
+    assert logs(session, job="j", follow=False, on_lines=lambda data: None)["state"] == "interrupted"
+    assert desk.api().job("j").state == "interrupted"
 
 
 def test_the_end_of_another_cluster_of_its_name_interrupts_no_job(desk: Desk) -> None:
     desk.train("j", "running")
     desk.folder.note("ended", id="ffffffff")
-    assert one(jobs_document(desk.ctx(), ())["jobs"], "j")["state"] == "running"
+    assert one(jobs_document(desk.session(), ())["jobs"], "j")["state"] == "running"
     assert desk.status()["jobs"][0]["state"] == "running"
 
 
@@ -231,12 +239,12 @@ def test_results_are_fetched_for_all_or_for_none(
     if change is not None:
         desk.save(change(job))
     desk.listed = tuple(replace(node, unfetched=("j",) if owed else ()) for node in desk.listed)
-    ctx, away = desk.ctx(), desk.ctx(desk.project.parent)
+    session, away = desk.session(), desk.session(desk.project.parent)
     surfaces = {
         "status": one(desk.status()["jobs"], "j")["fetched"],
         "status, from another folder": one(desk.status(desk.project.parent)["jobs"], "j")["fetched"],
-        "train, logs, cancel": job_result(ctx, job)["fetched"],
-        "report": report(ctx, job="j")["fetched"],
+        "train, logs, cancel": job_result(session, job)["fetched"],
+        "report": report(session, job="j")["fetched"],
         "report, from another folder": report(away, job="j")["fetched"],
     }
     assert surfaces == dict.fromkeys(surfaces, fetched)
@@ -246,9 +254,9 @@ def test_results_that_were_moved_or_fetched_elsewhere_are_of_the_same_job(desk: 
     job = desk.train("j", "succeeded")
     other = tmp_path / "moved"
     desk.save(job, other)
-    [row] = jobs_document(desk.ctx(other), ())["jobs"]
+    [row] = jobs_document(desk.session(other), ())["jobs"]
     assert (row["job"], row["cluster"]) == ("j", "default")
-    assert report(desk.ctx(other), job="j")["fetched"]
+    assert report(desk.session(other), job="j")["fetched"]
     assert desk.status(other)["jobs"][0]["fetched"]
 
 
@@ -256,17 +264,17 @@ def test_the_last_job_is_the_one_that_was_launched_last(desk: Desk) -> None:
     desk.train("first", "succeeded", minutes=10, saved="succeeded")
     second = desk.train("second", "succeeded", minutes=20, saved="succeeded")
     desk.folder.remember(replace(second, job="first", started=iso(BEGAN + timedelta(minutes=10))))
-    (desk.ctx().results / "first" / "job.json").touch()  # it was seen and fetched last
+    (desk.session().results / "first" / "job.json").touch()  # it was seen and fetched last
     desk.listed = tuple(replace(node, state="stopped") for node in desk.listed)
-    ctx = desk.ctx(**{"job.script": "train.py", "job.resume": "last"})
-    checkpoint = checkpoint_of(ctx)
+    session = desk.session(**{"job.script": "train.py", "job.resume": "last"})
+    checkpoint = checkpoint_of(session)
     assert checkpoint is not None
     surfaces = {
-        "jobs": jobs_document(ctx, ())["jobs"][-1]["job"],
+        "jobs": jobs_document(session, ())["jobs"][-1]["job"],
         "status": desk.status()["jobs"][-1]["job"],
-        "report": report(ctx)["job"],
-        "logs": logs(ctx, job=None, follow=False, on_lines=lambda data: None)["job"],
-        "fetch": fetch(ctx, start=print)["job"],
+        "report": report(session)["job"],
+        "logs": logs(session, job=None, follow=False, on_lines=lambda data: None)["job"],
+        "fetch": fetch(session, start=print)["job"],
         "train --resume last": checkpoint.job,
     }
     assert surfaces == dict.fromkeys(surfaces, "second")
@@ -275,7 +283,7 @@ def test_the_last_job_is_the_one_that_was_launched_last(desk: Desk) -> None:
 def costs(desk: Desk) -> tuple[float, float]:
     """Return the price and the cost of the cluster, on which `jobs`, that looks first, and `status` agree."""
     with pytest.raises(AwsddpError) as away:
-        jobs(desk.ctx())
+        jobs(desk.session())
     [cluster] = away.value.document()["clusters"]  # type: ignore[misc, str-bytes-safe]
     told = desk.status()
     assert cluster["price_usd_per_hour"] == told["price_usd_per_hour"]
@@ -289,7 +297,7 @@ def test_a_cluster_that_stopped_by_itself_has_one_price_and_one_cost(desk: Desk)
         replace(node, state="stopped", changed=stopped, unfetched=("j",)) for node in desk.listed
     )
     assert costs(desk) == (0.2, pytest.approx(2.4, abs=0.2))
-    assert home(desk.ctx())["clusters"][0]["price_usd_per_hour"] == 0.2
+    assert home(desk.session())["clusters"][0]["price_usd_per_hour"] == 0.2
 
 
 def test_a_cluster_that_outlives_the_expiry_that_is_known_here_has_one_cost(desk: Desk) -> None:
@@ -303,10 +311,10 @@ def test_the_error_of_down_names_the_price_of_what_runs(desk: Desk) -> None:
     first, second = desk.listed
     stopped = replace(second, state="stopped", changed=BEGAN, unfetched=("j",))
     desk.listed = (first, stopped)
-    handle = desk.handle()
+    located = desk.located()
     desk.folder.key.unlink()
     with pytest.raises(AwsddpError, match="the results of j are not fetched") as refused:
-        fetch_all(handle, require_live(handle))
+        fetch_all(*require_live(located))
     price = desk.status()["price_usd_per_hour"]
     assert price == 1.2
     assert refused.value.why.endswith(f"until then the nodes cost ${price:.2f} per hour")
@@ -316,25 +324,25 @@ def test_every_verb_finds_a_job_by_a_part_of_its_name_and_a_name_before_a_part(d
     for minutes, name in enumerate(("train-1", "train-10", "lr-0.1"), start=1):
         desk.train(name, "succeeded", minutes=minutes, saved="succeeded")
     desk.listed = tuple(replace(node, state="stopped") for node in desk.listed)
-    ctx = desk.ctx()
+    session = desk.session()
 
     def listed(*texts: str) -> list[str]:
         with pytest.raises(NodeError) as stopped:  # it shows what this machine knows all the same
-            jobs(ctx, texts)
+            jobs(session, texts)
         return [job["job"] for job in stopped.value.result["jobs"]]
 
     def resumed(text: str) -> str:
-        checkpoint = checkpoint_of(desk.ctx(**{"job.script": "train.py", "job.resume": text}))
+        checkpoint = checkpoint_of(desk.session(**{"job.script": "train.py", "job.resume": text}))
         assert checkpoint is not None
         return checkpoint.job
 
     verbs: dict[str, Callable[[str], str]] = {
         "jobs": lambda text: listed(text)[0],
-        "report": lambda text: report(ctx, job=text)["job"],
-        "logs": lambda text: logs(ctx, job=text, follow=False, on_lines=lambda data: None)["job"],
-        "fetch": lambda text: fetch(ctx, job=text, start=print)["job"],
+        "report": lambda text: report(session, job=text)["job"],
+        "logs": lambda text: logs(session, job=text, follow=False, on_lines=lambda data: None)["job"],
+        "fetch": lambda text: fetch(session, job=text, start=print)["job"],
         "train --resume": resumed,
-        "Python API": lambda text: ctx.job(text).name,
+        "Python API": lambda text: desk.api().job(text).name,
     }
     for text, name in {"train-1": "train-1", "10": "train-10", "lr": "lr-0.1"}.items():
         assert {verb: find(text) for verb, find in verbs.items()} == dict.fromkeys(verbs, name)
@@ -345,7 +353,7 @@ def test_every_verb_finds_a_job_by_a_part_of_its_name_and_a_name_before_a_part(d
         assert (refused.value.why, refused.value.exit_code) == ("train-1, train-10", 2)
     for text in ("nope", "", "*", ".*"):
         with pytest.raises(NotFoundError) as unknown:
-            report(ctx, job=text)
+            report(session, job=text)
         assert unknown.value.exit_code == 7
 
 
@@ -355,32 +363,38 @@ def test_job_of_this_project_comes_before_those_of_others_but_not_before_a_name(
     desk.train("theirs-7", "succeeded")
     desk.folder.note("train", job="theirs-7", home=str(tmp_path / "other" / "theirs-7"))
     desk.train("train-7", "succeeded", saved="succeeded")
-    ctx = desk.ctx()
+    session = desk.session()
     later = Folder(desk.folder.root, "later")
     later.note("launched", id="ffffffff", instances=["i-9"], target="aws", node_usd_per_hour=1.0, nodes=1)
     later.note("train", job="train-7", home=str(tmp_path / "other" / "train-7"))
     again = replace(desk.train("x", "succeeded"), job="train-7", nodes=(JobNode(node=0, instance_id="i-9"),))
     desk.save(again, tmp_path / "other")
-    later.note("train", job="train-7", home=str(desk.ctx(tmp_path / "other").results / "train-7"))
-    both = [job.cluster for job in jobs_document(ctx, ())["jobs"] if job.job == "train-7"]
+    later.note("train", job="train-7", home=str(desk.session(tmp_path / "other").results / "train-7"))
+    both = [job.cluster for job in jobs_document(session, ())["jobs"] if job.job == "train-7"]
     assert both == ["default", "later"]
-    [chosen] = jobs_document(ctx, (), names=["7"])["jobs"]
-    assert (chosen.job, chosen.cluster, report(ctx, job="7").cluster) == ("train-7", "default", "default")
-    assert full_name(ctx, "7") == "train-7"
-    assert full_name(ctx, "theirs-7") == "theirs-7"
-    assert full_name(ctx, "theirs") == "theirs-7"
+    [chosen] = jobs_document(session, (), names=["7"])["jobs"]
+    assert (chosen.job, chosen.cluster, report(session, job="7").cluster) == ("train-7", "default", "default")
+    assert full_name(session, "7") == "train-7"
+    assert full_name(session, "theirs-7") == "theirs-7"
+    assert full_name(session, "theirs") == "theirs-7"
     with pytest.raises(UsageError, match="several jobs have 7"):
-        full_name(ctx, "7", ["new-77"])
-    assert full_name(ctx, "new", ["new-77"]) == "new-77"
-    assert [full_name(ctx, text) for text in (None, "last")] == [None, None]
+        full_name(session, "7", ["new-77"])
+    assert full_name(session, "new", ["new-77"]) == "new-77"
+    assert [full_name(session, text) for text in (None, "last")] == [None, None]
 
 
 def test_results_of_another_job_of_that_name_are_neither_mixed_nor_lost(desk: Desk) -> None:
     theirs = desk.train("train-1", "succeeded")
     desk.save(replace(theirs, nodes=(JobNode(node=0, instance_id="i-older"),)))
-    before = {path: path.stat().st_mtime_ns for path in desk.ctx().results.rglob("*")}
-    for write in (bring, merger_of):
+    before = {path: path.stat().st_mtime_ns for path in desk.session().results.rglob("*")}
+    fleet: Any = None
+    connected = ConnectedCluster(cluster=desk.located(), fleet=fleet)
+    writes: tuple[Callable[[], object], ...] = (
+        lambda: bring(connected, theirs),
+        lambda: merger_of(desk.session(), theirs),
+    )
+    for write in writes:
         with pytest.raises(ConfigError, match="job train-1 has no folder for its results") as refused:
-            write(desk.handle(), theirs)
+            write()
         assert refused.value.next.startswith("mv ")
-    assert {path: path.stat().st_mtime_ns for path in desk.ctx().results.rglob("*")} == before
+    assert {path: path.stat().st_mtime_ns for path in desk.session().results.rglob("*")} == before

@@ -8,9 +8,8 @@ from awsddp.cli.command_line import Globals
 from awsddp.cli.screen import Screen
 from awsddp.job.unsynced_data import with_named_data
 from awsddp.nodes.project_files import project_files
-from awsddp.session.context import Cluster
+from awsddp.session.context import Session
 from awsddp.settings.loader import load, words_of
-from awsddp.state import Folder
 
 READS = 'rows = open("data/train.csv").read()\n'
 
@@ -31,8 +30,8 @@ class Project:
             (self.folder / name).parent.mkdir(parents=True, exist_ok=True)
             (self.folder / name).write_text(text)
 
-    def checked(self, answer: bool | None = None, *, nodes: int = 2, **keys: object) -> Cluster:
-        """Return the cluster after the questions, each answered by `answer`."""
+    def checked(self, answer: bool | None = None, *, nodes: int = 2, **keys: object) -> Session:
+        """Return the session after the questions, each answered by `answer`."""
         given = {key.replace("__", "."): value for key, value in keys.items()}
         overrides = {
             "sync.workdir": str(self.folder),
@@ -41,20 +40,24 @@ class Project:
             **given,
         }
         known = {key: value for key, value in overrides.items() if value is not None}
-        spec, job = load(environ={}, overrides=known)
+        settings = load(environ={}, overrides=known)
 
         def ask(question: str) -> bool | None:
             self.asked.append(question)
             return answer
 
-        cluster = Cluster(on_event=lambda event: self.said.append(event.text)).but(
-            spec=spec, job_spec=job, folder=Folder(self.home, "default"), ask=ask
+        session = Session(
+            name="default",
+            home=self.home,
+            settings=settings,
+            on_event=lambda event: self.said.append(event.text),
+            ask=ask,
         )
-        return with_named_data(cluster)
+        return with_named_data(session)
 
-    def sent(self, cluster: Cluster) -> set[str]:
+    def sent(self, session: Session) -> set[str]:
         """Return the paths that the nodes get."""
-        return {one.path for one in project_files(cluster.job_spec, home=self.home).entries}
+        return {one.path for one in project_files(session.job_spec, home=self.home).entries}
 
 
 @pytest.fixture
@@ -65,10 +68,10 @@ def project(tmp_path: Path) -> Project:
 
 
 def test_a_yes_sends_the_data_for_this_run_and_names_the_line_for_awsddp_toml(project: Project) -> None:
-    cluster = project.checked(True)
+    session = project.checked(True)
     assert project.asked == ["data/ (5 bytes x 2 nodes) is in .gitignore and train.py mentions it: send it?"]
-    assert project.sent(cluster) == {".gitignore", "data/train.csv", "train.py"}
-    assert 'sync.ignore=["!/data/"]' in words_of(cluster.job_spec), "the job's record runs it again"
+    assert project.sent(session) == {".gitignore", "data/train.csv", "train.py"}
+    assert 'sync.ignore=["!/data/"]' in words_of(session.job_spec), "the job's record runs it again"
     assert project.said == ['data/: to answer for all jobs: ignore = ["!/data/"] in [sync] of awsddp.toml']
 
 
@@ -135,10 +138,10 @@ def test_the_path_is_found_as_scripts_and_command_lines_name_it(
     project: Project, files: dict[str, str], keys: dict[str, object], path: str
 ) -> None:
     project.add(files)
-    cluster = project.checked(True, nodes=1, **keys)
+    session = project.checked(True, nodes=1, **keys)
     assert [one.partition(" (")[0] for one in project.asked] == [path]
     assert "x 1" not in project.asked[0]
-    assert any(one.startswith(path) for one in project.sent(cluster))
+    assert any(one.startswith(path) for one in project.sent(session))
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ def test_of_a_job_that_failed_it_shows_the_cause_once(home: Home, capsys: pytest
     home.job("one", 100)
     cause = CAUSE | {"explanation": "FileNotFoundError: data.csv", "tail": ["Traceback", "last line"]}
     home.job("two", 200, state="failed", cause=cause)
-    why_page(why(home.ctx()))
+    why_page(why(home.session()))
     first, *lines = capsys.readouterr().out.splitlines()
     assert first.startswith("Job two") and "failed" in first
     assert [line for line in lines if "data.csv" in line] == [
@@ -33,7 +33,7 @@ def test_of_a_job_that_failed_it_shows_the_cause_once(home: Home, capsys: pytest
 
 def test_of_a_job_that_succeeded_it_says_so(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
     home.job("one", 100)
-    found = why(home.ctx(), "one")
+    found = why(home.session(), "one")
     assert (found.state, found.behind, found.ranks) == ("succeeded", (), ())
     why_page(found)
     first = capsys.readouterr().out.splitlines()[0]
@@ -55,7 +55,7 @@ def test_of_a_job_that_hung_it_shows_where_its_ranks_were(
         ]
         said = Answer("/w", 60.0, ranks, {"/w/train.py:4": "loss.backward()", "/w/train.py:9": "sleep()"})
         (folder / f"node{node}" / "run" / DUMP).write_text(json.dumps(plain(said)))
-    found = why(home.ctx(), "one")
+    found = why(home.session(), "one")
     assert [one.source for one in found.ranks] == ["loss.backward()"] * 3 + ["sleep()"]
     why_page(found, verbose=True)
     shown = capsys.readouterr().out
