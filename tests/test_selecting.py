@@ -15,10 +15,9 @@ from awsddp.job import fetch as selecting
 from awsddp.job.fetch import Ephemeral, Unfetched, bring
 from awsddp.model import node_answers
 from awsddp.model.events import Event
-from awsddp.model.records import JobNode, JobRecord, Node, RankResult, Target
-from awsddp.session.context import Cluster
+from awsddp.model.records import JobNode, JobRecord, Node, RankResult
+from awsddp.session.context import ConnectedCluster, LocatedCluster, Session
 from awsddp.settings.loader import load
-from awsddp.state import Folder
 
 RANKS = tuple(RankResult(rank=node, local_rank=0, node=node, exit_code=0, seconds=1.0) for node in (0, 1))
 MACHINES = tuple(JobNode(node=node, instance_id=f"i-{node}") for node in (0, 1))
@@ -80,9 +79,9 @@ class Nodes:
         settings["also"]([])
         return {}
 
-    def bring_home(self, **keys: object) -> None:
+    def bring_home(self, **keys: Any) -> None:
         overrides = {"sync.workdir": str(self.root), **{f"job.{key}": value for key, value in keys.items()}}
-        spec, job = load(environ={}, overrides=overrides)
+        settings = load(environ={}, overrides=overrides)
 
         def agree(question: str) -> bool:
             self.questions.append(question)
@@ -91,12 +90,13 @@ class Nodes:
         def on_event(event: Event) -> None:
             self.told.append(event.text)
 
-        folder = Folder(self.root / "home", "default")
-        ctx = Cluster().but(spec=spec, job_spec=job, folder=folder, on_event=on_event, agree=agree)
+        session = Session(
+            name="default", home=self.root / "home", settings=settings, on_event=on_event, agree=agree
+        )
         record: Any = SimpleNamespace(id="0a1b2c3d")
         aws: Any = object()
-        cluster = ctx.but(target=Target(), gateway=aws, known=record, connections=FLEET, nodes=LIVING)
-        bring(cluster, JOB)
+        cluster = LocatedCluster(session=session, gateway=aws, known=record, nodes=LIVING)
+        bring(ConnectedCluster(cluster=cluster, fleet=FLEET), JOB)
 
 
 @pytest.fixture
@@ -206,14 +206,13 @@ def test_what_nobody_owes_is_named_and_what_is_excluded_is_counted(nodes: Nodes)
 
 def test_a_stop_that_would_lose_results_is_refused(nodes: Nodes) -> None:
     nodes.files[1] = [file("node1/x", 5, ephemeral=True), file("node1/y", 5)]
-    spec, job = load(environ={})
-    folder = Folder(nodes.root, "default")
-    ctx = Cluster().but(spec=spec, job_spec=job, folder=folder, connections=FLEET)
+    session = Session(name="default", home=nodes.root, settings=load(environ={}))
+    connected = ConnectedCluster(cluster=LocatedCluster(session=session), fleet=FLEET)
     with pytest.raises(Ephemeral, match="results of j, which are on instance store") as caught:
-        selecting.refuse_ephemeral(ctx, [JOB])
+        selecting.refuse_ephemeral(connected, [JOB])
     assert caught.value.why == "node1: /w/node1/x (5 bytes): empty after a stop"
     nodes.files[1].clear()
-    selecting.refuse_ephemeral(ctx, [JOB])
+    selecting.refuse_ephemeral(connected, [JOB])
 
 
 @pytest.mark.parametrize("text", ["20", "20 apples", "-1GB", "GB", "1e3GB", "NaNGB"])

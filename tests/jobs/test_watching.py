@@ -14,9 +14,8 @@ from awsddp.errors import NodeError
 from awsddp.job import follow as watching
 from awsddp.job.follow import Watch
 from awsddp.model.records import JobNode, JobRecord, Node, RankResult
-from awsddp.session.context import Cluster
+from awsddp.session.context import ConnectedCluster, LocatedCluster, Session
 from awsddp.settings.spec import ClusterSpec, JobSection, JobSpec
-from awsddp.state import Folder
 
 LINES = b"".join(b"line %d\n" % number for number in range(20))
 
@@ -128,22 +127,26 @@ def follow(nodes: Nodes, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple
     ranks = tuple(
         RankResult(rank=rank, local_rank=0, node=rank, exit_code=None, seconds=0.0) for rank in (0, 1)
     )
-    ctx = Cluster().but(
-        spec=ClusterSpec(),
-        job_spec=JobSpec(job=JobSection(heartbeat_timeout="1m")),
-        folder=Folder(folder, "default"),
+    session = Session(
+        name="default",
+        home=folder,
+        settings=(ClusterSpec(), JobSpec(job=JobSection(heartbeat_timeout="1m"))),
         on_event=lambda event: events.append(event.text),
     )
-    cluster = ctx.but(
-        connections=nodes,
-        gateway=object(),
-        known=SimpleNamespace(id="x"),
-        nodes=[SimpleNamespace(node=node, instance_id=f"i-{node}") for node in (0, 1)],
+    machine: dict[str, Any] = {"state": "running", "instance_type": "t", "zone": "", "image_id": ""}
+    gateway: Any = object()
+    record: Any = SimpleNamespace(id="x")
+    cluster = LocatedCluster(
+        session=session,
+        gateway=gateway,
+        known=record,
+        nodes=tuple(Node(node=node, instance_id=f"i-{node}", **machine) for node in (0, 1)),
     )
+    fleet: Any = nodes
     nodes_of = tuple(JobNode(node=node, instance_id=f"i-{node}") for node in (0, 1))
     job = JobRecord(job="job", state="running", cause=None, ranks=ranks, home="runs/job", nodes=nodes_of)
     merger = Merger({0: 0, 1: 1}, folder=folder)
-    watch = Watch(cluster, job, merger=merger, on_lines=shown.extend)
+    watch = Watch(ConnectedCluster(cluster=cluster, fleet=fleet), job, merger=merger, on_lines=shown.extend)
     return watch.run(), bytes(shown), events
 
 
