@@ -10,7 +10,7 @@ import pytest
 from awsddp.agent.diagnosis.causes import CONDITIONS, ECHOES, TABLE, Evidence, explain
 from awsddp.agent.diagnosis.evidence import last_lines, last_loss, read_tail
 from awsddp.agent.diagnosis.job_causes import JOB_TABLE, WAITED, Row, cause_of_node, left_early, rows
-from awsddp.agent_client import calls
+from awsddp.agent_client import program
 from tests.jobs.conftest import launch_of
 
 PAGE = Path(__file__).parents[2] / "docs" / "why.md"
@@ -461,9 +461,9 @@ def test_every_condition_is_known_and_its_pattern_can_be_read() -> None:
 
 
 def test_a_node_gets_the_same_table() -> None:
-    for name, table in (("causes", "TABLE"), ("job_causes", "JOB_TABLE")):
+    for name, table in (("diagnosis.causes", "TABLE"), ("diagnosis.job_causes", "JOB_TABLE")):
         module = types.ModuleType(f"awsddp.agent.{name}")
-        exec(compile(calls._source(name), name, "exec"), module.__dict__)
+        exec(compile(program.source_of(name), name, "exec"), module.__dict__)
         assert list(map(tuple, getattr(module, table))) == list(map(tuple, globals()[table]))
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from awsddp import agent
 from awsddp.agent import messages
 from awsddp.agent.log_stream import MAGIC
 from awsddp.agent_client import calls, launch_requests, program
@@ -20,11 +21,19 @@ from awsddp.settings.spec import JobSection, JobSpec
 if TYPE_CHECKING:
     from tests.jobs.conftest import Fleet
 
-TYPES = ("awsddp",)
-"""Where requests.py has the types of answers from, for type checkers alone."""
-SUPERVISOR = Path(calls.__file__).parent / "supervisor"
-SAVER = ("checkpoints", "objects", "pages", "saver", "shelf", "trial")
-"""What saves results: a program of its own, in a Python with boto3."""
+TYPES = ("awsddp.model",)
+"""Where messages.py has the types of answers from, for type checkers alone."""
+AGENT = Path(agent.__file__).parent
+FILES = {
+    ".".join(path.relative_to(AGENT).with_suffix("").parts): path
+    for path in sorted(AGENT.rglob("*.py"))
+    if path.name != "__init__.py"
+}
+"""The files of the agent, by the names of their modules below it."""
+S3 = {name for name in FILES if name.startswith("s3.")}
+"""What saves results, and what fetches data: programs of their own, in a Python with boto3."""
+ALONE = {"diagnosis.helper", "torchrun_worker"}
+"""Files that a process of the job runs."""
 
 
 def test_command_is_the_same_for_every_request() -> None:
@@ -44,26 +53,25 @@ def test_program_that_is_sent_is_whole_and_in_order() -> None:
     _, stdin = program.program()
     length, _, rest = stdin.partition(b"\n")
     modules = json.loads(bz2.decompress(rest[: int(length)]))
-    sent = [name.rpartition(".")[2] for name, _ in modules]
+    sent = [name.removeprefix("awsddp.agent.") for name, _ in modules]
     # these travel with the requests that need them
-    others = {"__init__", "helper", "copying", *SAVER}
-    others = others.union(*(kind.extra for kind in messages.KINDS.values()))
-    assert sorted(sent) == sorted(path.stem for path in SUPERVISOR.glob("*.py") if path.stem not in others)
+    others = (ALONE | S3).union(*(kind.extra for kind in messages.KINDS.values()))
+    assert sorted(sent) == sorted(FILES.keys() - others)
     texts = [text for _, text in modules]
     for place, name in enumerate(sent):
-        source = (SUPERVISOR / f"{name}.py").read_text()
+        source = FILES[name].read_text()
         assert texts[place].count("\n") == source.count("\n"), "a traceback is to name the right line"
         tree = ast.parse(source)
         needs = [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
-        ours = [need.rpartition(".")[2] for need in needs if need.startswith("awsddp.")]
+        ours = [need.removeprefix("awsddp.agent.") for need in needs if need.startswith("awsddp.agent.")]
         assert set(ours) - others <= set(sent[:place])
 
 
-@pytest.mark.parametrize("path", sorted(SUPERVISOR.glob("*.py")), ids=lambda path: path.stem)
-def test_program_of_the_node_is_python_3_8_and_needs_nothing_else(path: Path) -> None:
+@pytest.mark.parametrize("module", FILES)
+def test_program_of_the_node_is_python_3_8_and_needs_nothing_else(module: str) -> None:
     import sys
 
-    tree = ast.parse(path.read_text(), feature_version=(3, 8))
+    tree = ast.parse(FILES[module].read_text(), feature_version=(3, 8))
     for node in ast.walk(tree):
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
@@ -75,7 +83,7 @@ def test_program_of_the_node_is_python_3_8_and_needs_nothing_else(path: Path) ->
                 in {
                     *sys.stdlib_module_names,
                     "sitecustomize",
-                    *(("botocore", "s3transfer") if path.stem in ("copying", *SAVER) else ()),
+                    *(("botocore", "s3transfer") if module in S3 else ()),
                 }
             )
         assert not isinstance(node, ast.Match)
