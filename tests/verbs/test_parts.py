@@ -18,7 +18,7 @@ from awsddp.job.fetch import bring, fetch
 from awsddp.job.follow import Watch, attend, finish, merger_of
 from awsddp.job.jobs import jobs_of_all as jobs
 from awsddp.job.logs import logs
-from awsddp.job.registry import told_job
+from awsddp.job.reported import told_job
 from awsddp.model.records import JobRecord, Node
 from awsddp.nodes.node_failures import NodeFailure
 from awsddp.session import locate

@@ -21,7 +21,7 @@ from awsddp.job.follow import merger_of
 from awsddp.job.jobs import jobs_document
 from awsddp.job.jobs import jobs_of_all as jobs
 from awsddp.job.logs import logs
-from awsddp.job.registry import full_name
+from awsddp.job.registry import JobRegistry
 from awsddp.job.report import write_report as report
 from awsddp.model.records import JobNode, JobRecord, JobState, Listed, Node, Prepared, RankResult, Target
 from awsddp.session.context import ConnectedCluster, LocatedCluster, Session
@@ -374,13 +374,14 @@ def test_job_of_this_project_comes_before_those_of_others_but_not_before_a_name(
     assert both == ["default", "later"]
     [chosen] = jobs_document(session, (), names=["7"])["jobs"]
     assert (chosen.job, chosen.cluster, report(session, job="7").cluster) == ("train-7", "default", "default")
-    assert full_name(session, "7") == "train-7"
-    assert full_name(session, "theirs-7") == "theirs-7"
-    assert full_name(session, "theirs") == "theirs-7"
+    registry = JobRegistry(session)
+    assert registry.name("7") == "train-7"
+    assert registry.name("theirs-7") == "theirs-7"
+    assert registry.name("theirs") == "theirs-7"
     with pytest.raises(UsageError, match="several jobs have 7"):
-        full_name(session, "7", ["new-77"])
-    assert full_name(session, "new", ["new-77"]) == "new-77"
-    assert [full_name(session, text) for text in (None, "last")] == [None, None]
+        registry.name("7", told=["new-77"])
+    assert registry.name("new", told=["new-77"]) == "new-77"
+    assert [registry.name(text) for text in (None, "last")] == [None, None]
 
 
 def test_results_of_another_job_of_that_name_are_neither_mixed_nor_lost(desk: Desk) -> None:
