@@ -14,6 +14,7 @@ from awsddp.agent.s3.store import MOST_BYTES, Place, Store
 from awsddp.errors import CloudError, ConfigError, NodeError
 from awsddp.model.records import Target
 from awsddp.nodes.node_failures import NodeFailure
+from awsddp.session.context import ConnectedCluster, LocatedCluster, Session
 from awsddp.settings.values import data_sources
 from awsddp.storage import datasets
 from awsddp.storage.saved_job import SavedCheckpoint, store_at
@@ -39,6 +40,9 @@ class Sender:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
 
+    def cluster(self, home: Path) -> LocatedCluster:
+        return LocatedCluster(session=Session(name="default", home=home), target=self.target)
+
     def send(self, folder: str = "set") -> list[str]:
         """Send the folder and return the paths that travelled."""
         sent: list[str] = []
@@ -49,9 +53,7 @@ class Sender:
             sent.extend([name] * (where.prefix.rpartition("/")[2] == source.name))
             return put(store, where, name, body, **more)
 
-        cluster: Any = SimpleNamespace(
-            target=self.target, on_event=lambda _: None, home=self.home / ".awsddp"
-        )
+        cluster = self.cluster(self.home / ".awsddp")
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(Store, "put", noted)
             datasets._by_bucket(cluster, source.name, datasets._files(source), self.above)
@@ -184,7 +186,7 @@ def test_a_file_that_becomes_a_pipe_blocks_nothing(sender: Sender) -> None:
     files = datasets._files(source)
     (sender.home / "set/a").unlink()
     os.mkfifo(sender.home / "set/a")
-    cluster: Any = SimpleNamespace(target=sender.target, on_event=lambda _: None, home=sender.home)
+    cluster = sender.cluster(sender.home)
     with pytest.raises(OSError, match="is no file any more"):
         datasets._by_bucket(cluster, "set", files, sender.above)
 
@@ -239,14 +241,14 @@ class Asked(list[int]):
         patch.setattr(datasets, "_ask", self.ask)
         patch.setattr(datasets, "opened", self.opened)
 
-    def ask(self, cluster: Any, nodes: Any, message: Any, folder: str) -> None:
+    def ask(self, connected: Any, nodes: Any, message: Any, folder: str) -> None:
         ((_, size, *_),) = next(iter(message["files"].values()))
         self.append(size)
         if len(self) <= self.times:
             failure = NodeFailure(1, "changed", "s3://bucket/runs/first changed while it was copied")
             raise NodesFailed({1: failure}, {}, 2)
 
-    def opened(self, cluster: Any, uri: str) -> Any:
+    def opened(self, session: Session, uri: str) -> Any:
         import contextlib
 
         assert uri == "s3://bucket/runs/first"
@@ -255,15 +257,17 @@ class Asked(list[int]):
 
 
 def test_a_checkpoint_that_was_replaced_meanwhile_is_named_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    cluster: Any = None
+    fleet: Any = None
+    cluster = LocatedCluster(session=Session(name="default"))
+    connected = ConnectedCluster(cluster=cluster, fleet=fleet)
     asked = Asked(monkeypatch, 2, "model.pt")
-    datasets.bring_checkpoint(cluster, checkpoint("model.pt", 0), {0, 1})
+    datasets.bring_checkpoint(connected, checkpoint("model.pt", 0), {0, 1})
     assert asked == [0, 1, 2]
     asked = Asked(monkeypatch, 99, "model.pt")
     with pytest.raises(NodeError, match=r"node1: .* changed while it was copied"):
-        datasets.bring_checkpoint(cluster, checkpoint("model.pt", 0), {0, 1})
+        datasets.bring_checkpoint(connected, checkpoint("model.pt", 0), {0, 1})
     assert len(asked) == 1 + TRIES
     asked = Asked(monkeypatch, 1, "step-2.pt")
     with pytest.raises(ConfigError, match=r"step-1\.pt was replaced while it was brought") as caught:
-        datasets.bring_checkpoint(cluster, checkpoint("step-1.pt", 0), {0, 1})
+        datasets.bring_checkpoint(connected, checkpoint("step-1.pt", 0), {0, 1})
     assert "run/step-2.pt is the newest one now" in caught.value.why
