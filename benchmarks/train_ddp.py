@@ -31,8 +31,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "train"))
 import quiet  # noqa: F401
 
 # isort: split
-import data
 import group
+import image_files
 import main as program
 import models
 import recipes
@@ -105,7 +105,7 @@ def resnet18(place: group.Place) -> dict[str, Run]:
 def bare(epochs: int, rank: int) -> None:
     """The digits recipe as the shortest DDP loop does it: data normalised once, nothing said or kept."""
     recipe = recipes.RECIPES["digits"]
-    images = data.load("digits", Path(), True)
+    images = image_files.load("digits", Path(), True)
     pixels = (images.pixels(images.records[0]).float() / 16 - recipe.mean[0]) / recipe.std[0]
     model = DistributedDataParallel(models.digits_net(), gradient_as_bucket_view=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=recipe.lr, momentum=0.9, weight_decay=1e-4, fused=True)

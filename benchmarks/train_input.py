@@ -30,7 +30,7 @@ import quiet  # noqa: F401
 
 # isort: split
 import batches
-import data
+import image_files
 import obtain
 import torch
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
@@ -41,7 +41,7 @@ BATCH = 32
 class Published(Dataset[tuple[Any, int]]):
     """torchvision.datasets.STL10 as it hands out a sample, without its check of the real files' checksums."""
 
-    def __init__(self, images: data.Images, transform: Callable[[Any], Any]) -> None:
+    def __init__(self, images: image_files.Images, transform: Callable[[Any], Any]) -> None:
         self.pixels = images.pixels(images.gather(torch.arange(len(images)))).numpy()
         self.labels, self.transform = images.labels, transform
 
@@ -56,7 +56,7 @@ class Published(Dataset[tuple[Any, int]]):
         return self.transform(picture), int(self.labels[sample])
 
 
-def pipelines(images: data.Images) -> dict[str, Callable[[], int]]:
+def pipelines(images: image_files.Images) -> dict[str, Callable[[], int]]:
     """Return each pipeline as a function that runs through the set once and counts its images."""
     old_style, v2 = transforms()
     half = (0.5, 0.5, 0.5)
@@ -100,7 +100,7 @@ def transforms() -> tuple[Any, Any]:
     return torchvision.transforms, torchvision.transforms.v2
 
 
-def measure(images: data.Images, rounds: int) -> dict[str, list[float]]:
+def measure(images: image_files.Images, rounds: int) -> dict[str, list[float]]:
     """Return the images a second of each pipeline in each round."""
     runs = pipelines(images)
     rates: dict[str, list[float]] = {name: [] for name in runs}
@@ -126,7 +126,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as made:
         if args.data_dir is None:
             obtain.make("stl10", Path(made), train=500)
-        images = data.load("stl10", args.data_dir or Path(made), True)
+        images = image_files.load("stl10", args.data_dir or Path(made), True)
         rates = measure(images, args.rounds)
     print(f"torch {torch.__version__}, {args.rounds} rounds, {len(images)} images{' (made)' * images.made}")
     print(f"{'images/s':20}{'best':>10}{'median':>10}")

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import NamedTuple, Protocol
 
-import data
+import image_files
 import torch
 import torch.nn.functional as F
-from data import Images
 from group import Place
+from image_files import Images
 from torch import Tensor
 from torch.utils.data import DataLoader, DistributedSampler, Sampler
 
@@ -248,12 +248,12 @@ class Feed:
 
 
 def feed(args: argparse.Namespace, place: Place, *, device: torch.device, batch_size: int) -> Feed:
-    """Return what `args` asks for, for this rank. Raises data.DataError when the data set is not there."""
+    """Return what `args` asks for, for this rank. Raises image_files.DataError without the data set."""
     if args.data == "synthetic":
         shape = (3, args.image_size, args.image_size)
         source = Synthetic(shape, classes=10, batch_size=batch_size, device=device, steps=args.steps)
         return Feed(source, None, source.prepare, "synthetic")
-    train_set, test_set = (data.load(args.data, args.data_dir, half) for half in (True, False))
+    train_set, test_set = (image_files.load(args.data, args.data_dir, half) for half in (True, False))
     sampler = DistributedSampler[object](train_set, place.world_size, place.rank, seed=args.seed)
     train = Batches(
         train_set,

@@ -1,215 +1,42 @@
-"""The data sets: read from their own published files, fetched by checksum, or made small for a rehearsal.
+"""Get a data set from where it is published, or make a small one for a rehearsal.
 
     python train/data.py get stl10 data      # stl10 | cifar10 | mnist: download, check, unpack into data/
     python train/data.py make stl10 data     # random patterns in exactly that format, marked as made
 
 Do this once a node, before the ranks start: `awsddp exec -- python train/data.py get stl10 data`.
-A set's pixels stay in the file's own uint8 records, mapped into memory: the ranks of a node share one copy.
 """
 
 from __future__ import annotations
 
-import gzip
-import json
-import shutil
-from collections.abc import Callable
-from dataclasses import dataclass
+import argparse
+import sys
 from pathlib import Path
-from typing import Any
 
-import torch
-from torch import Tensor
-from torch.utils.data import Dataset
-
-HERE = Path(__file__).resolve().parent
-MADE = "MADE.json"  # lies in a folder of made data and says how many samples each file holds
+import image_files
+import obtain
 
 
-class DataError(Exception):
-    """A data set is missing, cut short, or not what its name says."""
-
-
-@dataclass(frozen=True)
-class Format:
-    """How a data set's files hold an image: `header` bytes, channels x height x width (or width x height)."""
-
-    shape: tuple[int, int, int]
-    header: int = 0
-    columns_first: bool = False
-    scale: int = 255  # the largest pixel
-    classes: int = 10
-
-    @property
-    def record(self) -> int:
-        """Bytes of one record."""
-        channels, height, width = self.shape
-        return self.header + channels * height * width
-
-
-FORMATS = {
-    "stl10": Format((3, 96, 96), columns_first=True),
-    "cifar10": Format((3, 32, 32), header=1),
-    "mnist": Format((1, 28, 28)),
-    "digits": Format((1, 8, 8), header=0, scale=16),
-}
-COUNTS = {"stl10": (5000, 8000), "cifar10": (50000, 10000), "mnist": (60000, 10000), "digits": (1471, 326)}
-
-
-@dataclass(frozen=True)
-class Images(Dataset[tuple[Tensor, Tensor, Tensor]]):
-    """One half of a data set: `records` are [n, format.record] uint8 each, `labels` [N] int64 from 0."""
-
-    name: str
-    folder: Path
-    train: bool
-    made: bool
-    format: Format
-    records: tuple[Tensor, ...]
-    labels: Tensor
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def gather(self, index: Tensor, *, pinned: bool = False) -> Tensor:
-        """Return the records [B, format.record] of the samples `index` [B], without a loop over samples."""
-        out = torch.empty(len(index), self.format.record, dtype=torch.uint8, pin_memory=pinned)
-        if len(self.records) == 1:
-            return torch.index_select(self.records[0], 0, index, out=out)
-        first = 0
-        for part in self.records:
-            here = ((index >= first) & (index < first + len(part))).nonzero().squeeze(1)
-            out[here] = part.index_select(0, index[here] - first)
-            first += len(part)
-        return out
-
-    def pixels(self, records: Tensor) -> Tensor:
-        """Return the images [B, C, H, W] in `records` [B, format.record]: a view."""
-        channels, height, width = self.format.shape
-        bytes_only = records[:, self.format.header :]
-        if self.format.columns_first:
-            return bytes_only.unflatten(1, (channels, width, height)).transpose(2, 3)
-        return bytes_only.unflatten(1, (channels, height, width))
-
-    def __getitems__(self, samples: list[int]) -> tuple[Tensor, Tensor, Tensor]:
-        """Return records, labels and numbers of a batch: what a DataLoader's worker calls."""
-        index = torch.tensor(samples)
-        return self.gather(index), self.labels[index], index
-
-    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        """Let a worker process map the files itself, instead of being sent their content."""
-        return load, (self.name, self.folder, self.train)
-
-
-def load(name: str, folder: Path, train: bool) -> Images:
-    """Return the training or the held-out half of `name` (stl10, cifar10, mnist, digits) in `folder`.
-
-    Raises DataError when a file is missing, cut short, swapped for another or of the wrong format.
-    """
-    if name == "digits":
-        return _digits(train)
-    root = next(
-        (f for f in (folder / f"{name}_binary", folder / PUBLISHED_FOLDER[name], folder) if f.is_dir()),
-        folder,
-    )
-    made = _made_counts(root)
-    count = made[0 if train else 1] if made else COUNTS[name][0 if train else 1]
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    for verb, text in (("get", "download a published set"), ("make", "make a small set for a rehearsal")):
+        sub = verbs.add_parser(verb, help=text)
+        sub.add_argument("name", choices=sorted(obtain.PUBLISHED))
+        sub.add_argument("folder", type=Path, metavar="DIR")
+        if verb == "get":
+            sub.add_argument("--mirror", metavar="URL", help="a base address that holds the same files")
+        else:
+            sub.add_argument("--train", type=int, default=500, metavar="N")
+            sub.add_argument("--test", type=int, default=100, metavar="N")
+    args = vars(parser.parse_args())
     try:
-        records, labels = READERS[name](root, train, count)
-    except (OSError, RuntimeError) as error:
-        hint = f"Type: python {HERE / 'data.py'} get {name} {folder}"
-        raise DataError(f"{name} cannot be read in {root}: {error}. {hint}") from error
-    wrong = (labels < 0) | (labels >= FORMATS[name].classes)
-    if wrong.any():
-        raise DataError(
-            f"{root} holds a label {int(labels[wrong][0])}: that is not {name}, or the files are swapped."
-        )
-    return Images(name, folder, train, bool(made), FORMATS[name], records, labels)
-
-
-PUBLISHED_FOLDER = {"stl10": "stl10_binary", "cifar10": "cifar-10-batches-bin", "mnist": "MNIST/raw"}
-
-
-def _made_counts(root: Path) -> list[int] | None:
-    path = root / MADE
-    try:
-        return [int(count) for count in json.loads(path.read_text())["counts"]] if path.exists() else None
-    except (ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{path} does not say how many images were made: make them again.") from error
-
-
-def _mapped(path: Path, *, records: int, size: int, offset: int = 0) -> Tensor:
-    """Map `path` as [records, size] uint8 behind `offset` bytes; a file of another length is a DataError."""
-    expected = offset + records * size
-    if not path.exists() and (packed := path.with_name(path.name + ".gz")).exists():
-        _unpack(packed, path)
-    found = path.stat().st_size
-    if found != expected:
-        raise DataError(
-            f"{path} has {found} bytes, not {expected}: cut short, or another file under its name."
-        )
-    content = torch.from_file(str(path), shared=False, size=expected, dtype=torch.uint8)
-    return content[offset:].view(records, size)
-
-
-def _unpack(packed: Path, path: Path) -> None:
-    """Unpack once for all ranks: aside, then renamed, so that several may try."""
-    aside = path.with_name(f"{path.name}.{torch.randint(1 << 60, (1,)).item()}")
-    try:
-        with gzip.open(packed) as source, aside.open("wb") as target:
-            shutil.copyfileobj(source, target)
-        aside.replace(path)
-    except (EOFError, gzip.BadGzipFile) as error:
-        raise DataError(f"{packed} is cut short or no gzip file: {error}") from error
-    finally:
-        aside.unlink(missing_ok=True)
-
-
-def _stl10(root: Path, train: bool, count: int) -> tuple[tuple[Tensor, ...], Tensor]:
-    half = "train" if train else "test"
-    labels = _mapped(root / f"{half}_y.bin", records=count, size=1).view(-1).long() - 1  # stored from 1
-    return (_mapped(root / f"{half}_X.bin", records=count, size=FORMATS["stl10"].record),), labels
-
-
-def _cifar10(root: Path, train: bool, count: int) -> tuple[tuple[Tensor, ...], Tensor]:
-    names = [f"data_batch_{i}.bin" for i in range(1, 6)] if train else ["test_batch.bin"]
-    parts = tuple(
-        _mapped(root / name, records=count // len(names), size=FORMATS["cifar10"].record) for name in names
-    )
-    return parts, torch.cat([part[:, 0] for part in parts]).long()
-
-
-def _mnist(root: Path, train: bool, count: int) -> tuple[tuple[Tensor, ...], Tensor]:
-    half = "train" if train else "t10k"
-    images, labels = root / f"{half}-images-idx3-ubyte", root / f"{half}-labels-idx1-ubyte"
-    records = _mapped(images, records=count, size=28 * 28, offset=16)
-    answers = _mapped(labels, records=count, size=1, offset=8)
-    for path, expected in ((images, (2051, count, 28, 28)), (labels, (2049, count))):
-        with path.open("rb") as file:
-            head = tuple(int.from_bytes(file.read(4), "big") for _ in expected)
-        if head != expected:
-            raise DataError(f"{path} begins with {head}, not {expected}: it is not MNIST's.")
-    return (records,), answers.view(-1).long()
-
-
-READERS = {"stl10": _stl10, "cifar10": _cifar10, "mnist": _mnist}
-
-
-def _digits(train: bool) -> Images:
-    """The UCI digits that ship beside this file. Two of each eleven are held out: ten would pick by digit."""
-    path = HERE / "digits.csv.gz"
-    try:
-        text = gzip.decompress(path.read_bytes()).decode("ascii")
-        values = bytearray(map(int, text.replace("\n", ",").rstrip(",").split(",")))
-        rows = torch.frombuffer(values, dtype=torch.uint8).view(sum(COUNTS["digits"]), 65)
-    except (OSError, EOFError, ValueError, RuntimeError) as error:
-        raise DataError(f"{path} cannot be read as the UCI digits: {error}. Copy it anew.") from error
-    held_out = torch.arange(len(rows)) % 11 > 8
-    half = ~held_out if train else held_out
-    pixels, labels = rows[half, :64].contiguous(), rows[half, 64].long()
-    return Images("digits", HERE, train, False, FORMATS["digits"], (pixels,), labels)
+        if args.pop("verb") == "get":
+            obtain.get(args.pop("name"), args.pop("folder"), **args)
+        else:
+            obtain.make(args.pop("name"), args.pop("folder"), **args)
+    except (image_files.DataError, OSError) as error:  # the latter from a disk that fills while unpacking
+        sys.exit(f"data.py: {error}")
 
 
 if __name__ == "__main__":
-    import obtain
-
-    obtain.main()
+    main()

@@ -27,8 +27,8 @@ import quiet  # noqa: F401
 # isort: split
 import batches
 import checkpoint
-import data
 import group
+import image_files
 import meters
 import models
 import recipes
@@ -255,7 +255,7 @@ def run(argv: list[str]) -> int:
         return main(argv)
     except group.LaunchError as error:
         code, text = 2, str(error)
-    except (data.DataError, models.MissingPackage, checkpoint.CheckpointError, TrainingError) as error:
+    except (image_files.DataError, models.MissingPackage, checkpoint.CheckpointError, TrainingError) as error:
         code, text = 1, str(error)
     except OSError as error:
         code, text = 1, f"the machine refused a file of the run: {error}. Is its disk full?"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import fcntl
 import gzip
 import hashlib
@@ -14,7 +13,7 @@ import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 
-import data
+import image_files
 import torch
 
 
@@ -55,14 +54,16 @@ def get(name: str, folder: Path, *, mirror: str | None = None) -> None:
     """Download `name` into `folder`, check it against its published MD5, unpack it; nothing is done twice.
 
     `mirror` is a base address that holds the same files. Several callers on one node take turns.
-    Raises data.DataError when the network fails or what came is not what was published.
+    Raises image_files.DataError when the network fails or what came is not what was published.
     """
-    target = folder / data.PUBLISHED_FOLDER[name]
+    target = folder / image_files.PUBLISHED_FOLDER[name]
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / f".{name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if (target / data.MADE).exists():
-            raise data.DataError(f"{target} holds made data. Remove it first, or choose another folder.")
+        if (target / image_files.MADE).exists():
+            raise image_files.DataError(
+                f"{target} holds made data. Remove it first, or choose another folder."
+            )
         if not _complete(name, folder):
             for file in PUBLISHED[name]:
                 archive = folder / file.name
@@ -70,14 +71,14 @@ def get(name: str, folder: Path, *, mirror: str | None = None) -> None:
                 _unpack(archive, target)
                 archive.unlink()
             for train in (True, False):
-                data.load(name, folder, train)
+                image_files.load(name, folder, train)
     print(f"{name} is in {target}", flush=True)
 
 
 def _complete(name: str, folder: Path) -> bool:
     try:
-        return all(len(data.load(name, folder, train)) for train in (True, False))
-    except data.DataError:
+        return all(len(image_files.load(name, folder, train)) for train in (True, False))
+    except image_files.DataError:
         return False
 
 
@@ -95,10 +96,10 @@ def _download(file: Published, archive: Path, *, mirror: str | None) -> None:
                 _progress(file.name, done, done := done + len(block), total)
     except OSError as error:  # URLError, a timeout, a full disk
         aside.unlink(missing_ok=True)
-        raise data.DataError(f"{url} could not be fetched: {error}") from error
+        raise image_files.DataError(f"{url} could not be fetched: {error}") from error
     if digest.hexdigest() != file.md5:
         aside.unlink()
-        raise data.DataError(
+        raise image_files.DataError(
             f"{url} has MD5 {digest.hexdigest()}, not the published {file.md5}: cut short or changed."
         )
     aside.replace(archive)
@@ -137,21 +138,24 @@ def make(name: str, folder: Path, *, train: int = 500, test: int = 100, seed: in
     """Write a small set in `name`'s format into `folder`, for rehearsals: it can be learnt, it is marked.
 
     For mnist the UCI digits are enlarged and moved about, else each class is a random pattern under noise.
-    A real set is never overwritten. `train` is a multiple of 5. Raises data.DataError where a real set lies.
+    A real set is never overwritten. `train` is a multiple of 5.
+    Raises image_files.DataError where a real set lies.
     """
-    target = folder / data.PUBLISHED_FOLDER[name]
-    if target.is_dir() and any(target.iterdir()) and not (target / data.MADE).exists():
-        raise data.DataError(f"{target} is not empty and not made data: it is left alone.")
+    target = folder / image_files.PUBLISHED_FOLDER[name]
+    if target.is_dir() and any(target.iterdir()) and not (target / image_files.MADE).exists():
+        raise image_files.DataError(f"{target} is not empty and not made data: it is left alone.")
     target.mkdir(parents=True, exist_ok=True)
-    (target / data.MADE).write_text(json.dumps({"made": f"not {name}", "counts": [train, test]}) + "\n")
+    (target / image_files.MADE).write_text(
+        json.dumps({"made": f"not {name}", "counts": [train, test]}) + "\n"
+    )
     random = torch.Generator().manual_seed(seed)
-    pattern = torch.randint(0, 256, (10, data.FORMATS[name].record), generator=random)
+    pattern = torch.randint(0, 256, (10, image_files.FORMATS[name].record), generator=random)
     for half, count in ((True, train), (False, test)):
         if name == "mnist":
             pixels, labels = _enlarged_digits(count, train=half, random=random)
         else:
             labels = torch.randint(0, 10, (count,), generator=random)
-            noise = torch.randint(0, 256, (count, data.FORMATS[name].record), generator=random)
+            noise = torch.randint(0, 256, (count, image_files.FORMATS[name].record), generator=random)
             pixels = ((pattern[labels] + noise) // 2).to(torch.uint8)
         _WRITERS[name](target, half, pixels, labels.to(torch.uint8))
     print(f"made {train} + {test} images in the format of {name} in {target}: for rehearsals, not {name}")
@@ -161,7 +165,7 @@ def _enlarged_digits(
     count: int, *, train: bool, random: torch.Generator
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return `count` UCI digits, 20 x 20 somewhere in 28 x 28, flat, and their labels."""
-    digits = data.load("digits", Path(), train)
+    digits = image_files.load("digits", Path(), train)
     chosen = torch.randint(0, len(digits), (count,), generator=random)
     small = digits.pixels(digits.gather(chosen)).float() * (255 / 16)
     large = torch.nn.functional.interpolate(small, (20, 20), mode="bilinear")[:, 0]
@@ -204,26 +208,3 @@ def _write_mnist(root: Path, train: bool, pixels: torch.Tensor, labels: torch.Te
 
 
 _WRITERS = {"stl10": _write_stl10, "cifar10": _write_cifar10, "mnist": _write_mnist}
-
-
-def main() -> None:
-    """The command line of data.py."""
-    parser = argparse.ArgumentParser(prog="data.py", description=data.__doc__)
-    verbs = parser.add_subparsers(dest="verb", required=True)
-    for verb, text in (("get", "download a published set"), ("make", "make a small set for a rehearsal")):
-        sub = verbs.add_parser(verb, help=text)
-        sub.add_argument("name", choices=sorted(PUBLISHED))
-        sub.add_argument("folder", type=Path, metavar="DIR")
-        if verb == "get":
-            sub.add_argument("--mirror", metavar="URL", help="a base address that holds the same files")
-        else:
-            sub.add_argument("--train", type=int, default=500, metavar="N")
-            sub.add_argument("--test", type=int, default=100, metavar="N")
-    args = vars(parser.parse_args())
-    try:
-        if args.pop("verb") == "get":
-            get(args.pop("name"), args.pop("folder"), **args)
-        else:
-            make(args.pop("name"), args.pop("folder"), **args)
-    except (data.DataError, OSError) as error:  # the latter from a disk that fills while unpacking
-        sys.exit(f"data.py: {error}")

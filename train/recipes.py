@@ -12,7 +12,7 @@ from pathlib import Path
 class Recipe:
     """What a name stands for. Fields up to `workers` are the defaults of the flags of the same names."""
 
-    data: str  # of data.FORMATS, or "synthetic"
+    data: str  # of image_files.FORMATS, or "synthetic"
     model: str  # of models.MODELS
     epochs: int
     lr: float

@@ -8,7 +8,7 @@ import pytest
 
 import quiet  # noqa: F401  # isort: skip
 import batches
-import data
+import image_files
 import obtain
 import torch
 from torch.utils.data import DistributedSampler
@@ -16,7 +16,7 @@ from torch.utils.data import DistributedSampler
 CPU = torch.device("cpu")
 
 
-def shares(images: data.Images, ranks: int, *, size: int, **more: int) -> list[batches.Batches]:
+def shares(images: image_files.Images, ranks: int, *, size: int, **more: int) -> list[batches.Batches]:
     return [
         batches.Batches(images, DistributedSampler(images, ranks, rank), batch_size=size, device=CPU, **more)
         for rank in range(ranks)
@@ -24,25 +24,25 @@ def shares(images: data.Images, ranks: int, *, size: int, **more: int) -> list[b
 
 
 @pytest.fixture
-def cifar(tmp_path: Path) -> data.Images:
+def cifar(tmp_path: Path) -> image_files.Images:
     obtain.make("cifar10", tmp_path, train=50, test=20)
-    return data.load("cifar10", tmp_path, True)
+    return image_files.load("cifar10", tmp_path, True)
 
 
-def test_an_epoch_gives_every_image_once_over_all_ranks(cifar: data.Images) -> None:
+def test_an_epoch_gives_every_image_once_over_all_ranks(cifar: image_files.Images) -> None:
     got = [batch.records for rank in shares(cifar, 2, size=8) for batch in rank.epoch(1)]
     assert sorted(bytes(r.tolist()) for r in torch.cat(got)) == sorted(
         bytes(r.tolist()) for r in torch.cat(cifar.records)
     )
 
 
-def test_epochs_differ_and_come_again(cifar: data.Images) -> None:
+def test_epochs_differ_and_come_again(cifar: image_files.Images) -> None:
     rank = shares(cifar, 2, size=8)[0]
     one, two, again = (torch.cat([b.records for b in rank.epoch(e)]) for e in (1, 2, 1))
     assert not torch.equal(one, two) and torch.equal(one, again)
 
 
-def test_an_epoch_can_begin_in_the_middle(cifar: data.Images) -> None:
+def test_an_epoch_can_begin_in_the_middle(cifar: image_files.Images) -> None:
     rank = shares(cifar, 2, size=8, crop=4)[1]
     whole = list(rank.epoch(3))
     rest = list(rank.epoch(3, start=2))
@@ -51,13 +51,13 @@ def test_an_epoch_can_begin_in_the_middle(cifar: data.Images) -> None:
     )
 
 
-def test_workers_give_what_the_process_itself_gives(cifar: data.Images) -> None:
+def test_workers_give_what_the_process_itself_gives(cifar: image_files.Images) -> None:
     own = list(shares(cifar, 1, size=8, crop=4)[0].epoch(2, start=1))
     theirs = list(shares(cifar, 1, size=8, crop=4, workers=1)[0].epoch(2, start=1))
     assert all(torch.equal(a, b) for x, y in zip(own, theirs, strict=True) for a, b in zip(x, y, strict=True))
 
 
-def test_augmentation_belongs_to_the_image_whatever_the_world_size(cifar: data.Images) -> None:
+def test_augmentation_belongs_to_the_image_whatever_the_world_size(cifar: image_files.Images) -> None:
     def drawn(ranks: int) -> dict[bytes, list[int]]:
         all_batches = [batch for rank in shares(cifar, ranks, size=4, crop=4) for batch in rank.epoch(1)]
         return {
@@ -80,7 +80,7 @@ def test_crops_and_mirrors_are_those_that_were_drawn() -> None:
 
 def test_images_are_normalised_and_resized_as_a_plain_loop_does(tmp_path: Path) -> None:
     obtain.make("stl10", tmp_path, train=50, test=20)
-    images = data.load("stl10", tmp_path, False)
+    images = image_files.load("stl10", tmp_path, False)
     records = images.gather(torch.arange(6))
     mean, std = (0.4, 0.5, 0.6), (0.2, 0.3, 0.4)
     prepared = batches.Prepare(images, mean=mean, std=std, size=224)(records)
@@ -90,6 +90,6 @@ def test_images_are_normalised_and_resized_as_a_plain_loop_does(tmp_path: Path) 
     assert (prepared - plain).abs().max() < 1.01 / 255 / min(std)  # bytes are rounded after resizing
 
 
-def test_passes_of_a_step_are_weighed_by_their_images(cifar: data.Images) -> None:
+def test_passes_of_a_step_are_weighed_by_their_images(cifar: image_files.Images) -> None:
     rank = shares(cifar, 1, size=8)[0]  # 50 images: 8 8 8 | 8 8 8 | 2
     assert [rank.images_of_step(number, 3) for number in range(1, 8)] == [24] * 6 + [2]

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import quiet  # noqa: F401  # isort: skip
-import data
+import image_files
 import obtain
 import torch
 
@@ -29,7 +29,7 @@ def made(tmp_path: Path) -> Path:
 
 
 def test_digits_are_all_there_and_split_without_overlap() -> None:
-    train, test = data.load("digits", Path(), True), data.load("digits", Path(), False)
+    train, test = image_files.load("digits", Path(), True), image_files.load("digits", Path(), False)
     assert (len(train), len(test)) == (1471, 326)
     assert int(train.records[0].max()) == 16
     first = train.pixels(train.gather(torch.tensor([0])))[0, 0]
@@ -38,7 +38,7 @@ def test_digits_are_all_there_and_split_without_overlap() -> None:
 
 
 def test_stl10_pixels_are_stored_by_columns(made: Path) -> None:
-    images = data.load("stl10", made, True)
+    images = image_files.load("stl10", made, True)
     raw = (made / "stl10_binary" / "train_X.bin").read_bytes()
     pixels = images.pixels(images.gather(torch.tensor([3, 7])))
     assert pixels.shape == (2, 3, 96, 96)
@@ -48,7 +48,7 @@ def test_stl10_pixels_are_stored_by_columns(made: Path) -> None:
 
 
 def test_cifar10_batches_are_gathered_across_its_five_files(made: Path) -> None:
-    images = data.load("cifar10", made, True)
+    images = image_files.load("cifar10", made, True)
     index = torch.tensor([49, 0, 17])
     raw = b"".join((made / "cifar-10-batches-bin" / f"data_batch_{i}.bin").read_bytes() for i in range(1, 6))
     for record, sample in zip(images.gather(index), index.tolist(), strict=True):
@@ -58,18 +58,18 @@ def test_cifar10_batches_are_gathered_across_its_five_files(made: Path) -> None:
 
 
 def test_mnist_is_read_packed_or_not(made: Path) -> None:
-    before = data.load("mnist", made, False)
+    before = image_files.load("mnist", made, False)
     root = made / "MNIST/raw"
     for path in list(root.glob("t10k-*")):
         path.with_name(path.name + ".gz").write_bytes(gzip.compress(path.read_bytes()))
         path.unlink()
-    after = data.load("mnist", made, False)
+    after = image_files.load("mnist", made, False)
     assert torch.equal(before.records[0], after.records[0]) and torch.equal(before.labels, after.labels)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_worker_maps_the_files_itself(name: str, made: Path) -> None:
-    images = data.load(name, made, True)
+    images = image_files.load(name, made, True)
     sent = pickle.dumps(images)
     assert len(sent) < 500
     records, labels, index = pickle.loads(sent).__getitems__([1, 2])
@@ -79,13 +79,15 @@ def test_a_worker_maps_the_files_itself(name: str, made: Path) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_file_cut_short_or_missing_is_named(name: str, made: Path) -> None:
-    for path in [p for p in sorted((made / data.PUBLISHED_FOLDER[name]).iterdir()) if p.name != data.MADE]:
+    for path in [
+        p for p in sorted((made / image_files.PUBLISHED_FOLDER[name]).iterdir()) if p.name != image_files.MADE
+    ]:
         whole = path.read_bytes()
         for damaged in (whole[:-1], b"", None):
             path.unlink() if damaged is None else path.write_bytes(damaged)
-            with pytest.raises(data.DataError, match=path.name.replace(".", r"\.")):
+            with pytest.raises(image_files.DataError, match=path.name.replace(".", r"\.")):
                 for train in (True, False):
-                    data.load(name, made, train)
+                    image_files.load(name, made, train)
         path.write_bytes(whole)
 
 
@@ -100,26 +102,26 @@ def test_every_file_cut_short_or_missing_is_named(name: str, made: Path) -> None
     ],
 )
 def test_swapped_files_are_refused(name: str, one: str, other: str, made: Path) -> None:
-    root = made / data.PUBLISHED_FOLDER[name]
+    root = made / image_files.PUBLISHED_FOLDER[name]
     first, second = (root / one).read_bytes(), (root / other).read_bytes()
     (root / one).write_bytes(second)
     (root / other).write_bytes(first)
-    with pytest.raises(data.DataError):
-        data.load(name, made, True)
+    with pytest.raises(image_files.DataError):
+        image_files.load(name, made, True)
 
 
 def test_labels_out_of_range_are_refused(made: Path) -> None:
     (made / "stl10_binary" / "train_y.bin").write_bytes(bytes([11] * 50))
-    with pytest.raises(data.DataError, match="label"):
-        data.load("stl10", made, True)
+    with pytest.raises(image_files.DataError, match="label"):
+        image_files.load("stl10", made, True)
 
 
 def test_made_data_never_passes_for_the_real_set(made: Path) -> None:
-    assert data.load("stl10", made, True).made
-    (made / "stl10_binary" / data.MADE).unlink()
-    with pytest.raises(data.DataError, match="cut short"):
-        data.load("stl10", made, True)
-    with pytest.raises(data.DataError, match="left alone"):
+    assert image_files.load("stl10", made, True).made
+    (made / "stl10_binary" / image_files.MADE).unlink()
+    with pytest.raises(image_files.DataError, match="cut short"):
+        image_files.load("stl10", made, True)
+    with pytest.raises(image_files.DataError, match="left alone"):
         obtain.make("stl10", made)
 
 
@@ -128,7 +130,7 @@ def mirror(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """A server with STL-10's archive, made and small, under the published name and with its true MD5."""
     obtain.make("stl10", tmp_path / "origin", train=50, test=20)
     root = tmp_path / "origin" / "stl10_binary"
-    (root / data.MADE).unlink()
+    (root / image_files.MADE).unlink()
     archive = tmp_path / "www" / "stl10_binary.tar.gz"
     archive.parent.mkdir()
     with tarfile.open(archive, "w:gz") as tar:
@@ -137,7 +139,7 @@ def mirror(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         "http://nowhere.invalid/stl10_binary.tar.gz", hashlib.md5(archive.read_bytes()).hexdigest()
     )
     monkeypatch.setitem(obtain.PUBLISHED, "stl10", (published,))
-    monkeypatch.setitem(data.COUNTS, "stl10", (50, 20))
+    monkeypatch.setitem(image_files.COUNTS, "stl10", (50, 20))
 
     class Handler(http.server.SimpleHTTPRequestHandler):
         def __init__(self, *args: object) -> None:
@@ -159,7 +161,7 @@ def test_get_downloads_checks_unpacks_and_is_done_once(
     obtain.get("stl10", folder, mirror=mirror)
     shown = capsys.readouterr().err.splitlines()
     assert 1 <= len(shown) <= 10 and f"[{'#' * 30}]" in shown[-1]
-    assert len(data.load("stl10", folder, True)) == 50
+    assert len(image_files.load("stl10", folder, True)) == 50
     assert sorted(p.name for p in folder.iterdir()) == [".stl10.lock", "stl10_binary"]
     obtain.get("stl10", folder, mirror="http://127.0.0.1:1")  # nobody is asked again
 
@@ -167,16 +169,16 @@ def test_get_downloads_checks_unpacks_and_is_done_once(
 def test_get_refuses_what_was_not_published(mirror: str, tmp_path: Path) -> None:
     archive = tmp_path / "www" / "stl10_binary.tar.gz"
     archive.write_bytes(archive.read_bytes()[:-10])
-    with pytest.raises(data.DataError, match="not the published"):
+    with pytest.raises(image_files.DataError, match="not the published"):
         obtain.get("stl10", tmp_path / "data", mirror=mirror)
     assert [path.name for path in (tmp_path / "data").iterdir()] == [".stl10.lock"]
 
 
 def test_get_says_what_the_network_said(tmp_path: Path) -> None:
-    with pytest.raises(data.DataError, match="could not be fetched"):
+    with pytest.raises(image_files.DataError, match="could not be fetched"):
         obtain.get("mnist", tmp_path, mirror="http://127.0.0.1:1")
 
 
 def test_get_leaves_made_data_alone(made: Path) -> None:
-    with pytest.raises(data.DataError, match="made data"):
+    with pytest.raises(image_files.DataError, match="made data"):
         obtain.get("cifar10", made)
