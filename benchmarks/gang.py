@@ -22,10 +22,11 @@ from itertools import count
 from _rehearsal import Rehearsal, rehearsal
 
 SCRIPT = """
-import {modules}
+import sys, {modules}
 began = time.time()
 time.sleep(4)
-print("began", began, "ended", time.time(), flush=True)
+# One write: torchrun runs Python with -u, where print() writes each part by itself, and lines of ranks mix.
+sys.stdout.write(f"began {{began}} ended {{time.time()}}\\n")
 """
 NODES = 2
 PORT = 29600
