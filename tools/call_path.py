@@ -6,10 +6,10 @@
 
 A real run in a local cloud of its own (SSH hosts without root for `train`, records for the others), observed
 by sys.setprofile in all threads, from the verb's first line on. A jump is a function of another file that is
-called from a file of the story, once for each calling file. The story is in every file but those of ROOMS:
-what these call among themselves is not followed.
+called from a file of the story, once for each calling file. The story is in the rooms STORY:
+what the others call among themselves is not followed.
 Not counted is what a reader of the calling file need not follow: an attribute that is computed, a record
-that is made, and what a file does when it is imported.
+that is made, what a file does when it is imported, and whoever lets a function run on a thread (`THREADS`).
 Files: the verb's own and those that are jumped to. Returns: the jumps to a file that was visited before,
 coming back from a call not counted. FOLDER is a checkout; it must use the same Python environment.
 """
@@ -28,22 +28,10 @@ CLOUD = {"train": "--loopback", "up": "--no-hosts", "down": "--no-hosts"}
 UP = ["--local", "up", "--nodes", "2", "-y"]
 WORDS = {"train": ["train", "--world-size", "2"], "up": UP, "down": ["down", "-y"]}
 VERBS = {"train": "job/train.py", "up": "cluster/up.py", "down": "cluster/down.py"}
-ROOMS = (
-    "agent",
-    "agent_client",
-    "aws",
-    "cli",
-    "compat",
-    "local",
-    "model",
-    "nodes",
-    "plan",
-    "session",
-    "settings",
-    "storage",
-    "util",
-)
-"""Folders with a subject of their own: each function of one that the story enters is a jump."""
+STORY = ("cluster", "job", "state.py")
+"""Where a verb's story is told. Every other room has a subject of its own: each function of one that the
+story enters is a jump."""
+THREADS = "util/parallel.py"
 
 
 class Observer:
@@ -66,8 +54,8 @@ class Observer:
         function, caller = frame.f_code.co_qualname, self._caller(frame)
         if not self.jumps and (file, function) != (VERBS[self._verb], self._verb):
             return
-        is_followed = caller.partition("/")[0] not in ROOMS and caller not in (file, "a thread")
-        if not self.jumps or is_followed:
+        is_followed = caller.partition("/")[0] in STORY and caller != file
+        if file != THREADS and (not self.jumps or is_followed):
             self.jumps[caller, f"{file}:{function}"] = None
 
     def _is_no_call(self, frame: FrameType) -> bool:
@@ -100,7 +88,7 @@ class Observer:
 
     def _caller(self, frame: FrameType) -> str:
         back = frame.f_back
-        while back is not None and self._file(back) in (None, "util/parallel.py"):  # whoever let it run there
+        while back is not None and self._file(back) in (None, THREADS):  # whoever let it run there
             back = back.f_back
         return (back is not None and self._file(back)) or "a thread"
 

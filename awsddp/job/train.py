@@ -13,10 +13,9 @@ from awsddp.agent_client.rank_layout import Rank, ordered, ranks_on
 from awsddp.errors import ConfigError, InUse
 from awsddp.job.checkpoint import checkpoint_of
 from awsddp.job.follow import attend
-from awsddp.job.job_names import check_job_name
 from awsddp.job.save_to_s3 import rehearsed
 from awsddp.job.script import check_script
-from awsddp.job.submit import start
+from awsddp.job.submit import check_job_name, start
 from awsddp.local.client import check_memory
 from awsddp.model.documents import JobDocument
 from awsddp.model.records import ACTIVE, JobRecord

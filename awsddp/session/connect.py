@@ -126,7 +126,6 @@ def connect(
     Fleet, ends the attempt.
     """
     from awsddp.nodes.fleet import Fleet
-    from awsddp.session.context import ConnectedCluster
 
     session, chosen = cluster.session, cluster.nodes if nodes is None else nodes
     endpoints = endpoints_of(cluster, chosen)

@@ -1,4 +1,4 @@
-"""awsddp/api/keywords.py has the keys of settings/spec.py: rewritten by `python -m tests.api.test_keywords`."""
+"""api/keywords.py has the keys of settings/spec.py: rewritten by `python -m tests.api.test_keywords`."""
 
 import json
 import re

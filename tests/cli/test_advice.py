@@ -26,9 +26,9 @@ from awsddp.model.records import Prepared, Target, TargetName
 from awsddp.nodes.node_failures import NodeFailure
 from awsddp.session.context import Session
 from awsddp.session.next_steps import advised, costs, interruption
-from awsddp.settings.verbs import HAS_OPTION
 from awsddp.settings.loader import load, option_words
 from awsddp.settings.spec import OPTIONS
+from awsddp.settings.verbs import HAS_OPTION
 from awsddp.state import Folder, Record
 from tests.cli.advice_lines import texts, type_in
 from tests.cli.conftest import Lab

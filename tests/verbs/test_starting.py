@@ -14,7 +14,7 @@ from awsddp.agent import messages as requests
 from awsddp.agent_client.rank_layout import layout
 from awsddp.cluster.status import refresh
 from awsddp.errors import InUse, NodeError, NotFoundError, UsageError
-from awsddp.job import job_names, submit
+from awsddp.job import submit
 from awsddp.job import train as starting
 from awsddp.job.cancel import cancel, end_ranks
 from awsddp.job.fetch import fetch
@@ -151,8 +151,8 @@ def test_name_that_only_the_tag_of_a_node_names_which_is_not_asked_is_taken(worl
     world.tags["i-1"] = ["away"]
     cluster, known = world.located(), Slots(used=(), taken=(), jobs={})
     told = "node1 holds results of a job of that name, by its tag"
-    assert job_names._why_taken(cluster, "away", {0: known}) == told
-    assert job_names._why_taken(cluster, "away", {0: known, 1: known}) == ""
+    assert submit._why_taken(cluster, "away", {0: known}) == told
+    assert submit._why_taken(cluster, "away", {0: known, 1: known}) == ""
 
 
 def tagged_and_killed(world: World, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
