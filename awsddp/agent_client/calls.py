@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from awsddp.agent import messages as requests
+from awsddp.agent import messages
 from awsddp.agent.log_stream import MAGIC
 from awsddp.agent.messages import Answer, Request
 from awsddp.agent_client.program import pack, part, program
@@ -64,7 +64,7 @@ def answer(stdout: bytes, *, request: Request[Answer], node: int, stderr: bytes 
     with node_answers.refused(node):
         document = node_answers.parsed(said)
         if "error" not in document:
-            paths = isinstance(request, requests.Manifest)
+            paths = isinstance(request, messages.Manifest)
             found = node_answers.converted(document, _answer_type(type(request)), paths=paths)
             _check_against(found, request, node)
             return found
@@ -86,15 +86,15 @@ def _check_against(found: Any, request: Request[Any], node: int) -> None:
             node_answers.check_job(job, node, None)
         if len({job.job for job in found.jobs}) != len(found.jobs):
             raise ValueError("one job twice")
-    if isinstance(request, requests.Cancel):
+    if isinstance(request, messages.Cancel):
         node_answers.check_job(found, node, request.job)
-    if isinstance(request, requests.Launch) and found.job != request.job:
+    if isinstance(request, messages.Launch) and found.job != request.job:
         raise ValueError(f"it speaks of job {found.job!r}, not of {request.job!r}")
-    if isinstance(request, requests.Dial) and sorted(one[:2] for one in found.dials) != sorted(
+    if isinstance(request, messages.Dial) and sorted(one[:2] for one in found.dials) != sorted(
         (node, port) for node, _, port in request.peers
     ):
         raise ValueError("it dialed other addresses than requested")
-    if isinstance(request, requests.Manifest):
+    if isinstance(request, messages.Manifest):
         node_answers.check_manifest(found, node, [rank for rank, at in request.ranks if at == node])
 
 
@@ -154,8 +154,8 @@ def answers_in_turn(
         node_answers.take(output[node], data, node=node)
         return is_whole(output[node], count=len(asked[node]))
 
-    messages = {node: b"".join(map(message, several)) for node, several in asked.items()}
-    ends = fleet.request(program(), messages, on_data, timeout_s=timeout_s)
+    sent = {node: b"".join(map(message, several)) for node, several in asked.items()}
+    ends = fleet.request(program(), sent, on_data, timeout_s=timeout_s)
     return {node: _answers(node, asked[node], bytes(output[node]), end) for node, end in ends.items()}
 
 

@@ -137,7 +137,7 @@ def job_ports() -> list[int]:
 def choose_slot(found: Mapping[int, node_answers.Slots], *, first: int) -> int:
     """Return the lowest slot that is used on no node and whose ports are free on the node `first`.
 
-    `found` are the answers to `requests.Slots`, by node. Raises ConfigError where there is none.
+    `found` are the answers to `messages.Slots`, by node. Raises ConfigError where there is none.
     """
     used = {slot for one in found.values() for slot in one.used}
     taken = set(found[first].taken)

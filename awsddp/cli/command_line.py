@@ -134,7 +134,7 @@ WATCH = Watch()
 
 
 def named(text: str, *, job: "JobRecord | None" = None) -> str:
-    """Return `text` with its commands as `advice.advised` does; before a verb begins, its cluster's."""
+    """Return `text` with its commands as `next_steps.advised` does; before a verb begins, its cluster's."""
     from awsddp.session import next_steps
     from awsddp.session.advice import read_advice
     from awsddp.state import Folder, home

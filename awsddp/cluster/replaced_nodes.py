@@ -1,6 +1,8 @@
 """Jobs that run or wait without a node that was replaced."""
 
-from awsddp.model.records import ACTIVE
+from collections.abc import Collection
+
+from awsddp.model.records import ACTIVE, JobRecord
 from awsddp.session.connect import REACH_S, connect, told_jobs
 from awsddp.session.context import LocatedCluster
 from awsddp.session.next_steps import advised
@@ -12,29 +14,34 @@ def name_left_out(cluster: LocatedCluster) -> None:
 
     One that has begun continues from its checkpoint. Raises NodesFailed, NodeError.
     """
-    session = cluster.session
-    living = {node.instance_id for node in cluster.nodes}
-    left = {
-        job.job: job
-        for job in cluster.record.jobs
-        if job.state in ACTIVE and not living.issuperset(one.instance_id for one in job.nodes)
-    }
+    session, living = cluster.session, {node.instance_id for node in cluster.nodes}
+    left = {job.job: job for job in cluster.record.jobs if job.state in ACTIVE and _lost(job, living)}
     if not left:
         return
     with connect(cluster, deadline_s=REACH_S) as connected:
         known = {job.job: job for job in told_jobs(connected) if job.job in left}
     session.folder.remember(*known.values())
     for name, job in (left | known).items():
-        lost = ", ".join(node_name(one.node) for one in job.nodes if one.instance_id not in living)
-        ends = [f"awsddp cancel {name}"] if name in known and job.state in ACTIVE else []
-        if ends and job.state == "running":
-            ways = " && ".join([*ends, f"awsddp fetch {name}; awsddp train --resume {name}"])
-            session.say(
-                f"job {name} runs without {lost}, which was replaced; with it: "
-                f"{advised(session, ways, job=job)}"
-            )
-        elif job.state == "waiting" or (job.state in ("failed", "interrupted") and job.started is None):
-            ways = " && ".join([*ends, "awsddp train" if name in known else "awsddp train --after all"])
-            session.say(
-                f"job {name} waited for {lost}, which was replaced: {advised(session, ways, job=job)}"
-            )
+        what, ways = _ways_on(job, is_known=name in known)
+        if ways:
+            lost = ", ".join(_lost(job, living))
+            session.say(what.format(name=name, lost=lost) + advised(session, ways, job=job))
+
+
+def _lost(job: JobRecord, living: Collection[str]) -> list[str]:
+    """Return the nodes of a job that are gone."""
+    return [node_name(one.node) for one in job.nodes if one.instance_id not in living]
+
+
+def _ways_on(job: JobRecord, *, is_known: bool) -> tuple[str, str]:
+    """Return what becomes of a job without a node, and the commands that start it on all nodes; `is_known` is
+    whether the nodes that are left know it.
+    """
+    cancel = f"awsddp cancel {job.job} && " if is_known and job.state in ACTIVE else ""
+    if cancel and job.state == "running":
+        what = "job {name} runs without {lost}, which was replaced; with it: "
+        return what, f"{cancel}awsddp fetch {job.job}; awsddp train --resume {job.job}"
+    if job.state == "waiting" or (job.state in ("failed", "interrupted") and job.started is None):
+        what = "job {name} waited for {lost}, which was replaced: "
+        return what, cancel + ("awsddp train" if is_known else "awsddp train --after all")
+    return "", ""

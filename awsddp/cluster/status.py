@@ -15,7 +15,7 @@ from awsddp.model.documents import (
     ClusterDocument,
     NodeState,
 )
-from awsddp.model.records import ACTIVE, MORE, JobRecord, Listed, widened
+from awsddp.model.records import ACTIVE, MORE, ClusterState, JobRecord, Listed, widened
 from awsddp.session.connect import connect, reachable, told_jobs
 from awsddp.session.context import ConnectedCluster, LocatedCluster, Session
 from awsddp.session.cost import bill_of
@@ -105,39 +105,53 @@ def _saves(job: JobRecord) -> bool:
 
 
 def cluster_document(cluster: LocatedCluster, told: Collection[JobRecord] = ()) -> ClusterDocument:
-    """Return the document of `up` and `status` from what AWS, the folder and nodes that were asked know."""
-    record, listed = cluster.known, cluster.listed
-    nodes = listed.live if listed else ()
-    prepared = {found.instance_id: found for found in record.prepared} if record else {}
+    """Return the document of `up` and `status`: what AWS says, and what the record of this machine adds.
+
+    `told` are jobs that nodes have just told.
+    """
+    listed = cluster.listed
+    live = listed.live if listed else ()
     bill = bill_of(cluster, listed)
-    expires = (listed.expires if listed else None) or (record.expires if record and nodes else None)
-    return ClusterDocument(
+    document = ClusterDocument(
         cluster=cluster.session.spec.name,
-        state=cluster_state.cluster_state(
-            listed,
-            prepared=frozenset(prepared) if record else None,
-            launching=cluster.gateway is not None and _launching(record, listed),
-            size=record.nodes if record else None,
-        ),
+        state=_state(cluster),
         target=cluster.target.name,
         region=listed.region if listed else cluster.target.region,
-        instance_type=nodes[0].instance_type if nodes else (record.instance_type if record else None),
-        nodes=tuple(
-            widened(
-                NodeState,
-                node,
-                nic=prepared[node.instance_id].nic if node.instance_id in prepared else None,
-                gpus=record.gpus_per_node if record else 0,
-            )
-            for node in nodes
-        ),
-        jobs=tuple(one.seen() for one in JobRegistry(cluster.session, told).own) if record else (),
+        instance_type=live[0].instance_type if live else None,
+        nodes=tuple(widened(NodeState, node, nic=None, gpus=0) for node in live),
+        jobs=(),
         price_usd_per_hour=bill.price_usd_per_hour if bill else None,
         cost_usd=bill.cost_usd if bill else None,
-        budget_usd=record.asked.get("cluster.budget_usd") if record else None,
-        expires=format.iso(expires),
-        idle=record.idle or None if record and nodes else None,
+        budget_usd=None,
+        expires=format.iso(listed.expires if listed else None),
+        idle=None,
         looked=cluster.searched,
+    )
+    if cluster.known is not None:
+        _add_record(document, cluster.known)
+        document.jobs = tuple(one.seen() for one in JobRegistry(cluster.session, told).own)
+    return document
+
+
+def _add_record(document: ClusterDocument, record: Record) -> None:
+    """Add what this machine remembers of a cluster to its document."""
+    nics = {one.instance_id: one.nic for one in record.prepared}
+    document.instance_type = document.instance_type or record.instance_type
+    document.budget_usd = record.asked.get("cluster.budget_usd")
+    for node in document.nodes:
+        node.nic, node.gpus = nics.get(node.instance_id), record.gpus_per_node
+    if document.nodes:
+        document.expires = document.expires or format.iso(record.expires)
+        document.idle = record.idle or None
+
+
+def _state(cluster: LocatedCluster) -> ClusterState:
+    record = cluster.known
+    return cluster_state.cluster_state(
+        cluster.listed,
+        prepared=frozenset(one.instance_id for one in record.prepared) if record else None,
+        launching=cluster.gateway is not None and _launching(record, cluster.listed),
+        size=record.nodes if record else None,
     )
 
 

@@ -195,7 +195,7 @@ def bring(connected: ConnectedCluster, job: JobRecord, *, waits: bool = True) ->
 
     The job that is written beside them says what is missing. One client at a time does so. Those of a job
     that saves to S3 are released after its last upload (`waits`). Over
-    job.results_limit `cluster.agree` decides. Raises Unfetched where something that the job made stays on the
+    job.results_limit `session.agree` decides. Raises Unfetched where something that the job made stays on the
     nodes, NodeError where a node does not send what it listed, ConfigError where the disk is full, or the
     folder another job's.
     """
@@ -291,7 +291,7 @@ class Unfetched(NodeError):
 def select(connected: ConnectedCluster, job: JobRecord, nodes: Sequence[int], target: Path) -> Selected:
     """Ask the nodes for a job's results, and return what is fetched into `target` and what is not.
 
-    Over job.results_limit `cluster.agree` decides. What nobody owes is named, what job.exclude matches
+    Over job.results_limit `session.agree` decides. What nobody owes is named, what job.exclude matches
     counted. A node that does not list its results owes them all. Raises NodeError if none does.
     """
     manifests, failures = _manifests(connected, job, nodes)
@@ -391,7 +391,7 @@ def _manifests(
 
 
 def manifest_request(session: Session, job: JobRecord, **more: Any) -> messages.Manifest:
-    """Return the request for the list of a job's results; `more` as for requests.Manifest."""
+    """Return the request for the list of a job's results; `more` as for messages.Manifest."""
     asked = session.job_spec.job
     ranks = [(rank.rank, rank.node) for rank in job.ranks]
     exclude = exclude_patterns(asked.exclude)

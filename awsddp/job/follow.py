@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
 
-from awsddp.agent import messages as requests
+from awsddp.agent import messages
 from awsddp.agent.manifest import EVENTS
 from awsddp.agent_client import calls, job_reports, program
 from awsddp.agent_client.calls import answers_beside, ask
@@ -224,12 +224,12 @@ class Watch:
     def _stream(self) -> Mapping[int, str]:
         """Follow the connected nodes until one is lost or all have ended; return who was lost, and why."""
         nodes = [node for node in self._followed if node not in self._away and not self.merger.ended(node)]
-        messages = {}
+        asked = {}
         for node in nodes:
             offsets = self.merger.attach(node)
-            request = requests.Follow(job=self.job.job, offsets=offsets, to_the_end=self.to_the_end)
+            request = messages.Follow(job=self.job.job, offsets=offsets, to_the_end=self.to_the_end)
             request.tail = self.merger.tail
-            messages[node] = calls.message(request)
+            asked[node] = calls.message(request)
         now = time.monotonic()
         until, check_at = now + _RETRY_S, now + _CHECK_S
 
@@ -249,7 +249,7 @@ class Watch:
             return self.merger.ended(node)
 
         try:
-            outcomes = self._fleet.request(program.program(), messages, on_data, silent_after_s=SILENT_S)
+            outcomes = self._fleet.request(program.program(), asked, on_data, silent_after_s=SILENT_S)
         except _Interruption:
             return {node: self._fleet.failures[node].summary for node in self._lost(nodes)}
         return {
@@ -315,7 +315,7 @@ class Watch:
         """Tell the first node, which coordinates the job, that `node` is gone; if that is it, the others."""
         nodes = {rank.node for rank in self.job.ranks}
         told = nodes if node == min(nodes) else {min(nodes)}
-        request = requests.Lost(job=self.job.job, node=node, why=why, kind=kind)
+        request = messages.Lost(job=self.job.job, node=node, why=why, kind=kind)
         reports = {
             one: request
             for one in (told & self._followed) - self._away.keys() - {node}
@@ -373,7 +373,7 @@ class Events:
         job, fleet = self._job, self._connected.fleet
         if job.save_to is None:
             return
-        asked = dict.fromkeys(fleet.holders(job), requests.State())
+        asked = dict.fromkeys(fleet.holders(job), messages.State())
         answers = answers_beside(fleet, asked, timeout_s=MANIFEST_S)
         documents = {node: one.jobs for node, one in answers.items() if not isinstance(one, AwsddpError)}
         saving = choose_job(job_reports.jobs(documents), job.job).saving

@@ -219,7 +219,7 @@ def _claimed(fleet: "Fleet", questions: Mapping[int, messages.Slots]) -> dict[in
 def awaited(session: Session, answers: Mapping[int, Slots]) -> tuple[str, ...]:
     """Return the jobs that a job waits for: the one that it names, and all that are in its way now.
 
-    `answers` are those to `requests.Slots`. Without a name, and "all" is one, nothing may be in the way.
+    `answers` are those to `messages.Slots`. Without a name, and "all" is one, nothing may be in the way.
     Raises InUse, UsageError, NotFoundError.
     """
     asked = session.job_spec.job.after

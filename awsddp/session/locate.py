@@ -318,8 +318,10 @@ def _name_ended(cluster: LocatedCluster, error: NodeError) -> None:
     from awsddp.aws.clusters import by_id, describe
 
     with contextlib.suppress(CloudError):
-        ran = [node for node in cluster.listed.live if node.state == "running"] if cluster.listed else []
-        numbers = {node.instance_id: node.node for node in ran}
+        listed = cluster.listed.nodes if cluster.listed else ()
+        known_off = {node.instance_id for node in listed if node.state != "running"}
+        prepared = cluster.known.prepared if cluster.known else ()
+        numbers = {one.instance_id: one.node for one in prepared if one.instance_id not in known_off}
         off = sorted(
             f"EC2 says: {node_name(numbers[one.instance_id])} is {one.state}"
             for one in (describe(cluster.aws, by_id(*numbers)) if numbers else ())
