@@ -6,15 +6,15 @@
                      cancel.json    how to end, written before the supervisor is signalled
                      snapshot.json  the synced folder as it was before the ranks started
                      logs/          rank3.log, written by the rank itself
-                     worker.py      what torch's elastic agent starts for each rank
+                     worker.py      what torch's elastic agent starts for each rank (torchrun_worker.py)
                      workers.jsonl  its notes: how the ranks started and ended
                      reserve        room for the last state.json on a full disk
                      samples.json   what the ranks use (samples.py)
-                     saving.json    how far its results are in S3 (saver.py); saver.log
+                     saving.json    how far its results are in S3 (s3/uploader.py); saver.log
                      saver.json     how the saver is started; it holds the secret of its lists (0600)
                      saver.lock     held for as long as the saver lives
-                     helper/        the sitecustomize of the ranks (helper.py)
-                     stacks/        its requests and answers (stacks.py)
+                     helper/        the sitecustomize of the ranks (diagnosis/helper.py)
+                     stacks/        its requests and answers (diagnosis/stacks.py)
                      run/           AWSDDP_RUN_DIR
 """
 

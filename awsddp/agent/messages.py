@@ -69,7 +69,7 @@ class Sparse(Fields):
 
 
 class Told(Sparse):
-    """What a node tells and never reads: its type is one of model/node_answers.py or records.py."""
+    """What a node tells and never reads: its type is one of model/node_answers.py or model/records.py."""
 
     def __init__(self, **fields: Any) -> None:
         vars(self).update(fields)
@@ -163,7 +163,7 @@ class State(Request["node_answers.Jobs"]):
 
 
 class Follow(Request["None"]):
-    """What the node's ranks say, from `offsets` (bytes, by rank) on; the answer is frames (follow.py).
+    """What the node's ranks say, from `offsets` (bytes, by rank) on; the answer is frames (log_stream.py).
 
     Without `to_the_end` only what they have said so far. With `tail`, for a rank at offset 0, only so many of
     its lines so far.
@@ -210,7 +210,7 @@ class Manifest(Request["node_answers.Manifest"]):
     With 0 none is read: the list says what there is.
 
     `ranks` are those of the job, each with its node: a node may name the logs of its own. `outputs` are paths
-    beside those of the launch, `exclude` the patterns of `files.exclude_patterns`. With `events` (sizes at
+    beside those of the launch, `exclude` the patterns of `excludes.exclude_patterns`. With `events` (sizes at
     home by place) only TensorBoard's event files of another size, whole.
     """
 
@@ -284,7 +284,7 @@ class Launch(Request["node_answers.Launched"]):
     ranks' sitecustomize, `secret` the key of the supervisors' links; `secrets` names the variables whose
     values are not written down. `elastic` is what torch's agent may do on its own, None without one. Times
     are in seconds; `silent_s` is how long a supervisor may be silent, `join_s` how long the first node waits
-    for the others. `saving` is what saves the results: the `argv` of saver.py and its `stdin` (base64).
+    for the others. `saving` is what saves the results: the `argv` of s3/uploader.py and its `stdin` (base64).
     """
 
     module = "launch"

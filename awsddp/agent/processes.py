@@ -261,7 +261,7 @@ class Workers(Ranks):
         return super()._ended(process, code)
 
     def _notes(self) -> list[Any]:
-        """Return what the workers have noted since the last call (launchers/worker.py)."""
+        """Return what the workers have noted since the last call (torchrun_worker.py)."""
         try:
             with self._folder.workers.open("rb") as file:
                 file.seek(self._offset)

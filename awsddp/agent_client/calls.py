@@ -53,7 +53,7 @@ def is_whole(said: bytes | bytearray, *, count: int = 1) -> bool:
 
 
 def answer(stdout: bytes, *, request: Request[Answer], node: int, stderr: bytes = b"") -> Answer:
-    """Return the answer to `request` in the output of `node`, checked (answers.py).
+    """Return the answer to `request` in the output of `node`, checked (model/node_answers.py).
 
     Raises the error that it names; NodeError for no answer and for what no such answer may be.
     """

@@ -1,6 +1,6 @@
 """The keywords of the Python API: the keys of awsddp.toml, with their types.
 
-Generated from spec.py by `python -m tests.api.test_keywords`.
+Generated from settings/spec.py by `python -m tests.api.test_keywords`.
 """
 
 from collections.abc import Sequence

@@ -4,7 +4,7 @@ They are: what carries the host's mark in its environment (AWSDDP_HOST) or in a 
 (its sshd, which overwrites its environment), and all their descendants. The daemon imports this; the host
 itself runs it as a file, with the system's python3, when its power goes:
 
-    python3 ending.py MARK
+    python3 bin/ending.py MARK
 """
 
 import os

@@ -50,7 +50,7 @@ class Place:
         """What is on the disk of a node that is made."""
         self.tag = hashlib.sha256(str(home.resolve()).encode()).hexdigest()[:8]
         self.daemon_mark = f"{self.tag}-daemon"
-        """What its commands carry in their environment (ending.py)."""
+        """What its commands carry in their environment (loopback_cleanup.py)."""
         self.switch = self.cgroup = f"awsddp-{self.tag}"
         """The network namespace that holds the bridge, and the cgroup of all."""
         self.interface = f"ad{self.tag}"

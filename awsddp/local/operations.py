@@ -196,7 +196,7 @@ OPERATIONS: dict[str, dict[str, Operation]] = {
             *("PolicySourceArn", "ActionNames", "ResourceArns", "ContextEntries"), answer=iam.simulate
         ),
     },
-    "s3": dict.fromkeys(iam.ACTIONS, _row()),  # carried out in buckets.py
+    "s3": dict.fromkeys(iam.ACTIONS, _row()),  # carried out in s3_api.py
     "kms": dict.fromkeys(
         ("CreateKey", "CreateAlias", "ListAliases", "DescribeKey", "EnableKey", "DisableKey"), _row()
     ),

@@ -53,8 +53,8 @@ class ResultFile(msgspec.Struct, frozen=True, kw_only=True):
     """A file to fetch: `path` is absolute on the node, `home` relative to runs/JOB, `size` in bytes.
 
     `limited`: it counts against job.results_limit. `modified` is in ns since 1970, `sample` a hash of some of
-    its blocks (manifest.py); `changed` (ns) and `inode` differ where it was rewritten with its size and time.
-    `digest` is the SHA-256 of all of a synced file whose time of change alone differs since the launch.
+    its blocks (agent/manifest.py); `changed` (ns) and `inode` differ where it was rewritten with its size and
+    time. `digest` is the SHA-256 of all of a synced file whose time of change alone differs since the launch.
     `data` is what came with the list; `ephemeral` tells that it lies on instance store, `sparse` that it has
     holes, `writing` that it is in the middle of a write. With `target`, relative to runs/JOB as well, it is a
     symbolic link. `node` is what the client writes down.
@@ -256,7 +256,7 @@ class Launched(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Tried(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of the claim of a job's name in S3 (trial.py): "" where it is the job's.
+    """What came of the claim of a job's name in S3 (agent/s3/claim.py): "" where it is the job's.
 
     `what` is the right that is missing, or the bucket's region; `names` are those taken that begin alike.
     "throttled" is whatever may be over in a minute, "unreachable" that there was no connection at all.

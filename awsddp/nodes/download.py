@@ -1,6 +1,6 @@
 """Fetch results: by rsync, or from S3, into a folder within theirs, and each then moved to its name.
 
-A node is not trusted: its names are checked where its answer comes in (answers.py, job/files.py), a file
+A node is not trusted: its names are checked where its answer comes in (model/node_answers.py), a file
 counts once rsync has found it whole and its node says that it is still as described, nothing is written
 through a link, and links are made last.
 """

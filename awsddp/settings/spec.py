@@ -2,7 +2,7 @@
 
 The sections below are the sections of awsddp.toml, their fields its keys, and their types its schema. All
 that is known of a key is at its field: the options, the variables (`AWSDDP_CLUSTER_NODES`), the starter file
-and the keywords of the Python API are made from it. config.py reads them.
+and the keywords of the Python API are made from it. loader.py reads them.
 """
 
 import re

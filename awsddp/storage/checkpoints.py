@@ -12,7 +12,7 @@ from awsddp.agent.s3.checkpoints import LATEST, Found, find_checkpoints, flaw_of
 
 
 def newest_checkpoint(results: Path) -> "Checkpoint | None":
-    """Return the checkpoint of `results` (runs/JOB) to resume from (checkpoints.py), None if there is none.
+    """Return the checkpoint of `results` (runs/JOB) to resume, None without one (agent/s3/checkpoints.py).
 
     Nodes share no file system: a folder may have files on each.
     """

@@ -40,7 +40,7 @@ MOST_LISTED = 100_000
 """How many objects of a source a plan lists, in 100 requests."""
 _MODULES = ("file_tree", "s3.store", "s3.download")
 _PACKAGES = ("botocore", "s3transfer", "jmespath", "dateutil", "six", "urllib3")
-"""What objects.py needs, of this machine, for a node whose Python lacks it."""
+"""What agent/s3/store.py needs, of this machine, for a node whose Python lacks it."""
 _MODELS = ("s3", "sts", "endpoints.json", "partitions.json", "sdk-default-configuration.json", "_retry.json")
 """Which models of AWS's services go with it."""
 BUNDLE = "boto3"

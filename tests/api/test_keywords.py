@@ -50,7 +50,7 @@ def _hint(key: str) -> Any:
 
 
 def _type(hint: Any) -> str:
-    """Return a type as it is written; where spec.py has a tuple, any sequence may be given."""
+    """Return a type as it is written; where settings/spec.py has a tuple, any sequence may be given."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         return " | ".join(map(_type, args))

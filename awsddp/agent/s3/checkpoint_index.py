@@ -2,7 +2,7 @@
 
 PREFIX/JOB/job.json      by the first node: the job, and the newest whole checkpoint; a reader trusts it alone
 PREFIX/JOB/nodeK.json    by node K: the pages that list its files; folders with pending ones; if it has ended
-PREFIX/JOB/lists/...     pages: the files that are saved, with the keys of their parts; the links (pages.py)
+PREFIX/JOB/lists/...     pages: the saved files, with the keys of their parts; the links (list_pages.py)
 PREFIX/JOB/node0/...     a file, under its place in the results; node0/...~2 once it has changed, in turns
 PREFIX/JOB/parts/...     the parts of a file that is appended to: to be cut to their sizes, and joined
 """

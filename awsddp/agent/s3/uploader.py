@@ -1,4 +1,4 @@
-"""Saves this node's results of a job to S3 while it runs, each file once it is whole (shelf.py: where).
+"""Saves a node's results of a job to S3 while it runs, each file once whole (where: checkpoint_index.py).
 
 It is a process of its own beside the job's guard, in a Python that has boto3, and takes the least of the
 machine: few looks, the lowest priority. What fails is tried again: for as long as the job runs, and for half
@@ -70,7 +70,7 @@ _OTHERS_S = 90.0
 _SLOWEST_S = 60.0
 _OWN_BEATS, _OTHERS_BEATS = 6, 90
 """For how many beats a key rests before it is used again: on other nodes than the first as long as a request
-with all its attempts may take (objects.py), as what the first one has heard may be that old."""
+with all its attempts may take (store.py), as what the first one has heard may be that old."""
 _MOST_GONE = 1000
 """How many files that the job has removed are remembered for long."""
 _MOST_FOLDERS = 1000

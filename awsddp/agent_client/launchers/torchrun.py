@@ -18,7 +18,7 @@ _LAST_CALL_SECONDS = 30
 def processes(
     spec: JobSpec, ranks: Sequence[Rank], *, host: Host, rendezvous: Rendezvous
 ) -> tuple[Process, ...]:
-    """Return the agent of `host`, which runs worker.py for each of its ranks."""
+    """Return the agent of `host`, which runs agent/torchrun_worker.py for each of its ranks."""
     folder, first = host.folder(rendezvous.job), ranks[0]
 
     def templates(texts: Sequence[str]) -> list[list[str]]:
