@@ -54,6 +54,17 @@ def test_what_is_written_is_read_back(folder: Folder) -> None:
     assert folder.read() == RECORD
 
 
+def test_a_record_that_an_older_awsddp_wrote_is_read_and_written_with_all_that_it_has(folder: Folder) -> None:
+    """It is of November 2026, of the version before modules moved into rooms."""
+    written = json.loads((Path(__file__).parent / "old_cluster.json").read_text())
+    write_private(folder.path / "cluster.json", json.dumps(written).encode())
+    record = folder.read()
+    assert record is not None and [one.nic for one in record.prepared] == ["ens5", "ens5"]
+    assert [job.state for job in record.jobs] == ["cancelled"]
+    folder.write(record)
+    assert json.loads((folder.path / "cluster.json").read_text()) == written
+
+
 def test_a_record_cut_at_any_byte_reads_as_lost_never_as_an_error(folder: Folder) -> None:
     folder.write(RECORD)
     file = folder.path / "cluster.json"
