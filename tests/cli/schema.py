@@ -4,6 +4,7 @@ python -m tests.cli.schema
 """
 
 import json
+from inspect import cleandoc
 from pathlib import Path
 from typing import Any
 
@@ -52,12 +53,24 @@ def schema() -> str:
     kinds = {f"awsddp {name}".strip(): kind for name, kind in DOCUMENTS.items()}
     kinds |= {"error": documents.ErrorDocument, "event": documents.EventLine}
     shapes, parts = msgspec.json.schema_components(kinds.values(), ref_template="#/$defs/{name}")
-    verbs = dict(zip(kinds, shapes, strict=True))
+    verbs, parts = dict(zip(kinds, _alike(shapes), strict=True)), _alike(parts)
     return (
         '{"$schema": "https://json-schema.org/draft/2020-12/schema",\n'
         f'"title": "The documents of awsddp --json, schema {SCHEMA}",\n'
         f'"properties": {{\n{_rows(verbs)}\n}},\n"$defs": {{\n{_rows(parts)}\n}}}}\n'
     )
+
+
+def _alike(part: Any) -> Any:
+    """Return a part of the schema as every msgspec makes it: one dedents docstrings, another has no default for
+    a field that is made by a function.
+    """
+    if isinstance(part, dict):
+        known = {key: _alike(value) for key, value in part.items() if (key, value) != ("default", {})}
+        return known | (
+            {"description": cleandoc(text)} if isinstance(text := part.get("description"), str) else {}
+        )
+    return [_alike(one) for one in part] if isinstance(part, list | tuple) else part
 
 
 def _rows(items: dict[str, Any]) -> str:
