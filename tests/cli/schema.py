@@ -67,9 +67,8 @@ def _alike(part: Any) -> Any:
     """
     if isinstance(part, dict):
         known = {key: _alike(value) for key, value in part.items() if (key, value) != ("default", {})}
-        return known | (
-            {"description": cleandoc(text)} if isinstance(text := part.get("description"), str) else {}
-        )
+        text = part.get("description")
+        return known | ({"description": cleandoc(text)} if isinstance(text, str) else {})
     return [_alike(one) for one in part] if isinstance(part, list | tuple) else part
 
 
