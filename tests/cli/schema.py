@@ -62,8 +62,8 @@ def schema() -> str:
 
 
 def _alike(part: Any) -> Any:
-    """Return a part of the schema as every msgspec makes it: one dedents docstrings, another has no default for
-    a field that is made by a function.
+    """Return a part of the schema as every msgspec makes it: one dedents docstrings, another has no default
+    for a field that is made by a function.
     """
     if isinstance(part, dict):
         known = {key: _alike(value) for key, value in part.items() if (key, value) != ("default", {})}
