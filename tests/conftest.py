@@ -5,12 +5,20 @@ import os
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from awsddp.cli.command_line import WATCH, Watch
 from awsddp.errors import AwsddpError
-from tests.seed import SEED
+from tests.support.fleet import fleet, make_fleet
+from tests.support.folder_nodes import world
+from tests.support.lab import cluster, lab, says, story
+from tests.support.local_cloud import records
+from tests.support.seed import SEED
+
+if TYPE_CHECKING:
+    from tests.support.moto_cloud import Server
 
 _DANGEROUS = ("AWS_", "AWSDDP_", "SSH_", "MASTER_", "NCCL_", "GLOO_")
 _TYPED: set[str] = set()
@@ -42,6 +50,14 @@ def _seconds(terminalreporter: pytest.TerminalReporter) -> dict[str, float]:
     return seconds
 
 
+@pytest.fixture(scope="session")
+def server() -> Iterator["Server"]:
+    """The moto server of tests/aws and tests/cluster: it patches moto once. Who needs none imports none."""
+    from tests.support.moto_fixtures import serving
+
+    yield from serving()
+
+
 @pytest.fixture(autouse=True)
 def isolated(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Give each test a home and a command line of its own; take every way to the user's accounts away."""
@@ -63,7 +79,7 @@ def isolated(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathF
 @pytest.fixture(autouse=True)
 def advice_is_typed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Type the commands of every `next` that an error of the test has into the parser."""
-    from tests.cli.advice_lines import type_in
+    from tests.support.advice_lines import type_in
 
     said: set[str] = set()
     make = AwsddpError.__init__

@@ -1,4 +1,4 @@
-"""What the methods return, and `--json` prints: docs/schema.json is generated from it (tests/cli/schema.py).
+"""What the methods return, and `--json` prints: docs/schema.json is made of it (tests/support/schema.py).
 
 A document on stdout also has "schema". A key with a default may be absent.
 """

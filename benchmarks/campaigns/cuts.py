@@ -24,9 +24,9 @@ from typing import Any
 from awsddp.agent.s3.store import MOST_PART_BYTES, PARTS, Place
 from awsddp.local import control, machine, s3_files
 from benchmarks.campaigns._campaign import Row, arguments, campaign
-from tests.jobs.test_saver import MB, Bucket, until
-from tests.local import test_copying
-from tests.local.conftest import Cloud, fault_add, fault_clear
+from tests.agent.s3 import test_download as test_copying
+from tests.agent.s3.test_uploader import MB, Bucket, until
+from tests.support.local_cloud import Cloud, fault_add, fault_clear
 
 EFFECTS = ("SlowDown", "ServiceUnavailable", "InternalError", "cut", "cut", "lost", "delay", "late")
 UP = (

@@ -7,7 +7,7 @@ which come from one kind of place, in one command, on both nodes: 9 have each ki
 each place. No password may be left on a node, nor in what is said. Every odd run types one command for a
 project that cannot be met: it must end with 3 and name the place, with nothing launched; 20 have each once.
 
-conda is tests/nodes/conda_program.py: rattler solves and installs from a channel of the true layout.
+conda is tests/support/conda_program.py: rattler solves and installs from a channel of the true layout.
 """
 
 import contextlib
@@ -28,9 +28,9 @@ from uv import find_uv_bin
 from awsddp.local import image
 from benchmarks._rehearsal import Rehearsal
 from benchmarks.campaigns._campaign import Row, arguments, campaign, cluster
-from tests.nodes import channel
-from tests.nodes.servers import PASSWORD, make_repository, serve_folder, serve_git, serve_index, serve_proxy
-from tests.nodes.wheels import installed_wheel, wheel
+from tests.support import channel
+from tests.support.servers import PASSWORD, make_repository, serve_folder, serve_git, serve_index, serve_proxy
+from tests.support.wheels import installed_wheel, wheel
 
 CONDA = """#!/bin/sh
 export CONDA_MIRROR=http://elsewhere.example CONDA_CACHE=$HOME/.conda-cache PYTHONPATH=$HOME/miniforge3/lib

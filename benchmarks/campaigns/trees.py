@@ -34,7 +34,7 @@ from benchmarks.campaigns import _tree as tree
 from benchmarks.campaigns._campaign import Row, arguments, campaign
 from benchmarks.campaigns.bucket import JOB, Client, Job, LocalBucket
 from benchmarks.campaigns.cuts import records
-from tests.local.conftest import Cloud
+from tests.support.local_cloud import Cloud
 
 MANY = 3000
 SAVE_TO = "s3://results/runs"

@@ -11,7 +11,6 @@ import pytest
 from botocore.handlers import base64_encode_user_data
 from botocore.serialize import create_serializer
 from moto.ec2.models.instances import Instance
-from moto_cloud import IDS, NOW, Cloud, Launcher, find_cluster, plan_for, spec, values, without_zones
 
 from awsddp.aws import instances
 from awsddp.aws.client import Aws
@@ -25,6 +24,17 @@ from awsddp.model.records import Intent, Node
 from awsddp.plan import make_plan
 from awsddp.plan.records import Request
 from awsddp.settings.spec import CapacitySection
+from tests.support.moto_cloud import (
+    IDS,
+    NOW,
+    Cloud,
+    Launcher,
+    find_cluster,
+    plan_for,
+    spec,
+    values,
+    without_zones,
+)
 
 
 def on_the_wire(request: Request) -> dict[str, str]:

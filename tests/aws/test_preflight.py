@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from moto_cloud import Cloud, find_cluster, plan_for, spec, values
 
 from awsddp.aws.client import Aws
 from awsddp.aws.plan_facts import gather
@@ -18,6 +17,7 @@ from awsddp.plan import make_plan
 from awsddp.session.context import Session
 from awsddp.settings.loader import load
 from awsddp.settings.spec import ClusterSpec, NetworkSection
+from tests.support.moto_cloud import Cloud, find_cluster, plan_for, spec, values
 
 
 def every_check(aws: Aws, asked: ClusterSpec | None = None) -> tuple[Check, ...]:

@@ -4,7 +4,6 @@ import copy
 from typing import Any
 
 import pytest
-from moto_cloud import IDS, Cloud, Launcher, find_cluster, plan_for
 
 from awsddp.aws.client import Aws
 from awsddp.aws.clusters import describe, tagged
@@ -12,6 +11,7 @@ from awsddp.aws.teardown import Teardown, teardown
 from awsddp.aws.waits import Clock
 from awsddp.errors import CloudError
 from awsddp.model.events import Event
+from tests.support.moto_cloud import IDS, Cloud, Launcher, find_cluster, plan_for
 
 
 def end(aws: Aws, clock: Clock, events: list[str] | None = None) -> Teardown:

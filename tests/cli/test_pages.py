@@ -6,8 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_make_plan import DLAMI, FACTS
-from test_make_plan import plan as planned
 
 from awsddp.cli.doctor_page import checks_page
 from awsddp.cli.failures import run
@@ -19,8 +17,10 @@ from awsddp.model.records import JobState, Saving, widened
 from awsddp.plan.records import Facts
 from awsddp.state import Folder
 from awsddp.util.format import iso
-from tests.cli.test_advice import RECORD
-from tests.records import read
+from tests.plan.test_plan import DLAMI, FACTS
+from tests.plan.test_plan import plan as planned
+from tests.session.test_next_steps import RECORD
+from tests.support.records import read
 
 
 def job(state: JobState, **more: object) -> JobDocument:

@@ -11,7 +11,7 @@ from botocore.exceptions import ConnectionClosedError, ReadTimeoutError
 
 from awsddp.errors import UsageError
 from awsddp.local import control, nspawn
-from tests.local.conftest import Cloud, fault_add, fault_clear, refusal, until
+from tests.support.local_cloud import Cloud, fault_add, fault_clear, refusal, until
 
 
 @pytest.fixture(autouse=True)

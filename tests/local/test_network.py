@@ -10,7 +10,7 @@ import pytest
 
 from awsddp.local import control, network
 from awsddp.local.machine import Place, run
-from tests.local.conftest import left_over, needs_root
+from tests.support.local_cloud import left_over, needs_root
 
 GONE, NEW = "i-0000000000000000a", "i-0000000000000000b"
 

@@ -10,7 +10,7 @@ import pytest
 
 from awsddp.nodes import hostkeys
 from awsddp.nodes.hostkeys import make_key
-from tests.nodes.ssh_hosts import Host, Lab, make_host
+from tests.support.ssh_hosts import Host, Lab, make_host
 
 
 @pytest.fixture

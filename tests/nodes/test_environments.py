@@ -28,9 +28,9 @@ from awsddp.plan.project import Project
 from awsddp.settings.spec import EnvSection
 from awsddp.util.parallel import soon
 from awsddp.util.shipped_files import template
-from tests.nodes.servers import BUILT_BY, PASSWORD, make_repository, serve_folder, serve_git, serve_index
-from tests.nodes.ssh_hosts import Lab
-from tests.nodes.wheels import add, image, installed_wheel, wheel
+from tests.support.servers import BUILT_BY, PASSWORD, make_repository, serve_folder, serve_git, serve_index
+from tests.support.ssh_hosts import Lab
+from tests.support.wheels import add, image, installed_wheel, wheel
 
 PLAN = EnvironmentPlan(name="requirements.txt", lines=("small",), packages_from="client")
 

@@ -14,7 +14,7 @@ from awsddp.nodes import hostkeys
 from awsddp.nodes.provision import prepare
 from awsddp.util.parallel import NodesFailed, ignore
 from awsddp.util.shipped_files import template
-from tests.nodes.ssh_hosts import Host, Lab
+from tests.support.ssh_hosts import Host, Lab
 
 MakeLab = Callable[[int], Lab]
 

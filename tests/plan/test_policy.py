@@ -17,7 +17,7 @@ from awsddp.settings.spec import (
     JobSection,
     JobSpec,
 )
-from tests.provisioning.iam import Need, allowed
+from tests.support.iam import Need, allowed
 
 ME, OTHER = "AIDAME", "AIDAOTHER"
 POLICY = least_policy(ClusterSpec(name="demo", access=AccessSection(instance_profile="trainers")))

@@ -18,8 +18,8 @@ from awsddp.plan.indexes import Indexes
 from awsddp.plan.requirements import name_of, read_requirements
 from awsddp.plan.resolve import check, choose, target_of
 from awsddp.settings.spec import EnvSection
-from tests.nodes.servers import make_repository, serve_folder
-from tests.nodes.wheels import sdist, wheel
+from tests.support.servers import make_repository, serve_folder
+from tests.support.wheels import sdist, wheel
 
 IMAGE = Platform(
     version="3.12.3",

@@ -1,0 +1,251 @@
+"""Jobs that hang on purpose: the right rank and line are named, and the job lives on."""
+
+import itertools
+import json
+import random
+import re
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+
+from awsddp.agent import messages
+from awsddp.agent.diagnosis.hang import diagnose, ranges
+from awsddp.agent.diagnosis.stacks import DUMP, Answer, Process, read_stacks, records
+from awsddp.agent.messages import plain
+from awsddp.agent_client.launchers import LAUNCHERS
+from benchmarks.campaigns.hangs import HANGS, is_named, line_of
+from tests.support.seed import SEED, drawn
+
+if TYPE_CHECKING:
+    from tests.support.fleet import Fleet
+
+
+def look(fleet: "Fleet", job: str = "job") -> dict[str, Any]:
+    """Ask all nodes and read their answers, as `why` does."""
+    answers = {
+        node: read_stacks(msgspec.to_builtins(fleet.ask(node, messages.Stacks(job=job))))
+        for node in range(len(fleet.hosts))
+    }
+    layout = [(rank.rank, rank.local_rank, rank.node) for rank in fleet.ranks]
+    return plain(diagnose(layout, answers, exit_codes={}))
+
+
+def settled(fleet: "Fleet") -> dict[str, Any]:
+    """Return what is seen once all ranks are up and nobody moves any more."""
+    from tests.support.fleet import until
+
+    until(fleet.up, seconds=90)
+    before: list[Any] = []
+
+    def stands_still() -> bool:
+        found = look(fleet)
+        now = [(one["state"], one["stack"], one["collective"]) for one in found["ranks"]]
+        before[:], same = [now], before == [now]
+        return same and not found["explanation"].startswith("The job may")
+
+    until(stands_still, seconds=60)
+    return look(fleet)
+
+
+@pytest.mark.prove
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("launcher", "name"), drawn(list(itertools.product(LAUNCHERS, HANGS)), 4, what="hangs")
+)
+def test_rank_that_the_others_wait_for_is_named_with_its_line(
+    fleet: "Fleet", launcher: str, name: str
+) -> None:
+    culprit = random.Random(f"{SEED} hang {name}").randrange(4)
+    fleet.write(f"{name}.py", HANGS[name][0])
+    fleet.launch(f"{name}.py", launcher=launcher, variables={"CULPRIT": str(culprit)})
+    found = settled(fleet)
+    assert is_named(found, name, culprit), found["explanation"]
+    assert all(fleet.document(node)["state"] == "running" for node in (0, 1))
+
+
+def wait_until(condition: Callable[[], object]) -> None:
+    from tests.support.fleet import until
+
+    until(condition, seconds=60)
+
+
+def test_ranges() -> None:
+    assert ranges([3, 0, 1, 5, 2]) == "0-3,5"
+
+
+def test_job_that_hangs_is_ended_by_hang_after_with_the_rank_as_its_cause(fleet: "Fleet") -> None:
+    stop = "if os.environ['RANK'] == '2': os.kill(os.getpid(), signal.SIGSTOP)\n"
+    script = f"import os, signal\n{stop}signal.pause()\n"
+    job = fleet.run(script, hang_after="2s", grace="1s")
+    assert job.state == "failed"
+    assert job.cause is not None
+    assert (job.cause.kind, job.cause.rank, job.cause.instance_id) == ("hang", 2, "i-1")
+    assert job.cause.explanation.startswith(
+        "No rank wrote to its log for 2 s. Rank 2 (node1) was stopped by "
+    )
+    dumps = [json.loads((fleet.folder(node) / "run" / DUMP).read_text()) for node in (0, 1)]
+    assert [one["state"] for dump in dumps for one in dump["processes"]].count("T") == 1
+
+
+def test_helper_answers_for_a_program_and_for_what_it_forks(make_fleet: "Callable[[int], Fleet]") -> None:
+    fleet = make_fleet(1)
+    script = """\
+import os, time
+def child(): time.sleep(600)  # child
+def parent(): os.wait()  # parent
+pid = os.fork()
+print("up", flush=True)
+parent() if pid else child()
+"""
+    fleet.launch(script, world_size=1)
+    wait_until(fleet.up)
+    (rank,) = look(fleet)["ranks"]
+    assert rank["where"] == f"job.py:{line_of(script, '# parent')} in parent"
+    assert [one["where"] for one in rank["workers"]] == [f"job.py:{line_of(script, '# child')} in child"]
+
+
+def test_program_that_holds_the_lock_of_python_still_gives_its_stack(
+    make_fleet: "Callable[[int], Fleet]",
+) -> None:
+    fleet = make_fleet(1)
+    script = """\
+import ctypes
+print("up", flush=True)
+ctypes.PyDLL(None).sleep(600)  # here
+"""
+    fleet.launch(script, world_size=1)
+    wait_until(fleet.up)
+    assert look(fleet)["ranks"][0]["where"] == f"job.py:{line_of(script)} in <module>"
+
+
+def test_users_own_sitecustomize_and_sigusr2_are_left_alone(make_fleet: "Callable[[int], Fleet]") -> None:
+    fleet = make_fleet(1)
+    fleet.write("own/sitecustomize.py", "import builtins\nbuiltins.mine = 'mine'\n")
+    script = """\
+import signal, sys, time
+signal.signal(signal.SIGUSR2, lambda *_: print("signalled", flush=True))
+import sitecustomize
+print("up", mine, sitecustomize.__file__, [path for path in sys.path if "helper" in path], flush=True)
+while True: time.sleep(0.1)  # here
+"""
+    fleet.launch(script, world_size=1, variables={"PYTHONPATH": str(fleet.workdirs[0] / "own")})
+    wait_until(fleet.up)
+    assert look(fleet)["ranks"][0]["where"] == f"job.py:{line_of(script)} in <module>"
+    wait_until(lambda: fleet.log(0).endswith(b"\n"))
+    file = fleet.workdirs[0] / "own" / "sitecustomize.py"
+    assert fleet.log(0) == f"up mine {file} []\n".encode()
+
+
+def test_process_without_the_helper_is_not_signalled(make_fleet: "Callable[[int], Fleet]") -> None:
+    fleet = make_fleet(1)
+    fleet.hosts[0] = replace(fleet.hosts[0], prepared=replace(fleet.hosts[0].prepared, python="/bin/sleep"))
+    fleet.write("600", "")
+    fleet.launch("600", world_size=1)
+    wait_until(lambda: look(fleet)["ranks"][0]["pid"])
+    assert look(fleet)["ranks"][0]["state"] == "silent"
+    assert fleet.document(0)["state"] == "running"
+
+
+def nccl(rank: int, *entries: tuple[int, str, str], began_ns: int = 1_700_000_000_000_000_000) -> Process:
+    """Return a rank with NCCL's records: entries as torch 2.13 writes them, the first after `began_ns`."""
+    base = {"pg_id": 0, "process_group": ["0", "default_pg"], "is_p2p": False, "input_sizes": [[1024]]}
+    rows = [
+        {
+            **base,
+            "collective_seq_id": number,
+            "profiling_name": f"nccl:{operation}",
+            "state": state,
+            "retired": state == "completed",
+            "time_created_ns": began_ns + number,
+        }
+        for number, operation, state in entries
+    ]
+    trace = json.dumps({"version": "2.10", "pg_config": {}, "entries": rows})
+    frames = f'Thread 0x1 (most recent call first):\n  File "/w/train.py", line {rank + 1} in step\n'
+    return Process(10 + rank, 1, rank, "R", joined=True, stacks=frames, records=records([trace]))
+
+
+def seen(*processes: Process) -> dict[str, Any]:
+    layout = [(rank, rank, 0) for rank in range(len(processes))]
+    return plain(diagnose(layout, {0: Answer("/w", 1.0, list(processes))}, exit_codes={}))
+
+
+def test_records_of_nccl_name_the_rank_that_called_fewer_collectives() -> None:
+    waits = ((1, "all_reduce", "completed"), (2, "all_reduce", "started"))
+    found = seen(nccl(0, *waits), nccl(1, *waits), nccl(2, waits[0]))
+    assert found["behind"] == [2]
+    assert found["explanation"] == (
+        "Rank 2 (node0) is behind: train.py:3 in step. Rank 0 (node0) waits in all_reduce "
+        "(collective 2) at train.py:1 in step, rank 1 (node0) waits in all_reduce (collective 2) at "
+        "train.py:2 in step."
+    )
+
+
+def test_records_of_nccl_name_the_rank_that_called_another_collective() -> None:
+    waits = ((1, "all_reduce", "completed"), (2, "all_reduce", "started"), (3, "barrier", "scheduled"))
+    found = seen(nccl(0, *waits), nccl(1, waits[0], (2, "broadcast", "started")), nccl(2, *waits))
+    assert found["behind"] == [1]
+    assert "called broadcast where the others called all_reduce as collective 2" in found["explanation"]
+
+
+def test_ranks_that_all_wait_in_the_same_collective_are_not_accused() -> None:
+    waits = ((1, "all_reduce", "completed"), (2, "all_reduce", "started"))
+    found = seen(nccl(0, *waits), nccl(1, *waits))
+    assert (found["behind"], found["explanation"][:16]) == ([], "No rank is behin")
+
+
+def test_a_slow_job_is_not_said_to_be_stuck_and_its_slowest_rank_is_that_of_the_moment() -> None:
+    calls, now = ((1, "all_reduce", "completed"), (2, "all_reduce", "started")), time.time_ns()
+    found = seen(nccl(0, calls[0], began_ns=now), nccl(1, *calls, began_ns=now))
+    assert found["moving"] and found["behind"] == [0]
+    first, _, places = found["explanation"].partition(": ")
+    assert re.fullmatch(
+        r"The job may be slow, and not stuck \(a collective began \d\.\d s ago\)\. "
+        r"At this moment rank 0 \(node0\) is behind",
+        first,
+    )
+    assert places.startswith("train.py:1 in step. Rank 1 (node0) waits in all_reduce")
+    found = seen(nccl(0, *calls, began_ns=now), nccl(1, *calls, began_ns=now))
+    assert "At this moment no rank is behind: " in found["explanation"]
+
+
+def test_node_that_does_not_answer_is_named() -> None:
+    answer = Answer("/w", 1.0, [nccl(0, (1, "all_reduce", "started"))])
+    found = diagnose([(0, 0, 0), (1, 0, 1)], {0: answer}, exit_codes={})
+    assert found.behind == [1]
+    assert "is on a node that does not answer" in found.explanation
+
+
+def test_rank_that_runs_on_after_the_others_is_named_and_not_those_that_ended() -> None:
+    answer = Answer("/w", 1.0, [nccl(0, (1, "all_reduce", "completed"))])
+    found = diagnose([(0, 0, 0), (1, 1, 0), (2, 2, 0)], {0: answer}, exit_codes={1: 0, 2: 0})
+    assert found.behind == [0]
+    assert found.explanation == "Rank 0 (node0) runs: train.py:1 in step. Ranks 1-2 have ended."
+
+
+def test_ranks_that_wait_for_one_that_has_ended_name_it() -> None:
+    answer = Answer("/w", 1.0, [nccl(0, (1, "all_reduce", "started"))])
+    found = diagnose([(0, 0, 0), (1, 1, 0)], {0: answer}, exit_codes={1: 0})
+    assert found.behind == [1]
+    assert found.explanation.startswith("Rank 1 (node0) has ended while the others run. Rank 0 (node0) wait")
+
+
+def test_program_that_waits_for_a_thread_at_its_end_is_where_the_thread_is(
+    make_fleet: "Callable[[int], Fleet]",
+) -> None:
+    fleet = make_fleet(1)
+    script = """\
+import threading, time
+def write():
+    time.sleep(600)  # here
+threading.Thread(target=write).start()
+print("up", flush=True)
+raise ValueError("no")
+"""
+    fleet.launch(script, world_size=1)
+    place = f"job.py:{line_of(script)} in write (a thread; the main program has ended and waits for it)"
+    wait_until(lambda: look(fleet)["ranks"][0]["where"] == place)

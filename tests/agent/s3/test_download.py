@@ -1,0 +1,507 @@
+"""The program that copies data on a node, against the S3 of a local cloud."""
+
+import fcntl
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import uuid
+import venv
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from awsddp.agent.s3 import download
+from awsddp.agent.s3.download import Changed, Place, Refusal, Stamp, Thing
+from awsddp.agent_client import program
+from awsddp.errors import ConfigError
+from awsddp.local import machine
+from awsddp.settings.values import data_sources
+from awsddp.storage import datasets
+from tests.support.local_cloud import Cloud, fault_add, fault_clear
+
+MB = 1 << 20
+
+
+class Node:
+    """A home folder, and a bucket."""
+
+    def __init__(self, records: Cloud, home: Path) -> None:
+        self.cloud, self.s3, self.home = records, records.client("s3"), home
+        self.bucket = f"data-{uuid.uuid4().hex}"
+        self.s3.create_bucket(Bucket=self.bucket)
+        self.top = home / "awsddp/data/set"
+
+    def put(self, **files: bytes) -> None:
+        for name, body in files.items():
+            self.s3.put_object(Bucket=self.bucket, Key=f"set/{name.replace('_', '/')}", Body=body)
+
+    def message(self, *sources: str, **more: Any) -> dict[str, Any]:
+        named = data_sources(sources or [f"s3://{self.bucket}/set"])
+        return {
+            "sources": [one._asdict() for one in named],
+            "bytes": 0,
+            "region": "us-east-1",
+            "endpoint": self.cloud.info.endpoint,
+            "payer": False,
+            "environ": {},
+            "folder": str(self.home / "awsddp/data"),
+            "packages": str(self.home / "awsddp/boto3"),
+            **more,
+        }
+
+    def copy(
+        self, *sources: str, python: str = sys.executable, signed: bool = True, **more: Any
+    ) -> dict[str, Any]:
+        with self.begin(*sources, python=python, signed=signed, **more) as process:
+            said, errors = process.communicate()
+        assert process.returncode == 0, errors.decode()
+        told: dict[str, Any] = json.loads(said.splitlines()[-1])
+        return told
+
+    def begin(
+        self, *sources: str, python: str = sys.executable, signed: bool = True, **more: Any
+    ) -> subprocess.Popen[bytes]:
+        argv, stdin = program.node_program(python, datasets._MODULES, self.message(*sources, **more))
+        environ = {"PATH": os.environ["PATH"], "HOME": str(self.home), "AWS_EC2_METADATA_DISABLED": "true"}
+        if signed:
+            info = self.cloud.info
+            environ |= {
+                "AWS_ACCESS_KEY_ID": info.access_key_id,
+                "AWS_SECRET_ACCESS_KEY": info.secret_access_key,
+            }
+        pipe = subprocess.PIPE
+        process = subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=pipe, env=environ)
+        assert process.stdin is not None
+        process.stdin.write(stdin)
+        process.stdin.flush()
+        return process
+
+    @property
+    def files(self) -> dict[str, bytes]:
+        return {
+            str(path.relative_to(self.top)): path.read_bytes()
+            for path in self.top.rglob("*")
+            if path.is_file()
+        }
+
+
+@pytest.fixture
+def node(records: Cloud, tmp_path: Path) -> Iterator[Node]:
+    yield Node(records, tmp_path / "home")
+    fault_clear(records.info)
+
+
+def test_a_changed_listing_brings_the_difference_and_files_of_the_user_stay(node: Node) -> None:
+    node.put(a=b"1", b_c=b"22", b_d=b"333", e_f=b"4444")
+    node.s3.put_object(Bucket=node.bucket, Key="set/b/", Body=b"")
+    assert node.copy() == {"copied": 4, "bytes": 10}
+    assert node.files == {"a": b"1", "b/c": b"22", "b/d": b"333", "e/f": b"4444"}
+    assert node.copy() == {"copied": 0, "bytes": 0}
+    (node.top / "b/mine").write_bytes(b"mine")
+    (node.top / "b/d").write_bytes(b"cut")
+    (node.top / "a").unlink()
+    node.put(b_c=b"23", g=b"55555")
+    for key in ("set/b/d", "set/e/f"):
+        node.s3.delete_object(Bucket=node.bucket, Key=key)
+    assert node.copy() == {"copied": 3, "bytes": 8}
+    assert node.files == {"a": b"1", "b/c": b"23", "b/mine": b"mine", "g": b"55555"}
+    assert not (node.top / "e").exists()
+
+
+def test_another_source_of_the_same_name_takes_its_place(node: Node) -> None:
+    node.put(a=b"1", b=b"2")
+    node.copy()
+    node.s3.put_object(Bucket=node.bucket, Key="other/a", Body=b"1")
+    assert node.copy(f"set=s3://{node.bucket}/other") == {"copied": 0, "bytes": 0}
+    assert node.files == {"a": b"1"}
+    for _ in range(2):
+        node.copy("set=./set")
+        assert not list(node.top.rglob("*"))
+    node.top.mkdir()
+    (node.top / "sent").write_bytes(b"by the client")
+    node.copy("set=./set")
+    assert node.files == {"sent": b"by the client"}
+    node.copy()
+    assert node.files == {"a": b"1", "b": b"2"}
+
+
+HOSTILE = [
+    ("../out", "'..'"),
+    ("a/../../out", "'..'"),
+    ("/etc/passwd", "empty"),
+    ("a//b", "empty"),
+    ("./a", "'.'"),
+    ("a\x1b[2Jb", "control characters"),
+    ("a\nb", "control characters"),
+    ("a\x00b", "control characters"),
+    ("a\x9bb", "control characters"),
+    ("x" * 256, "too long"),
+    ("ä" * 128, "too long"),
+    ("x/" * 2000 + "x", "too long"),
+    ("x" * MB, "too long"),
+    (".awsddp-parts/0", "in use"),
+]
+
+
+@pytest.mark.parametrize(("key", "why"), HOSTILE, ids=[ascii(key)[:20] for key, _ in HOSTILE])
+def test_a_key_that_no_file_may_have_is_refused(key: str, why: str) -> None:
+    with pytest.raises(Refusal) as caught:
+        download.paths(Place("b", "set"), [Thing("set/good", 1, "e"), Thing(f"set/{key}", 1, "e")])
+    text = f"{caught.value}"
+    assert why in caught.value.document["why"]
+    assert text.isprintable() and text.isascii() and len(text) < 2000
+
+
+def test_a_file_that_is_a_folder_too_is_refused() -> None:
+    things = [Thing(key, 1, "e") for key in ("a", "a-b", "a/b/c")]
+    with pytest.raises(Refusal, match="the key 'a' cannot be a file"):
+        download.paths(Place("b", ""), things)
+
+
+def test_nothing_is_written_outside(node: Node) -> None:
+    node.put(a=b"1")
+    node.s3.put_object(Bucket=node.bucket, Key="set/../../../out", Body=b"evil")
+    told = node.copy()
+    assert "set/../../../out" in told["failed"]
+    assert not list(node.home.rglob("out")) and not node.top.exists()
+    node.s3.delete_object(Bucket=node.bucket, Key="set/../../../out")
+    node.put(b_c=b"2")
+    assert node.copy()["copied"] == 2
+    elsewhere = node.home / "elsewhere"
+    elsewhere.mkdir()
+    (node.top / "b/c").unlink()
+    (node.top / "b").rmdir()
+    (node.top / "b").symlink_to(elsewhere)
+    assert "leads out" in node.copy()["failed"]
+    assert not list(elsewhere.iterdir())
+    (node.top / "b").unlink()
+    (node.top / "a").unlink()
+    (node.top / "a").symlink_to(elsewhere / "file")
+    assert node.copy()["copied"] == 2
+    assert (node.top / "a").read_bytes() == b"1" and not (node.top / "a").is_symlink()
+    assert not list(elsewhere.iterdir())
+
+
+def test_a_user_file_in_the_way_is_told(node: Node) -> None:
+    node.put(a_b=b"1")
+    node.top.mkdir(parents=True)
+    (node.top / "a").write_bytes(b"mine")
+    assert "a" in node.copy()["why"]
+    assert node.files["a"] == b"mine"
+
+
+def test_a_python_without_boto3_gets_that_of_the_client(node: Node, tmp_path: Path) -> None:
+    node.put(a=b"1")
+    venv.create(tmp_path / "bare", with_pip=False, symlinks=True)
+    python = str(tmp_path / "bare/bin/python")
+    told = node.copy(python=python)
+    assert told["lacks"] and "No module named" in told["why"]
+    with datasets._packages() as folder:
+        assert sum(path.stat().st_size for path in folder.rglob("*")) < 20 * MB
+        assert node.copy(python=python, packages=str(folder)) == {"copied": 1, "bytes": 1}
+
+
+def test_what_is_cut_goes_on(node: Node) -> None:
+    body = os.urandom(9 * MB)
+    node.put(a=body, b=b"1", c=b"2")
+    fault_add(node.cloud.info, "GetObject", "cut", times=3)
+    assert node.copy() == {"copied": 3, "bytes": 9 * MB + 2}
+    assert node.files["a"] == body
+    node.put(d=b"3", e=b"4")
+    fault_add(node.cloud.info, "GetObject", "AccessDenied", only="set/e")
+    told = node.copy()
+    assert "may not be read" in told["failed"] and "data.md" in told["next"]
+    fault_clear(node.cloud.info)
+    assert node.copy()["copied"] in (1, 2)
+    assert node.files.keys() == {"a", "b", "c", "d", "e"}
+
+
+def test_a_bucket_that_changes_is_listed_again(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    node.put(a=b"1", b=b"1")
+    store = download.Store(region="us-east-1", endpoint=node.cloud.info.endpoint, session=session(node.cloud))
+    listed: list[int] = []
+
+    def make(**_: object) -> download.Store:
+        listed.append(1)
+        return download.Store(
+            region="us-east-1", endpoint=node.cloud.info.endpoint, session=session(node.cloud)
+        )
+
+    where = Place(node.bucket, "set")
+    things = list(store.list(where))
+    node.put(a=b"new")
+    node.s3.delete_object(Bucket=node.bucket, Key="set/b")
+    node.top.parent.mkdir(parents=True)
+    telling = download._Telling()
+    download._bring(where, (store, things), node.top, telling, make)
+    assert (node.files, len(listed)) == ({"a": b"new"}, 1)
+
+    def changing(*_: object) -> None:
+        raise Changed("set/a")
+
+    monkeypatch.setattr(download, "_fill", changing)
+    with pytest.raises(Refusal, match="changes while"):
+        download._bring(where, (make(), things), node.top, telling, make)
+    telling.end()
+
+
+def session(cloud: Cloud) -> Any:
+    import botocore.session
+
+    made = botocore.session.Session()
+    made.set_credentials(cloud.info.access_key_id, cloud.info.secret_access_key)
+    return made
+
+
+def test_a_public_bucket_is_read_by_nobody_and_a_private_one_is_not(node: Node) -> None:
+    node.put(a=b"1")
+    told = node.copy(signed=False)
+    assert "may not be read" in told["failed"] and "Unable to locate credentials" in told["why"]
+    node.s3.put_bucket_acl(Bucket=node.bucket, ACL="public-read")
+    assert node.copy(signed=False)["copied"] == 1
+    assert "holds no objects" in node.copy(f"s3://{node.bucket}/none")["failed"]
+    assert "aws s3 ls " in node.copy("s3://no-such-bucket")["next"]
+
+
+def test_a_bucket_of_another_region_is_read(node: Node) -> None:
+    far = f"far-{node.bucket[:40]}"
+    node.s3.create_bucket(Bucket=far, CreateBucketConfiguration={"LocationConstraint": "eu-west-1"})
+    node.cloud.client("s3", region_name="eu-west-1").put_object(Bucket=far, Key="set/a", Body=b"1")
+    assert node.copy(f"s3://{far}/set") == {"copied": 1, "bytes": 1}
+
+
+def test_who_reads_pays_where_the_bucket_asks_for_it(node: Node) -> None:
+    node.put(a=b"1")
+    file = machine.Place(node.cloud.home).buckets / node.bucket / "bucket.json"
+    anothers = {"owner": "999999999999", "public": True, "requester_pays": True}
+    file.write_text(json.dumps({**json.loads(file.read_text()), **anothers}))
+    assert "may not be read" in node.copy()["failed"]
+    assert node.copy(payer=True)["copied"] == 1
+
+
+def test_a_client_that_is_gone_ends_the_copy_which_goes_on_with_the_next(node: Node) -> None:
+    node.put(**{f"x{number}": b"1" for number in range(40)})
+    fault_add(node.cloud.info, "GetObject", "delay", seconds=1.5, times=20)
+    process = node.begin()
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.stdout.close()
+    assert process.wait(20) == 1
+    left = node.copy()["copied"]
+    assert len(node.files) == 40 and left <= 40
+    assert node.copy() == {"copied": 0, "bytes": 0}
+
+
+def test_what_the_user_changed_stays_where_the_source_has_it_no_more(node: Node) -> None:
+    node.put(a=b"1", b=b"2", c=b"3")
+    node.copy()
+    (node.top / "b").write_bytes(b"mine, and longer")
+    for key in ("set/b", "set/c"):
+        node.s3.delete_object(Bucket=node.bucket, Key=key)
+    assert node.copy() == {"copied": 0, "bytes": 0}
+    assert node.files == {"a": b"1", "b": b"mine, and longer"}
+
+
+def test_a_second_client_waits_until_the_first_has_copied(node: Node) -> None:
+    node.put(a=b"1")
+    node.top.parent.mkdir(parents=True)
+    with (node.top.parent.parent / "data.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        process = node.begin()
+        assert process.stdout is not None
+        for _ in range(2):  # a second each
+            assert json.loads(process.stdout.readline()) == {"at": "looking at the data"}
+        assert not node.top.exists()
+    assert json.loads(process.communicate()[0].splitlines()[-1]) == {"copied": 1, "bytes": 1}
+    assert node.files == {"a": b"1"}
+
+
+class Checkpoint:
+    """A checkpoint of two files: one is an object, one parts of which the last has grown since."""
+
+    def __init__(self, node: Node) -> None:
+        self.node, self.large = node, os.urandom(9 * MB)
+        parts = {"node0/run/model.pt": self.large, "parts/1": b"1234", "parts/2": b"5678 and more"}
+        self.etags = {key: self.write(key, body) for key, body in parts.items()}
+        digests = [hashlib.sha256(text).hexdigest() for text in (b"1234", b"5678")]
+        self.files = {
+            "model.pt": [["node0/run/model.pt", 9 * MB, self.etags["node0/run/model.pt"], ""]],
+            "sub/log": [
+                [f"parts/{at}", 4, "of then", digest] for at, digest in zip((1, 2), digests, strict=True)
+            ],
+        }
+
+    def write(self, key: str, body: bytes) -> str:
+        reply = self.node.s3.put_object(Bucket=self.node.bucket, Key=f"runs/first/{key}", Body=body)
+        return str(reply["ETag"]).strip('"')
+
+    def copy(self) -> dict[str, Any]:
+        return self.node.copy(place=[self.node.bucket, "runs/first"], files=self.files)
+
+
+def test_a_checkpoint_comes_as_it_is_listed_in_place_of_what_was_there(node: Node) -> None:
+    made, folder = Checkpoint(node), node.home / "awsddp/data"
+    folder.mkdir(parents=True)
+    (folder / "older").write_bytes(b"x")
+    assert made.copy() == {"copied": 2, "bytes": 9 * MB + 8}
+    found = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    assert found == {"model.pt": made.large, "sub/log": b"12345678"}
+
+
+@pytest.mark.parametrize(
+    ("key", "body"),
+    [
+        ("node0/run/model.pt", b"x" * 9 * MB),
+        ("node0/run/model.pt", b"x" * 10 * MB),
+        ("node0/run/model.pt", b"short"),
+        ("node0/run/model.pt", None),
+        ("parts/2", b"5679 and more"),
+        ("parts/2", b"567"),
+    ],
+)
+def test_a_checkpoint_of_which_an_object_is_another_one_says_so(
+    node: Node, key: str, body: bytes | None
+) -> None:
+    made = Checkpoint(node)
+    if body is None:
+        node.s3.delete_object(Bucket=node.bucket, Key=f"runs/first/{key}")
+    else:
+        made.write(key, body)
+    told = made.copy()
+    assert told["changed"] and f"runs/first/{key} is another object" in told["why"]
+
+
+def test_what_does_not_fit_is_not_begun(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    node.top.parent.mkdir(parents=True)
+    store: Any = None
+    with pytest.raises(Refusal, match="does not fit"):
+        download._fill(node.top, Place("b", ""), store, {"a": Thing("a", 1 << 60, "e")}, store)
+    assert not node.top.exists()
+
+
+def test_data_lies_on_an_instance_store_that_has_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, home = tmp_path / "nvme", tmp_path / "home/awsddp"
+    store.mkdir()
+    home.mkdir(parents=True)
+    monkeypatch.setattr(download, "_stores", lambda: [store])
+    download._make_root(home / "data", 1 << 60)
+    assert not (home / "data").is_symlink()
+    (home / "data").rmdir()
+    download._make_root(home / "data", 1)
+    assert (home / "data").resolve() == store / "awsddp-data"
+    (store / "awsddp-data").rmdir()  # the node was stopped, and started
+    download._make_root(home / "data", 1)
+    assert (home / "data").is_dir()
+    mounts = tmp_path / "mounts"
+    mounts.write_text(f"/dev/nvme1n1 {store} ext4 rw 0 0\nproc /proc proc rw 0 0\nx /gone x x\n")
+    monkeypatch.undo()
+    monkeypatch.setattr(download, "is_ephemeral", lambda device: device == store.stat().st_dev)
+    assert store in download._stores(mounts)
+
+
+FAKE_HF = """#!/bin/sh
+[ "$HF_TOKEN" = secret ] || { echo "401 gated"; exit 1; }
+echo "$@" >> "$HOME/asked"
+mkdir -p "$8"
+echo "$6" > "$8/$6.txt"
+"""
+
+
+def test_hugging_face_is_asked_once_for_each_revision(node: Node, tmp_path: Path) -> None:
+    own = node.home / "awsddp/hf/bin"
+    own.mkdir(parents=True)
+    (own / "hf").write_text(FAKE_HF)
+    (own / "hf").chmod(0o755)
+    source, python = "set=hf://datasets/org/mine@v1", str(Path(sys.base_prefix, "bin/python3"))
+    told = node.copy(source, python=python)
+    assert "401 gated" in told["why"] and "HF_TOKEN" in told["next"]
+    for _ in range(2):
+        assert "failed" not in node.copy(source, python=python, environ={"HF_TOKEN": "secret"})
+    assert node.files == {"v1.txt": b"v1\n"}
+    node.copy("set=hf://datasets/org/mine", python=python, environ={"HF_TOKEN": "secret"})
+    assert node.files == {"main.txt": b"main\n"}
+    top = "--local-dir " + str(node.top)
+    asked = [f"download org/mine --repo-type dataset --revision {one} {top}" for one in ("v1", "main")]
+    assert (node.home / "asked").read_text().splitlines() == asked
+    node.put(a=b"1")
+    assert node.copy()["copied"] == 1
+    assert node.files == {"a": b"1"}
+
+
+def test_a_stamp_that_is_broken_is_none(tmp_path: Path) -> None:
+    (tmp_path / ".set.json").write_text("[1]")
+    assert Stamp(tmp_path / "set").files == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("s3://my-bucket/a/b/", ("b", "s3", "my-bucket", "a/b")),
+        ("s3://my-bucket", ("my-bucket", "s3", "my-bucket", "")),
+        ("x=s3://my-bucket/year=2024", ("x", "s3", "my-bucket", "year=2024")),
+        ("hf://datasets/org/set@v1/x", ("set", "hf", "org/set", "v1/x")),
+        ("hf://datasets/mnist", ("mnist", "hf", "mnist", "main")),
+        ("d=./a=b", ("d", "folder", "./a=b", "")),
+        ("./folder/", ("folder", "folder", "./folder/", "")),
+    ],
+)
+def test_a_source_is_read(text: str, told: tuple[str, ...]) -> None:
+    assert data_sources([text]) == (told,)
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [
+        ["folder"],
+        ["s3://"],
+        ["s3://B/x"],
+        ["s3://my-bucket/a\nb"],
+        ["s3://my-bucket/year=2024"],
+        ["hf://datasets/--token"],
+        ["hf://datasets/a@--x"],
+        ["hf://models/a"],
+        ["..=s3://my-bucket"],
+        ["a.sent=s3://my-bucket"],
+        ["a=s3://my-bucket", "s3://my-bucket/a"],
+    ],
+)
+def test_a_source_that_is_none_is_refused(texts: list[str]) -> None:
+    with pytest.raises(ConfigError):
+        data_sources(texts)
+
+
+def test_the_size_of_sources_is_listed_for_a_plan(node: Node, tmp_path: Path) -> None:
+    from awsddp.model.records import Target
+    from awsddp.settings.spec import DataSection, JobSpec
+
+    node.put(a=b"1", b=b"22")
+    info = node.cloud.info
+    here = Target(
+        name="local",
+        region="us-east-1",
+        endpoint=info.endpoint,
+        access_key_id=info.access_key_id,
+        secret_access_key=info.secret_access_key,
+    )
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder/x").write_bytes(b"333")
+    sources = (f"s3://{node.bucket}/set", str(tmp_path / "folder"), "hf://datasets/a")
+    listed = datasets.listed_data(JobSpec(data=DataSection(sources=sources)), here, internet=True)
+    assert [(one.name, one.bytes, one.files) for one in listed] == [
+        ("set", 3, 2),
+        ("folder", 3, 1),
+        ("a", None, None),
+    ]
+    with pytest.raises(ConfigError, match="do not reach hf://datasets/a"):
+        datasets.listed_data(JobSpec(data=DataSection(sources=sources)), here, internet=False)
+    assert listed[0].region == "us-east-1"
+    for wrong, said in (("s3://none-such", "NoSuchBucket"), (f"s3://{node.bucket}/none", "holds no objects")):
+        with pytest.raises(ConfigError) as caught:
+            datasets.listed_data(JobSpec(data=DataSection(sources=(wrong,))), here, internet=True)
+        assert said in str(caught.value) and caught.value.next

@@ -1,0 +1,121 @@
+"""One job a node, one client at a time: what a node says to the second one."""
+
+import json
+import subprocess
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from awsddp.agent import messages
+from awsddp.agent_client import calls, launch_requests
+from awsddp.errors import InUse
+from tests.support.fleet import free_ports, until
+
+if TYPE_CHECKING:
+    from tests.support.fleet import Fleet
+
+SLEEP = "import time\nprint('up', flush=True)\ntime.sleep(600)\n"
+
+
+def until_claimed(holder: subprocess.Popen[bytes]) -> None:
+    """Wait until a client that stays connected holds the claim."""
+    assert holder.stdout is not None
+    while line := holder.stdout.readline():
+        if b'"claimed": true' in line:
+            return
+    pytest.fail("the claim was refused")
+
+
+def test_node_with_a_running_job_takes_no_other_and_names_it(fleet: "Fleet") -> None:
+    fleet.launch(SLEEP, job="one")
+    told = fleet.ask(0, messages.Slots(ports=launch_requests.job_ports()))
+    assert (told.used, told.jobs) == ((0,), {"one": (0, 1)})
+    fleet.port = free_ports()
+    with pytest.raises(InUse, match="job one runs on this node"):
+        fleet.ask(0, fleet.requests("print()\n", job="two", slot=1)[0])
+    assert not fleet.folder(0, "two").exists()
+    fleet.ask(0, messages.Cancel(job="one"))
+    assert fleet.ask(0, messages.Slots(ports=launch_requests.job_ports())).jobs == {"one": ()}
+    fleet.launch("print()\n", job="two")
+    assert fleet.wait("two").state == "succeeded"
+
+
+def test_of_two_clients_that_launch_a_job_of_one_name_at_once_one_is_told_that_it_is_taken(
+    fleet: "Fleet",
+) -> None:
+    launches = [fleet.requests(SLEEP)[0] for _ in range(2)]
+    running = [fleet.start(0, one) for one in launches]
+    outputs = [process.communicate(timeout=60)[0] for process in running]
+    won: list[str] = []
+    refused: list[Exception] = []
+    for one, output in zip(launches, outputs, strict=True):
+        try:
+            won.append(calls.answer(output, request=one, node=0).job and one.launch)
+        except calls.NameTaken as taken:
+            refused.append(taken)
+    assert (len(won), [str(one).splitlines()[0] for one in refused]) == (
+        1,
+        ["node0: job job already exists on this node"],
+    )
+    assert [json.loads((fleet.folder(0) / "job.json").read_text())["launch"]] == won
+
+
+def test_cancel_of_a_refused_launch_leaves_another_launchs_job_of_the_name_alone(fleet: "Fleet") -> None:
+    fleet.launch(SLEEP)
+    mine = json.loads((fleet.folder(0) / "job.json").read_text())["launch"]
+    assert fleet.ask(0, messages.Cancel(job="job", grace=0, launch="other")).state == "running"
+    assert fleet.document(1)["state"] == "running"
+    assert fleet.ask(0, messages.Cancel(job="job", grace=0, launch=mine)).state == "cancelled"
+
+
+def test_second_client_waits_for_the_claim_and_is_told_who_holds_it(fleet: "Fleet") -> None:
+    first = messages.Claim(owner="ann on laptop", wait_s=0)
+    holder = fleet.start(0, first, close=False)
+    until_claimed(holder)
+    with pytest.raises(InUse, match="another client is starting a job") as refused:
+        fleet.ask(0, messages.Claim(owner="bob", wait_s=0.2))
+    assert refused.value.why == "held by ann on laptop"
+    holder.kill()
+    holder.communicate()
+    assert fleet.ask(0, messages.Claim(owner="bob", wait_s=0)).claimed
+
+
+def test_claim_tells_for_how_long_no_other_client_has_held_it(fleet: "Fleet") -> None:
+    request = messages.Claim(owner="ann", wait_s=0)
+    assert fleet.ask(0, request).free_s > 1e9
+    began = time.time()
+    holder = fleet.start(0, messages.Claim(owner="bob", wait_s=0), close=False)
+    until_claimed(holder)
+    time.sleep(1.0)
+    holder.communicate(b"")
+    assert 0.0 <= fleet.ask(0, request).free_s < time.time() - began - 1.0
+
+
+def test_claim_that_is_given_back_is_free_while_its_client_stays_connected(fleet: "Fleet") -> None:
+    holder = fleet.start(0, messages.Claim(owner="ann", wait_s=0), messages.Unclaim(), close=False)
+    assert holder.stdout is not None
+    while b'"claimed": false' not in holder.stdout.readline():  # the claim was held, and given back
+        pass
+    assert fleet.ask(0, messages.Claim(owner="bob", wait_s=5)).claimed
+    assert holder.poll() is None
+    holder.kill()
+    holder.communicate()
+
+
+def test_claim_of_a_client_that_vanished_ends_by_itself_and_a_launch_ends_its_own(fleet: "Fleet") -> None:
+    holder = fleet.start(0, messages.Claim(owner="ann", wait_s=0, lease_s=1), close=False)
+    until_claimed(holder)
+    assert fleet.ask(0, messages.Claim(owner="bob", wait_s=10)).claimed
+    assert holder.poll() is None
+    holder.kill()
+    holder.communicate()
+
+    launches = fleet.requests(SLEEP)
+    fleet.jobs.append("job")
+    holder = fleet.start(0, messages.Claim(owner="ann", wait_s=0), launches[0], close=False)
+    until((fleet.folder(0) / "state.json").exists)
+    assert fleet.ask(0, messages.Claim(owner="bob", wait_s=5)).claimed
+    assert holder.poll() is None
+    holder.kill()
+    holder.communicate()

@@ -1,0 +1,393 @@
+"""Merged, labelled, and kept byte by byte."""
+
+import hashlib
+import json
+import os
+import random
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from awsddp.agent import messages
+from awsddp.agent.log_stream import HEADER, MAGIC, tail_start
+from awsddp.agent_client.logs import Labeller, Merger, Stream, last_lines
+from awsddp.errors import ConfigError, NodeError
+
+if TYPE_CHECKING:
+    from tests.support.fleet import Fleet
+
+LABEL = b"[rank 3 @ node1] "
+
+
+def frame(kind: bytes, rank: int = 0, offset: int = 0, payload: bytes = b"") -> bytes:
+    return HEADER.pack(kind, rank, offset, len(payload)) + payload
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.mark.parametrize(
+    ("pieces", "shown"),
+    [
+        ([b"one\ntwo\n"], b"[L] one\n[L] two\n"),
+        ([b"on", b"e\nt", b"wo", b"\n"], b"[L] one\n[L] two\n"),
+        ([b"\n\n"], b"[L] \n[L] \n"),
+        ([b"no end"], b"[L] no end\n"),
+        ([b"windows\r\n"], b"[L] windows\n"),
+        ([b"\r 1%\r 50%\r100%\ndone\n"], b"[L] 100%\n[L] done\n"),
+        ([b"a\rb\rc\r\nd\n"], b"[L] c\n[L] d\n"),
+        ([b"\0\xff\x1b[0m\n"], b"[L] \0\xff\x1b[0m\n"),
+        ([], b""),
+    ],
+)
+def test_each_line_gets_its_label(pieces: list[bytes], shown: bytes) -> None:
+    labeller = Labeller(b"[L] ")
+    assert b"".join(labeller.feed(piece, now=0) for piece in pieces) + labeller.finish() == shown
+
+
+def test_line_in_which_its_rank_paused_is_shown_and_not_twice() -> None:
+    labeller = Labeller(b"[L] ")
+    assert labeller.feed(b"Name: ", now=10) == b""
+    assert labeller.pause(now=11) == b"[L] Name: \n"
+    assert labeller.pause(now=13) == b""
+    assert labeller.feed(b"\nnext\n", now=14) == b"[L] next\n"
+
+
+def test_line_is_not_torn_however_late_its_rest_comes(tmp_path: Path) -> None:
+    clock = Clock()
+    merger = Merger({3: 1}, folder=tmp_path, clock=clock)
+    merger.attach(1)
+    text = b"step 1 loss 2.3\nstep 32 lr 0.1\n"
+    shown = merger.feed(1, MAGIC + frame(b"L", 3, 0, text[:20]))
+    for _ in range(3):
+        clock.now += 5
+        shown += merger.feed(1, frame(b"H"))
+    shown += merger.feed(1, frame(b"L", 3, 20, text[20:]))
+    assert shown == b"".join(LABEL + line for line in text.splitlines(keepends=True))
+
+
+def test_long_line_that_keeps_coming_is_not_torn() -> None:
+    labeller = Labeller(b"[L] ")
+    shown = b"".join(labeller.feed(b"x" * 250_000, now=step * 2) for step in range(40))
+    assert shown + labeller.feed(b"\n", now=80) == b"[L] " + b"x" * 10_000_000 + b"\n"
+
+
+def test_line_of_32_mb_is_shown_in_parts() -> None:
+    labeller = Labeller(b"[L] ")
+    shown = [labeller.feed(b"x" * (1 << 20), now=0) for _ in range(33)]
+    assert [len(part) for part in shown if part] == [len(b"[L] \n") + (32 << 20)]
+
+
+def test_progress_bar_that_never_ends_its_line_is_shown_once_a_second() -> None:
+    labeller = Labeller(b"[L] ")
+    shown = [labeller.feed(b"\r%d%%" % tenth, now=tenth / 10) for tenth in range(35)]
+    assert [line for line in shown if line] == [b"[L] 9%\n", b"[L] 19%\n", b"[L] 29%\n"]
+    assert labeller.pause(now=4.5) == b"[L] 34%\n"
+    assert labeller.feed(b"\r100%\n", now=5) == b"[L] 100%\n"
+
+
+def test_character_is_not_cut_in_two() -> None:
+    labeller = Labeller(b"[L] ")
+    whole = "naïve 😀".encode()
+    labeller.feed(whole[:-2], now=0)
+    assert labeller.pause(now=2) == "[L] naïve \n".encode()
+    assert labeller.feed(whole[-2:] + b"\n", now=3) == "[L] 😀\n".encode()
+
+
+def test_stream_is_found_behind_the_words_of_a_login_script() -> None:
+    stream = Stream()
+    sent = b"Welcome!\n" + MAGIC + frame(b"L", 3, 0, b"hello\n") + frame(b"H")
+    frames = [found for byte in range(len(sent)) for found in stream.feed(sent[byte : byte + 1])]
+    assert [(found.kind, found.rank, found.payload) for found in frames] == [
+        (b"L", 3, b"hello\n"),
+        (b"H", 0, b""),
+    ]
+
+
+def test_error_in_place_of_a_stream_is_told(tmp_path: Path) -> None:
+    with pytest.raises(NodeError, match="there is no job x"):
+        Stream().feed(MAGIC + b'{"error": {"message": "there is no job x"}}\n')
+
+
+def test_bytes_come_home_once_over_broken_connections(tmp_path: Path) -> None:
+    chance = random.Random(7)
+    data = b"".join(b"line %d\n" % number for number in range(3000))
+    merger = Merger({3: 1}, folder=tmp_path)
+    shown, connections = b"", 0
+    while (at := merger.attach(1)[3]) < len(data):
+        connections += 1
+        start = max(0, at - chance.randrange(50))  # a node may send more than it was asked for
+        cuts = range(start, min(start + 3000, len(data)), 100)
+        sent = MAGIC + b"".join(frame(b"L", 3, cut, data[cut : cut + 100]) for cut in cuts)
+        shown += merger.feed(1, sent[: chance.randrange(len(sent) + 1)])
+    assert connections > 10
+    assert (tmp_path / "rank3.log").read_bytes() == data
+    assert shown == b"".join(LABEL + line + b"\n" for line in data.splitlines())
+
+
+def test_a_folder_that_cannot_be_written_is_named_with_the_way_back(tmp_path: Path) -> None:
+    (tmp_path / "runs").touch()
+    merger = Merger({3: 1}, folder=tmp_path / "runs" / "j" / "logs", job="j")
+    merger.attach(1)
+    with pytest.raises(ConfigError, match=r"cannot write .*/runs/j/logs") as raised:
+        merger.feed(1, MAGIC + frame(b"L", 3, 0, b"one\n"))
+    assert raised.value.why == "Not a directory\nthe job does not need this machine, and goes on"
+    assert "awsddp logs -f j -o job.results=DIR" in raised.value.next
+
+
+def test_gap_in_a_stream_is_an_error(tmp_path: Path) -> None:
+    merger = Merger({3: 1}, folder=tmp_path)
+    merger.attach(1)
+    with pytest.raises(NodeError, match="left 5 bytes of rank 3 out"):
+        merger.feed(1, MAGIC + frame(b"L", 3, 5, b"late"))
+    merger.attach(1)
+    with pytest.raises(NodeError, match="does not run there"):
+        merger.feed(1, MAGIC + frame(b"L", 4, 0, b"foreign"))
+
+
+def test_second_client_shows_everything_and_asks_for_the_rest_alone(tmp_path: Path) -> None:
+    first = Merger({3: 1}, folder=tmp_path)
+    first.attach(1)
+    first.feed(1, MAGIC + frame(b"L", 3, 0, b"one\ntw"))
+    second = Merger({3: 1}, folder=tmp_path)
+    assert b"".join(second.replay()) == LABEL + b"one\n"
+    assert second.attach(1) == {3: 6}
+    assert second.feed(1, MAGIC + frame(b"L", 3, 6, b"o\n")) == LABEL + b"two\n"
+    assert (tmp_path / "rank3.log").read_bytes() == b"one\ntwo\n"
+
+
+def test_chosen_ranks_alone_are_shown_and_all_are_kept(tmp_path: Path) -> None:
+    merger = Merger({0: 0, 1: 0}, folder=tmp_path, shown={1})
+    merger.attach(0)
+    sent = MAGIC + frame(b"L", 0, 0, b"zero\n") + frame(b"L", 1, 0, b"one\n")
+    assert merger.feed(0, sent) == b"[rank 1 @ node0] one\n"
+    assert (tmp_path / "rank0.log").read_bytes() == b"zero\n"
+
+
+def document(node: int, state: str, **more: object) -> bytes:
+    """Return what a node of job j says, on which ranks 0 and 1 run on nodes 0 and 1."""
+    ranks = [
+        {"rank": rank, "local_rank": 0, "node": rank, "exit_code": None, "seconds": 0.0} for rank in (0, 1)
+    ]
+    said = {"job": "j", "node": node, "state": state, "cause": None, "complete": True, "ranks": ranks}
+    return json.dumps({**said, "created": "2026-01-01T00:00:00+00:00", **more}).encode()
+
+
+def test_merger_knows_when_every_node_has_ended(tmp_path: Path) -> None:
+    merger = Merger({0: 0, 1: 1}, folder=tmp_path, clock=Clock())
+    merger.attach(0)
+    merger.attach(1)
+    merger.feed(0, MAGIC + frame(b"S", payload=document(0, "running")))
+    assert (merger.documents[0].job, merger.documents[0].state) == ("j", "running")
+    merger.feed(0, frame(b"E", payload=document(0, "failed")))
+    assert (merger.documents[0].state, merger.ended(0), merger.ended(1)) == ("failed", True, False)
+    merger.feed(1, MAGIC + frame(b"E", payload=document(1, "failed")))
+    assert merger.ended(1)
+
+
+@pytest.mark.parametrize(
+    ("payload", "wrong"),
+    [
+        (document(1, "running"), "speaks for node1"),
+        (document(0, "running", job="other"), "speaks of job 'other'"),
+        (
+            document(0, "running", ranks=json.loads(document(0, "running"))["ranks"][:1]),
+            "ranks are not those",
+        ),
+        (document(0, "running", created=float("nan")), "NaN"),
+        (b"[" * 100_000, "recursion"),
+        (b"\xff", "utf-8"),
+    ],
+)
+def test_what_a_node_says_of_another_job_or_node_is_refused(
+    tmp_path: Path, payload: bytes, wrong: str
+) -> None:
+    merger = Merger({0: 0, 1: 1}, folder=tmp_path, job="j")
+    merger.attach(0)
+    with pytest.raises(NodeError, match="node0 gave a malformed answer") as caught:
+        merger.feed(0, MAGIC + frame(b"S", payload=payload))
+    assert wrong in caught.value.why
+
+
+def test_frame_without_measure_is_refused_before_it_has_come(tmp_path: Path) -> None:
+    merger = Merger({0: 0}, folder=tmp_path)
+    merger.attach(0)
+    with pytest.raises(NodeError, match="the logs of node0 cannot be followed"):
+        merger.feed(0, MAGIC + HEADER.pack(b"L", 0, 0, 2**32 - 1))
+
+
+def test_log_is_not_written_through_a_link(tmp_path: Path) -> None:
+    (tmp_path / "rank3.log").symlink_to(tmp_path / "elsewhere")
+    merger = Merger({3: 1}, folder=tmp_path)
+    merger.attach(1)
+    with pytest.raises(ConfigError, match="cannot write"):
+        merger.feed(1, MAGIC + frame(b"L", 3, 0, b"text"))
+    assert not (tmp_path / "elsewhere").exists()
+
+
+NASTY = r"""
+import os, random, sys, time
+chance = random.Random(int(os.environ['RANK']))
+out = sys.stdout.buffer
+out.write(chance.randbytes(300_000)); out.flush()
+out.write(b'x' * 10_000_000 + b'\n'); out.flush()
+text = ('naïve 😀 ' * 5000 + '\n').encode()
+while text:
+    cut = chance.randrange(1, 5000)
+    out.write(text[:cut]); out.flush(); text = text[cut:]
+    time.sleep(0.005)
+for number in range(20_000): out.write(b'line %d\n' % number)
+out.write(b'no newline at the end'); out.flush()
+"""
+
+
+def test_several_followers_get_every_byte(fleet: "Fleet", tmp_path: Path) -> None:
+    fleet.launch(NASTY)
+    nodes = {rank.rank: rank.node for rank in fleet.ranks}
+    mergers = [Merger(nodes, folder=tmp_path / name) for name in ("early", "late")]
+    shown = fleet.follow(mergers[0], 0) + fleet.follow(mergers[0], 1) + mergers[0].finish()
+    for node in (0, 1):
+        fleet.follow(mergers[1], node)
+    assert all(merger.ended(node) for merger in mergers for node in (0, 1))
+    for rank in range(4):
+        there = hashlib.sha256(fleet.log(rank)).hexdigest()
+        assert len(fleet.log(rank)) > 10_300_000
+        for name in ("early", "late"):
+            assert hashlib.sha256((tmp_path / name / f"rank{rank}.log").read_bytes()).hexdigest() == there
+        label = b"[rank %d @ node%d] " % (rank, nodes[rank])
+        assert label + b"x" * 100 not in shown.replace(b"x" * 10_000_000, b"")
+        assert shown.count(label + b"line ") == 20_000
+        assert label + b"no newline at the end\n" in shown
+
+
+PAUSES = r"""
+import sys, time
+for number in range(60_000): print('line', number)
+sys.stdout.write('Name: '); sys.stdout.flush()
+time.sleep(600)
+"""
+
+
+def test_only_a_pause_of_the_rank_itself_tears_its_line(fleet: "Fleet", tmp_path: Path) -> None:
+    fleet.launch(PAUSES)
+    clock = Clock()
+    merger = Merger({rank.rank: rank.node for rank in fleet.ranks}, folder=tmp_path, clock=clock)
+    process = fleet.start(1, messages.Follow(job="job", offsets=merger.attach(1)))
+    assert process.stdout is not None
+    shown = b""
+    while shown.count(b"Name: ") < 2:
+        clock.now += 5  # a network or a machine that stalls at every piece
+        shown += merger.feed(1, os.read(process.stdout.fileno(), 100_000))
+    process.kill()
+    process.communicate()
+    for rank in (2, 3):
+        label = b"[rank %d @ node1] " % rank
+        lines = [line for line in shown.splitlines(keepends=True) if line.startswith(label)]
+        expected = [b"line %d\n" % number for number in range(60_000)]
+        assert lines == [label + line for line in [*expected, b"Name: \n"]]
+
+
+@pytest.mark.prove
+def test_follower_that_dies_or_does_not_read_holds_nothing_up(fleet: "Fleet", tmp_path: Path) -> None:
+    fleet.launch("for number in range(200_000): print('line', number)\n")
+    request = messages.Follow(job="job", offsets={})
+    deaf = fleet.start(0, request)
+    dead = fleet.start(0, request)
+    assert dead.stdout is not None
+    os.read(dead.stdout.fileno(), 10)
+    dead.kill()
+    assert fleet.wait().state == "succeeded"
+    deaf.kill()
+    for process in (deaf, dead):
+        process.communicate()
+
+
+@pytest.mark.prove
+def test_silent_job_is_followed_by_heartbeats(fleet: "Fleet") -> None:
+    fleet.launch("import time\ntime.sleep(600)\n")
+    process = fleet.start(1, messages.Follow(job="job", offsets={2: 0, 3: 0}))
+    assert process.stdout is not None
+    stream, kinds = Stream(), b""
+    while kinds.count(b"H") < 2:
+        kinds += b"".join(found.kind for found in stream.feed(os.read(process.stdout.fileno(), 1 << 16)))
+    assert b"L" not in kinds
+    assert b"E" not in kinds
+    process.kill()
+    process.communicate()
+
+
+def test_killed_job_is_followed_to_its_end(fleet: "Fleet", tmp_path: Path) -> None:
+    """One that is killed with something unread resets its connection, which the network may have done."""
+    fleet.launch("print('up', flush=True)\nimport time\ntime.sleep(600)\n", heartbeat_timeout="5s")
+    from tests.support.fleet import until
+
+    until(fleet.up)
+    for pid in fleet.supervisors(1):
+        os.kill(pid, 9)  # the guard, too
+    merger = Merger({rank.rank: rank.node for rank in fleet.ranks}, folder=tmp_path)
+    shown = fleet.follow(merger, 1) + fleet.follow(merger, 0)
+    assert b"[rank 3 @ node1] up\n" in shown
+    assert [merger.documents[node].state for node in (0, 1)] == ["failed", "interrupted"]
+    until(lambda: fleet.processes() == [])
+
+
+def test_the_last_lines_are_about_equally_many_of_each_rank() -> None:
+    ranks = {rank: [b"[rank %d @ node0] line %d\n" % (rank, n) for n in range(100)] for rank in (0, 1, 2)}
+    shown = [b"".join(lines) for lines in ranks.values()]
+    assert last_lines(shown, 7) == b"".join((*ranks[0][-2:], *ranks[1][-2:], *ranks[2][-3:]))
+    assert last_lines([*shown[:1], *ranks[2][:1]], 20) == b"".join((*ranks[0][-19:], ranks[2][0]))
+    assert last_lines(shown, 2) == b"".join((ranks[1][-1], ranks[2][-1]))
+    assert last_lines(shown, 1000) == b"".join(shown)
+    assert last_lines([], 5) == b""
+
+
+@pytest.mark.parametrize(
+    ("text", "count", "tail"),
+    [
+        (b"", 3, b""),
+        (b"one\n", 3, b"one\n"),
+        (b"one\ntwo\nthree\n", 2, b"two\nthree\n"),
+        (b"one\ntwo\nthree", 2, b"two\nthree"),
+        (b"\n\n\n", 2, b"\n\n"),
+        (b"one\ntwo\n", 2, b"one\ntwo\n"),
+        (b"a" * (5 << 20), 1, b"a" * (4 << 20)),
+    ],
+)
+def test_the_tail_of_a_log_is_found_from_its_end(
+    tmp_path: Path, text: bytes, count: int, tail: bytes
+) -> None:
+    path = tmp_path / "rank0.log"
+    path.write_bytes(text)
+    with path.open("rb") as log:
+        assert text[tail_start(log.fileno(), count) :] == tail
+
+
+def test_a_tail_is_shown_from_where_it_begins_and_never_written(tmp_path: Path) -> None:
+    merger = Merger({3: 1}, folder=tmp_path / "logs", tail=2)
+    assert merger.attach(1) == {3: 0}
+    assert merger.feed(1, MAGIC + frame(b"L", 3, 10_000_000_000, b"two\nthr")) == LABEL + b"two\n"
+    assert merger.attach(1) == {3: 10_000_000_007}  # a connection that breaks goes on there
+    assert merger.feed(1, MAGIC + frame(b"L", 3, 10_000_000_007, b"ee\n")) == LABEL + b"three\n"
+    with pytest.raises(NodeError, match="left 1 bytes of rank 3 out"):
+        merger.feed(1, frame(b"L", 3, 10_000_000_011, b"four\n"))
+    assert not (tmp_path / "logs").exists()
+
+
+def test_a_node_sends_the_tail_alone(fleet: "Fleet", tmp_path: Path) -> None:
+    fleet.run("for number in range(100_000): print('line', number)\n")
+    process = fleet.start(1, messages.Follow(job="job", offsets={2: 0, 3: 0}, to_the_end=False, tail=3))
+    sent = [found for found in Stream().feed(process.communicate()[0]) if found.kind == b"L"]
+    assert [(found.rank, found.offset) for found in sent] == [
+        (2, len(fleet.log(2)) - 33),
+        (3, len(fleet.log(3)) - 33),
+    ]
+    assert {found.payload for found in sent} == {b"line 99997\nline 99998\nline 99999\n"}
+    merger = Merger({rank.rank: rank.node for rank in fleet.ranks}, folder=tmp_path, tail=2)
+    assert fleet.follow(merger, 0) == b"".join(
+        b"[rank %d @ node0] line 9999%d\n" % (rank, n) for rank in (0, 1) for n in (8, 9)
+    )

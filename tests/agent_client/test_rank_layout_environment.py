@@ -1,0 +1,152 @@
+"""Layouts, environments and placeholders."""
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from awsddp.agent_client.rank_layout import (
+    PLACEHOLDERS,
+    Rank,
+    Rendezvous,
+    defaults,
+    expand,
+    fill,
+    identity,
+    layout,
+    ranks_text,
+)
+from awsddp.errors import UsageError
+from awsddp.settings.spec import JobSection, JobSpec
+
+if TYPE_CHECKING:
+    from tests.support.fleet import Fleet
+
+MEETING = Rendezvous(job="job", master_addr="10.0.0.1", master_port=29400)
+RANK = Rank(rank=3, local_rank=1, node=1, node_rank=1, world_size=4, local_world_size=2, nnodes=2)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "gpus", "asked", "places"),
+    [
+        ([0, 1], 8, {}, [(node, local) for node in (0, 1) for local in range(8)]),
+        ([0, 1], 0, {}, [(0, 0), (0, 1), (1, 0), (1, 1)]),
+        ([0, 1], 8, {"world_size": 4}, [(0, 0), (0, 1), (1, 0), (1, 1)]),
+        ([0, 1], 8, {"nproc_per_node": 1}, [(0, 0), (1, 0)]),
+        ([0, 2, 5], 8, {"world_size": 2, "nproc_per_node": 1}, [(0, 0), (2, 0)]),
+        ([0, 1, 2], 8, {"world_size": 4, "nproc_per_node": 2}, [(0, 0), (0, 1), (1, 0), (1, 1)]),
+        ([0, 1], 8, {"world_size": 1}, [(0, 0)]),
+        ([0], 0, {"world_size": 16}, [(0, local) for local in range(16)]),
+    ],
+)
+def test_ranks_are_laid_out_contiguously_by_node(
+    nodes: list[int], gpus: int, asked: dict[str, int], places: list[tuple[int, int]]
+) -> None:
+    ranks = layout(nodes, gpus=gpus, **asked)
+    assert [(rank.node, rank.local_rank) for rank in ranks] == places
+    assert [rank.rank for rank in ranks] == list(range(len(places)))
+    assert {rank.world_size for rank in ranks} == {len(places)}
+    assert {rank.nnodes for rank in ranks} == {len({node for node, _ in places})}
+    assert all(rank.rank == rank.node_rank * rank.local_world_size + rank.local_rank for rank in ranks)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "asked", "named"),
+    [
+        (8, {"world_size": 5}, "--world-size 4 or 6"),
+        (8, {"world_size": 18}, "a node has 8 GPUs"),
+        (1, {"nproc_per_node": 2}, "a node has 1 GPU\n"),
+        (8, {"world_size": 5, "nproc_per_node": 2}, "fit: 2, 4"),
+        (8, {"world_size": 8, "nproc_per_node": 2}, "fit: 2, 4"),
+    ],
+)
+def test_size_that_does_not_fit_is_refused_and_told_what_does(
+    gpus: int, asked: dict[str, int], named: str
+) -> None:
+    with pytest.raises(UsageError) as refused:
+        layout([0, 1], gpus=gpus, **asked)
+    assert named in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("{rank}", "3"),
+        ("--local_rank={local_rank}", "--local_rank=1"),
+        ("train_rank{rank}.py", "train_rank3.py"),
+        ("tcp://{master_addr}:{master_port}", "tcp://10.0.0.1:29400"),
+        ("{node_rank}/{nnodes} {world_size} {local_world_size}", "1/2 4 2"),
+        ('{{"a": {{"b": {rank}}}}}', '{"a": {"b": 3}}'),
+        ("{{rank}}", "{rank}"),
+        ("", ""),
+        ("no braces $(x) 'y'", "no braces $(x) 'y'"),
+    ],
+)
+def test_placeholders_are_filled_in(text: str, expected: str) -> None:
+    assert expand(text, RANK, rendezvous=MEETING, folder="/job") == expected
+
+
+@pytest.mark.parametrize("text", ["{ranks}", "{", "}", '{"a": 1}', "{}", "{rank:02d}", "{rank!r}", "{ rank}"])
+def test_unknown_placeholder_is_refused_and_the_way_out_named(text: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        expand(text, RANK, rendezvous=MEETING, folder="/job")
+    assert "{local_rank}" in refused.value.why
+    assert "{{" in refused.value.next
+
+
+def test_init_file_is_for_a_single_node() -> None:
+    (alone,) = layout([4], gpus=0, world_size=1)
+    assert expand("file://{init_file}", alone, rendezvous=MEETING, folder="/job") == "file:///job/init"
+    with pytest.raises(UsageError, match="single node"):
+        expand("{init_file}", RANK, rendezvous=MEETING, folder="/job")
+
+
+def test_every_placeholder_that_is_named_is_filled_in() -> None:
+    (alone,) = layout([0], gpus=0, world_size=1)
+    for name in PLACEHOLDERS:
+        assert "{" not in expand(
+            f"{{{name}}}", alone, rendezvous=MEETING, folder="/job", resume="/checkpoint", data="/data"
+        )
+
+
+def test_users_variables_win_over_all_but_the_ranks_identity(fleet: "Fleet") -> None:
+    mine = {"NCCL_SOCKET_IFNAME": "eth", "WORLD_SIZE": "99", "X": "1", "AWSDDP_RUN_DIR": "/mine"}
+    found = fleet.requests("main.py", variables=mine)[1].processes[0].environment
+    assert (found["NCCL_SOCKET_IFNAME"], found["X"], found["WORLD_SIZE"]) == ("eth", "1", "4")
+    assert (found["GLOO_SOCKET_IFNAME"], found["AWSDDP_RUN_DIR"]) == ("lo", f"{fleet.folder(1)}/run")
+
+
+def test_group_rank_counts_the_nodes_of_the_job_not_of_the_cluster() -> None:
+    last = layout([2, 5], gpus=0)[-1]
+    found = identity(last, rendezvous=MEETING, folder="/job")
+    assert (last.node, found["GROUP_RANK"], found["GROUP_WORLD_SIZE"]) == (5, "1", "2")
+
+
+def test_one_process_of_a_node_keeps_all_threads() -> None:
+    assert "OMP_NUM_THREADS" not in defaults(1)
+    assert defaults(2)["OMP_NUM_THREADS"] == "1"
+
+
+def test_placeholders_of_a_nodes_command_are_filled_in_and_the_shells_braces_stay() -> None:
+    rank = layout([0, 3], gpus=0, nproc_per_node=1)[1]
+    for text, filled in (
+        ("{node_rank}/{nnodes} tcp://{master_addr}:{master_port}", "1/2 tcp://10.0.0.1:29400"),
+        ("awk '{print $1}' ${rank} {1..3} {{rank}} {init_file}", None),
+    ):
+        assert fill(text, rank, rendezvous=MEETING) == (filled or text)
+
+
+@pytest.mark.parametrize(
+    ("asked", "gpus", "on_ec2", "said"),
+    [
+        ({}, 2, 2, "4 ranks: 2 nodes x 2 GPUs"),
+        ({}, 0, 0, "4 ranks: 2 nodes x 2, without GPUs"),
+        ({}, 0, 1, "4 ranks: 2 nodes x 2, without GPUs; on EC2 2, one per GPU"),
+        ({"world_size": 2}, 0, 8, "2 ranks: job.world_size 2"),
+        ({"nproc_per_node": 1}, 2, 2, "2 ranks: job.nproc_per_node 1"),
+    ],
+)
+def test_the_number_of_ranks_is_told_with_its_reason(
+    asked: dict[str, int], gpus: int, on_ec2: int, said: str
+) -> None:
+    ranks = layout([0, 1], gpus=gpus, **asked)
+    assert ranks_text(JobSpec(job=JobSection(**asked)), ranks, gpus=gpus, on_ec2=on_ec2) == said

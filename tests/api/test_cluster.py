@@ -1,0 +1,154 @@
+"""The Python API in a local cloud: consent, errors, events; and that importing it costs nothing."""
+
+import os
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import awsddp
+from awsddp.nodes.fabric_group import fabric_group
+from awsddp.nodes.login import Endpoint, Login
+from tests.support.lab import Lab
+
+
+@pytest.fixture(scope="module")
+def records(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    """A lab whose local cloud keeps records only."""
+    made = Lab(tmp_path_factory.mktemp("api"))
+    assert made.run("local", "start", "--no-hosts").returncode == 0
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def here(records: Lab, monkeypatch: pytest.MonkeyPatch) -> Lab:
+    """This process in the lab's home and project."""
+    for key in [key for key in os.environ if key not in records.environ]:
+        monkeypatch.delenv(key)
+    for key, value in records.environ.items():
+        monkeypatch.setenv(key, value)
+    monkeypatch.chdir(records.project)
+    return records
+
+
+def test_a_cluster_is_planned_made_found_again_and_ended_without_a_word(
+    here: Lab, capfd: pytest.CaptureFixture[str]
+) -> None:
+    events: list[awsddp.Event] = []
+    cluster = awsddp.Cluster("demo", local=True, on_event=events.append)
+    plan = cluster.plan(nodes=3, instance_type="g6.12xlarge")
+    assert plan.price_usd_per_hour == plan.launch.price_usd_per_hour
+    assert "<td>3 x g6.12xlarge, 4 GPUs each</td>" in plan._repr_html_()
+    assert cluster.up(plan)["state"] == "ready"
+    again = awsddp.Cluster("demo")
+    assert [node["node"] for node in again.status()["nodes"]] == [0, 1, 2]
+    assert again.up(nodes=2)["state"] == "ready"
+    with pytest.raises(awsddp.ConfigError, match="cluster demo already exists"), awsddp.run("demo"):
+        pass
+    assert cluster.down()["state"] == "absent"
+    assert {event.who for event in events} >= {"", "node0"}
+    assert capfd.readouterr() == ("", "")
+
+
+def test_events_of_up_and_down_arrive_on_the_thread_that_calls_them(here: Lab) -> None:
+    threads: dict[threading.Thread, list[str]] = {}
+
+    def on_event(event: awsddp.Event) -> None:
+        threads.setdefault(threading.current_thread(), []).append(event.text)
+
+    cluster = awsddp.Cluster("called", local=True, on_event=on_event)
+    cluster.up(nodes=2)
+    cluster.status()
+    cluster.down()
+    (texts,) = threads.values()
+    assert list(threads) == [threading.current_thread()]
+    kinds = {re.sub(r" \S+ (?=imported|made)", " ", text) for text in texts}
+    assert kinds >= {"key pair imported", "security group made", "placement group made"}
+
+
+def test_an_error_recommends_commands_that_select_its_cluster(here: Lab) -> None:
+    cluster = awsddp.Cluster("missing", local=True)
+    for call in (cluster.jobs, cluster.train, lambda: cluster.job("j")):
+        with pytest.raises(awsddp.NotFoundError) as refused:
+            call()
+        assert refused.value.next.startswith("awsddp -c missing up --local")
+
+
+def test_run_ends_on_leaving_and_keeps_the_error_of_its_block(here: Lab) -> None:
+    with pytest.raises(ZeroDivisionError), awsddp.run("short", nodes=2, local=True) as cluster:
+        assert cluster.status()["idle"] == "10m"
+        1 / 0  # noqa: B018
+    assert cluster.status()["state"] == "absent"
+
+
+def test_unknown_keyword_and_invalid_name_are_errors_of_the_command_line(here: Lab) -> None:
+    with pytest.raises(awsddp.UsageError, match="unknown keyword 'node'") as refused:
+        awsddp.Cluster("demo", local=True).plan(node=2)  # type: ignore[call-arg]
+    assert refused.value.next == "did you mean 'nodes'?"
+    with pytest.raises(awsddp.ConfigError):
+        awsddp.Cluster("no name")
+
+
+def test_up_needs_consent_to_a_price_unless_the_cloud_is_local(here: Lab) -> None:
+    from awsddp.api.cluster import consent
+
+    local = awsddp.Cluster("priced", local=True)
+    plan = local.plan(nodes=2)
+    remote = awsddp.Cluster("priced")
+    consent(local.session, None)(plan.launch)
+    with pytest.raises(awsddp.UsageError, match="needs consent to a price") as refused:
+        consent(remote.session, None)(plan.launch)
+    assert "max_price_usd" in refused.value.next
+    price = plan.price_usd_per_hour
+    assert price is not None
+    consent(awsddp.Cluster("priced", max_price_usd=price).session, None)(plan.launch)
+    with pytest.raises(awsddp.UsageError, match="the price is now"):
+        consent(awsddp.Cluster("priced", max_price_usd=price - 1).session, None)(plan.launch)
+
+
+@pytest.mark.prove
+def test_methods_work_on_any_thread(here: Lab) -> None:
+    states: list[str] = []
+    threads = [
+        threading.Thread(
+            target=lambda name: states.append(awsddp.Cluster(name, local=True).up(nodes=2)["state"]),
+            args=(name,),
+        )
+        for name in ("one", "two")
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert states == ["ready", "ready"]
+    for name in ("one", "two"):
+        awsddp.Cluster(name, local=True).down()
+
+
+def test_importing_awsddp_costs_no_more_than_half_an_import_of_click_beside_it() -> None:
+    def seconds(module: str) -> float:
+        words = [sys.executable, "-X", "importtime", "-c", f"import {module}"]
+        lines = subprocess.run(words, capture_output=True, text=True, check=True).stderr.splitlines()
+        (own,) = [line for line in lines if line.rpartition("|")[2].rstrip() == f" {module}"]
+        return float(re.findall(r"\d+", own)[1])
+
+    pairs = [(seconds("awsddp"), seconds("click")) for _ in range(3)]
+    assert min(own for own, _ in pairs) <= 1.5 * min(click for _, click in pairs)
+
+
+def test_the_package_is_typed_and_lists_its_names() -> None:
+    assert Path(awsddp.__file__).with_name("py.typed").is_file()
+    for name in dir(awsddp):
+        assert getattr(awsddp, name) is not None
+
+
+def test_a_fabric_group_without_a_jump_host_has_no_gateway(tmp_path: Path) -> None:
+    login = Login(key=tmp_path / "key", known_hosts=tmp_path / "known", ssh_config=tmp_path / "config")
+    node = Endpoint(node=0, instance_id="i-1", host="10.0.0.1", port=2222, user="ubuntu")
+    (one,) = fabric_group([node], login)
+    assert (one.host, one.port, one.user, one.gateway) == ("10.0.0.1", 2222, "ubuntu", None)

@@ -1,0 +1,402 @@
+"""What is read before a plan is made, and how AWS's refusals are told."""
+
+import json
+from contextlib import suppress
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from botocore.exceptions import ClientError
+from moto.core import DEFAULT_ACCOUNT_ID
+
+from awsddp.aws import plan_facts as facts_module
+from awsddp.aws.api_errors import translate
+from awsddp.aws.client import Aws, Call, Trail
+from awsddp.aws.plan_facts import enabled_regions, gather
+from awsddp.compat.types import GPU_TYPES, QUOTA_G, QUOTA_P
+from awsddp.errors import AwsddpError, CapacityError, CloudError, ConfigError
+from awsddp.model.records import Target, TargetName
+from awsddp.plan.records import names
+from awsddp.settings.spec import ClusterSpec, NetworkSection
+from tests.support.http_answers import BAD_ANSWERS, CUT, answering
+from tests.support.moto_cloud import IDS, Cloud, Launcher, plan_for, spec
+
+
+def test_a_plan_can_be_made_from_what_is_read(aws: Aws, cloud: Cloud) -> None:
+    facts = gather(aws, spec(), caller_address="10.77.0.1", target="local")
+    assert facts.region == "us-east-1"
+    assert facts.image.pretends
+    assert facts.image.ssh_user == "ubuntu"
+    assert "us-east-1a" in facts.offers["g6.48xlarge"]
+    assert facts.callers == ("10.77.0.1/32",)
+    assert {subnet.zone for subnet in facts.subnets} >= {"us-east-1a", "us-east-1b"}
+    assert facts.quotas == {QUOTA_P[0]: None, QUOTA_G[0]: None}
+
+
+def test_reading_changes_nothing(aws: Aws, cloud: Cloud) -> None:
+    gather(aws, spec(instance_type="p2.8xlarge"), caller_address="10.77.0.1")
+    assert {name for name, _ in cloud.requests} <= {
+        "GetCallerIdentity",
+        "DescribeInstanceTypeOfferings",
+        "DescribeInstanceTypes",
+        "DescribeImages",
+        "DescribeInstances",
+        "DescribeRouteTables",
+        "DescribeSubnets",
+        "GetServiceQuota",
+        "GetProducts",
+    }
+
+
+def test_a_plan_counts_what_runs_of_a_quota_but_for_its_own_cluster(
+    aws: Aws, cloud: Cloud, launcher: Launcher
+) -> None:
+    cloud.quotas[QUOTA_G[0]] = 16.0
+    launcher(plan_for(aws, instance_type="g5.xlarge"))  # 2 x 4 vCPUs
+    off = launcher(plan_for(aws, instance_type="g6.xlarge", nodes=1), ids=names("demo", "ffffffff"))
+    aws.call("StopInstances", {"InstanceIds": [node.instance_id for node in off]})
+    fitting = plan_for(aws, instance_type="g5.xlarge")
+    assert "8 of 16 vCPUs, of which 8 are in use" in fitting.quota
+    with pytest.raises(CloudError) as caught:
+        plan_for(aws, instance_type="g5.2xlarge")
+    assert caught.value.kind == "quota"
+    assert "allows 16 vCPUs in us-east-1, of which 8 are in use" in caught.value.why
+    assert "awsddp up --nodes 2 --instance-type" in caught.value.next
+    own = gather(aws, spec(), caller_address="10.77.0.1", cluster_id=IDS["cluster_id"])
+    assert own.used_vcpus == {}
+
+
+def test_instances_that_may_not_be_listed_count_nothing(aws: Aws, cloud: Cloud) -> None:
+    cloud.fail("DescribeInstances", "UnauthorizedOperation")
+    assert gather(aws, spec(), caller_address="10.77.0.1").used_vcpus == {}
+
+
+def test_p2_is_asked_for_as_it_is_and_the_refusal_says_what_takes_its_place(aws: Aws) -> None:
+    with pytest.raises(CloudError) as caught:
+        plan_for(aws, instance_type="p2.8xlarge")
+    assert "2025-03-30" in caught.value.why
+    assert "InvalidInstanceType" in caught.value.why
+    assert "g6.48xlarge" in caught.value.next
+
+
+def test_a_type_the_table_lacks_is_described_by_ec2(aws: Aws, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(GPU_TYPES, "g7.48xlarge")
+    plan = plan_for(aws, instance_type="g7.48xlarge")
+    assert (plan.kind.gpus, plan.kind.gpu) == (8, "RTX PRO 4500")
+    assert plan.price_usd_per_hour is None
+    assert "unknown price for g7.48xlarge" in plan.warnings
+
+
+def test_images_are_found_by_id_name_and_parameter(aws: Aws, cloud: Cloud) -> None:
+    old = cloud.add_image("My Training Image 1")
+    new = cloud.add_image("My Training Image 2 (Amazon Linux 2023)", parameter="/team/image")
+    for asked, expected in (
+        (old, old),
+        ("My Training Image *", new),
+        ("/team/image", new),
+        ("resolve:ssm:/team/image", new),
+    ):
+        facts = gather(aws, spec(image=asked), caller_address="10.77.0.1")
+        assert facts.image.id == expected
+    assert facts.image.ssh_user == "ec2-user"
+
+
+def test_a_deprecated_image_is_asked_for_only_where_no_other_has_the_name(aws: Aws, cloud: Cloud) -> None:
+    image = cloud.add_image("My Training Image")
+    for asked, counts in (("My Training *", 1), ("No Such *", 2)):
+        cloud.requests.clear()
+        with suppress(ConfigError):
+            assert gather(aws, spec(image=asked), caller_address="10.77.0.1").image.id == image
+        sent = cloud.sent("DescribeImages")
+        assert [form.get("IncludeDeprecated") for form in sent] == [None, "true"][:counts]
+
+
+def test_of_the_images_of_a_name_the_newest_torch_is_taken_before_the_newest_date(
+    aws: Aws, cloud: Cloud
+) -> None:
+    name = "Deep Learning OSS Nvidia Driver AMI GPU PyTorch {} (Ubuntu 24.04) {}"
+    new = cloud.add_image(name.format("2.13", "20260901"))
+    cloud.add_image(name.format("2.9", "20261101"))
+    assert gather(aws, spec(image=name.format("*", "*")), caller_address="10.77.0.1").image.id == new
+
+
+NAME = "Deep Learning OSS Nvidia Driver AMI GPU PyTorch {} (Ubuntu {}) {}"
+
+
+def test_the_default_image_is_the_newest_that_the_table_has_and_needs_no_right_in_ssm(
+    aws: Aws, cloud: Cloud
+) -> None:
+    known = cloud.add_image(NAME.format("2.13", "26.04", "20260829"))
+    cloud.add_image(NAME.format("2.13.0", "24.04", "20260830"))  # a pair that the table lacks
+    strange = NAME.format("2.99", "28.04", "20260901")
+    cloud.add_image(strange)
+    cloud.fail("GetParameters", "AccessDeniedException")
+    plan = plan_for(aws, instance_type="g6.xlarge")
+    assert plan.image.id == known
+    assert (plan.image.shown.torch, plan.image.shown.cuda, plan.image.shown.driver) == ("2.13", "13.0", 595)
+    assert f"a newer image is not known to this version of awsddp: {strange}" in plan.warnings
+    assert not cloud.sent("GetParameters")
+
+
+def test_an_image_that_only_looks_like_amazons_is_not_the_default(aws: Aws, cloud: Cloud) -> None:
+    before = gather(aws, spec(), caller_address="10.77.0.1").image.id
+    copied = cloud.add_image(NAME.format("2.13", "26.04", "20260829"))
+    cloud.backend.amis[copied].owner_alias = None
+    cloud.backend.amis[copied].owner_id = DEFAULT_ACCOUNT_ID
+    assert gather(aws, spec(), caller_address="10.77.0.1").image.id == before
+
+
+def test_an_image_with_a_torch_that_the_table_lacks_is_taken_with_a_warning(aws: Aws, cloud: Cloud) -> None:
+    cloud.add_image(NAME.format("2.99", "28.04", "20260901"))
+    plan = plan_for(aws, instance_type="g6.xlarge", image=NAME.format("*", "*", "*"))
+    assert plan.image.shown.torch == "2.99"
+    assert any("does not know PyTorch 2.99's image" in warning for warning in plan.warnings)
+
+
+def test_an_image_whose_name_does_not_tell_the_login_user_is_taken_with_a_warning(
+    aws: Aws, cloud: Cloud
+) -> None:
+    cloud.add_image("My Training Image 1")
+    plan = plan_for(aws, instance_type="g6.xlarge", image="My Training *")
+    assert plan.ssh_user == "ubuntu"
+    assert any("access.user=NAME" in warning for warning in plan.warnings)
+
+
+@pytest.mark.parametrize(
+    ("answers", "asked", "told"),
+    [
+        ("none to ANY_OF", ["ANY_OF", "TERM_MATCH"], ("AWS Pricing API", 9.0)),
+        ("to all", ["ANY_OF"], ("AWS Pricing API", 9.0)),
+        ("none", ["ANY_OF", "TERM_MATCH"], ("list price of us-east-1", 0.8048)),
+        ("denied", ["ANY_OF"], ("list price of us-east-1", 0.8048)),
+    ],
+)
+def test_one_type_is_asked_for_alone_where_many_at_once_bring_no_price(
+    aws: Aws, cloud: Cloud, answers: str, asked: list[str], told: tuple[str, float]
+) -> None:
+    cloud.prices = {} if answers == "none" else {"g6.xlarge": 9.0}
+    cloud.knows_any_of = answers != "none to ANY_OF"
+    if answers == "denied":
+        cloud.fail("GetProducts", "AccessDeniedException")
+    plan = plan_for(aws, instance_type="g6.xlarge", nodes=1)
+    assert (plan.price.source, plan.price.machines) == told
+    assert cloud.asked_prices == ([] if answers == "denied" else asked)
+    assert len(cloud.sent("GetProducts")) == len(asked)
+    assert len(",".join(GPU_TYPES)) <= 1024  # what the model allows as a filter's value
+
+
+@pytest.mark.parametrize("asked", ["ami-0123456789abcdef0", "No Such Image*", "/no/such/parameter"])
+def test_an_image_that_is_not_there_names_the_key(aws: Aws, asked: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        gather(aws, spec(image=asked), caller_address="10.77.0.1")
+    assert "cluster.image" in caught.value.message
+    assert asked in caught.value.message
+
+
+def test_the_address_is_not_asked_for_where_it_is_given(aws: Aws, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def answer(source: str) -> str | None:
+        asked.append(source)
+        return "203.0.113.7"
+
+    monkeypatch.setattr(facts_module, "_ask_address", answer)
+    closed = ClusterSpec(name="demo", network=NetworkSection(ssh_cidr=("198.51.100.0/24",)))
+    assert gather(aws, closed, caller_address=None).callers == ()
+    assert gather(aws, spec(), caller_address="10.77.0.1").callers == ("10.77.0.1/32",)
+    assert asked == []
+    assert gather(aws, spec(), caller_address=None).callers == ("203.0.113.7/32",)
+    assert sorted(asked) == sorted(facts_module.ADDRESS_SOURCES)
+
+
+@pytest.mark.parametrize("raw", [*BAD_ANSWERS, CUT.replace(b"99", b"6") + b"<html>"])
+def test_an_answer_that_is_cut_or_no_address_is_no_address(raw: bytes) -> None:
+    with answering(raw) as source:
+        assert facts_module._ask_address(source) is None
+    with answering(CUT.replace(b"99", b"12") + b"203.0.113.7\n") as source:
+        assert facts_module._ask_address(source) == "203.0.113.7"
+
+
+def test_the_enabled_regions_are_listed(aws: Aws) -> None:
+    assert {"us-east-1", "eu-central-1"} <= set(enabled_regions(aws))
+
+
+def test_a_refusal_says_what_why_and_what_next(aws: Aws, cloud: Cloud) -> None:
+    cases = (
+        ("UnauthorizedOperation", "permission denied: DescribeSubnets"),
+        ("ExpiredToken", "expired"),
+        ("AuthFailure", "rejected the credentials"),
+        ("OptInRequired", "refused DescribeSubnets"),
+    )
+    for code, told in cases:
+        cloud.fail("DescribeSubnets", code)
+        with pytest.raises(CloudError) as caught:
+            aws.call("DescribeSubnets", {})
+        assert told in caught.value.message
+        assert code in caught.value.why
+        assert caught.value.next
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "kind", "told"),
+    [
+        ("InsufficientHostCapacity", 400, "capacity", "another --instance-type"),
+        ("InsufficientCapacity", 500, "capacity", "another --instance-type"),
+        ("InsufficientReservedInstanceCapacity", 400, "capacity", "another --instance-type"),
+        ("VolumeLimitExceeded", 400, "quota", "aws service-quotas list-service-quotas"),
+        ("SecurityGroupLimitExceeded", 400, "quota", "aws service-quotas list-service-quotas"),
+        ("AddressLimitExceeded", 400, "quota", "aws service-quotas list-service-quotas"),
+        ("VcpuLimitExceeded", 400, "quota", "awsddp doctor --request-quota"),
+        ("RequestLimitExceeded", 503, "throttled", "wait a minute"),
+    ],
+)
+def test_each_word_of_ec2_for_a_lack_of_machines_or_a_limit_has_its_kind_and_next_step(
+    code: str, status: int, kind: str, told: str
+) -> None:
+    reply: Any = {"Error": {"Code": code, "Message": "no"}, "ResponseMetadata": {"HTTPStatusCode": status}}
+    error = translate(ClientError(reply, "RunInstances"), "RunInstances", where="us-east-1")
+    assert error.kind == kind
+    assert told in error.next
+
+
+def test_a_start_without_capacity_is_sent_once(aws: Aws, cloud: Cloud) -> None:
+    cloud.fail("StartInstances", "InsufficientInstanceCapacity", status=500)
+    with pytest.raises(CapacityError):
+        aws.call("StartInstances", {"InstanceIds": ["i-0123456789abcdef0"]})
+    assert len(cloud.sent("StartInstances")) == 1
+
+
+DENIED = (
+    "You are not authorized to perform this operation. User: arn:aws:iam::1:user/ann is not authorized to"
+)
+BLOB = "4Ou6SyWJ" * 200
+
+
+def test_a_denial_is_cut_before_its_encoded_message_which_the_trail_keeps(
+    aws: Aws, cloud: Cloud, tmp_path: Path
+) -> None:
+    text = f"{DENIED} perform: ec2:StopInstances. Encoded authorization failure message: {BLOB}"
+    cloud.fail("StopInstances", "UnauthorizedOperation", message=text)
+    with pytest.raises(CloudError) as refused:
+        Aws(cloud.target, on_call=Trail(tmp_path)).call("StopInstances", {"InstanceIds": ["i-1"]})
+    assert refused.value.why == f"UnauthorizedOperation: {DENIED} perform: ec2:StopInstances."
+    assert json.loads((tmp_path / "calls.jsonl").read_text())["encoded"] == BLOB
+
+
+@pytest.fixture
+def of_an_account(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let targets without an endpoint of their own lead to the cloud, as they do to AWS."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL", cloud.endpoint)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
+
+
+@pytest.mark.usefixtures("of_an_account")
+@pytest.mark.parametrize("code", ["AuthFailure", "InvalidClientTokenId"])
+@pytest.mark.parametrize(("region", "closed"), [("af-south-1", True), ("eu-west-1", False)])
+def test_a_region_that_is_not_enabled_is_told_from_bad_credentials(
+    cloud: Cloud, code: str, region: str, closed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [af_south] = cloud.backend.describe_regions(["af-south-1"])
+    monkeypatch.setattr(af_south, "opt_in_status", "not-opted-in")
+    cloud.fail("GetCallerIdentity", code)
+    with pytest.raises(CloudError) as refused:
+        Aws(Target(region=region)).identity()
+    assert (f"region {region} is not enabled" in refused.value.message) == closed
+    assert (f"aws account enable-region --region-name {region}" in refused.value.next) == closed
+    assert ("rejected the credentials" in refused.value.message) != closed
+
+
+@pytest.mark.usefixtures("of_an_account")
+def test_credentials_that_are_good_nowhere_are_told_as_such(cloud: Cloud) -> None:
+    cloud.fail("GetCallerIdentity", "AuthFailure")
+    cloud.fail("DescribeRegions", "AuthFailure")
+    with pytest.raises(CloudError, match="AWS rejected the credentials"):
+        Aws(Target(region="af-south-1")).identity()
+
+
+@pytest.mark.parametrize("code", ["SignatureDoesNotMatch", "RequestTimeTooSkewed"])
+@pytest.mark.parametrize(("minutes", "told"), [(10, "600 s behind AWS's"), (-10, "600 s ahead of AWS's")])
+def test_a_wrong_clock_is_named_where_aws_refuses_the_signature(minutes: int, told: str, code: str) -> None:
+    now = datetime(2026, 11, 21, 8, 45, tzinfo=UTC)
+    headers = {"date": format_datetime(now + timedelta(minutes=minutes))}
+    reply: Any = {
+        "Error": {"Code": code, "Message": "Signature expired"},
+        "ResponseMetadata": {"HTTPHeaders": headers, "HTTPStatusCode": 403},
+    }
+    error = translate(ClientError(reply, "RunInstances"), "RunInstances", where="us-east-1", now=now)
+    assert "clock" in error.message
+    assert told in error.why
+    assert "timedatectl" in error.next
+
+
+def test_s3_says_that_a_clock_is_wrong_where_its_answer_has_no_date() -> None:
+    reply: Any = {"Error": {"Code": "RequestTimeTooSkewed", "Message": "The difference is too large"}}
+    error = translate(ClientError(reply, "GetObject"), "GetObject", where="s3://runs/j")
+    assert ("clock" in error.message, error.kind) == (True, "credentials")
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [("SlowDown", "throttled"), ("ServiceUnavailable", "unavailable"), ("RequestTimeout", "unavailable")],
+)
+def test_what_s3_refuses_for_a_moment_may_be_tried_again(code: str, kind: str) -> None:
+    status = 400 if code == "RequestTimeout" else 503
+    reply: Any = {"Error": {"Code": code, "Message": "later"}, "ResponseMetadata": {"HTTPStatusCode": status}}
+    error = translate(ClientError(reply, "GetObject"), "GetObject", where="s3://runs/j")
+    assert (error.kind, error.retryable) == (kind, True)
+
+
+def test_every_call_is_told_with_its_request_id_and_no_secret(cloud: Cloud) -> None:
+    calls: list[Call] = []
+    aws = Aws(cloud.target, on_call=calls.append)
+    cloud.fail("RunInstances", "Unsupported")
+    with pytest.raises(AwsddpError):
+        aws.call("RunInstances", {"UserData": "hidden", "MinCount": 1, "MaxCount": 1, "ImageId": "ami-1"})
+    aws.identity()
+    call, identity = calls
+    assert call.operation == "RunInstances"
+    assert call.parameters["UserData"] == "[REDACTED]"
+    assert "hidden" not in str(call)
+    assert call.error == "Unsupported"
+    assert identity.operation == "GetCallerIdentity"
+    assert identity.request_id
+
+
+@pytest.mark.parametrize(("name", "who"), [("aws", "AWS"), ("local", "the local cloud")])
+def test_an_endpoint_that_is_down_is_an_error_of_its_own(cloud: Cloud, name: TargetName, who: str) -> None:
+    aws = Aws(replace(cloud.target, name=name, endpoint="http://127.0.0.1:9"))
+    with pytest.raises(CloudError, match=f"could not reach {who} for"):
+        aws.identity()
+
+
+def test_no_credentials_say_how_to_get_some() -> None:
+    with pytest.raises(CloudError) as caught:
+        Aws(Target(region="us-east-1")).identity()
+    assert "no AWS credentials" in caught.value.message
+    assert "aws configure" in caught.value.next
+
+
+@pytest.mark.parametrize(
+    ("target", "told"),
+    [
+        (Target(), "no AWS region"),
+        (Target(region="US East; rm -rf"), "unknown AWS region"),
+        (Target(region="us-east-1", profile="nobody"), "nobody"),
+    ],
+)
+def test_a_place_that_is_none_is_a_configuration_error(target: Target, told: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Aws(target).identity()
+    assert told in str(caught.value)
+
+
+def test_keys_of_its_own_make_a_missing_profile_harmless(
+    cloud: Cloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_PROFILE", "nobody")
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    assert Aws(cloud.target).identity().user_id

@@ -1,0 +1,154 @@
+"""`awsddp init`: a few questions at a terminal, none without one."""
+
+import contextlib
+import io
+import os
+import pty
+import re
+import tomllib
+from dataclasses import asdict
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from awsddp.cli.command_line import Globals
+from awsddp.cli.failures import run
+from awsddp.cli.main import cli
+from awsddp.cli.screen import Screen
+from awsddp.errors import UsageError
+from awsddp.model.records import JobRecord
+from tests.support.terminal import CTRL_C, Terminal
+
+
+def started(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, option: str | None, answers: str
+) -> tuple[dict[str, dict[str, object]], str]:
+    """Return what `init` wrote into the folder, and what the terminal showed."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr("sys.argv", ["awsddp", "init", *([option] if option else [])])
+    master, slave = pty.openpty()
+    os.write(master, answers.encode())
+    with os.fdopen(slave) as typed, os.fdopen(os.dup(slave), "w") as shown:
+        monkeypatch.setattr("sys.stdin", typed)
+        monkeypatch.setattr("sys.stderr", shown)
+        assert run(cli) == 0
+        shown.flush()
+        os.set_blocking(master, False)
+        pieces = []
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                pieces.append(os.read(master, 1 << 16))
+    os.close(master)
+    return tomllib.loads((folder / "awsddp.toml").read_text()), b"".join(pieces).decode()
+
+
+@pytest.mark.parametrize(
+    ("option", "env"),
+    [
+        (None, {"file": "needs.txt"}),
+        ("-y", {"file": "needs.txt"}),
+    ],
+)
+def test_questions_are_asked_at_a_terminal_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str | None, env: dict[str, str]
+) -> None:
+    for name in ("train.py", "needs.txt"):
+        (tmp_path / name).touch()
+    written, shown = started(tmp_path, monkeypatch, option, f"\n4\n\n25\n\n{env['file']}\n")
+    script = " train.py" if option else ""
+    last = f"Next: awsddp run --local{script} (free, on this machine), then awsddp plan"
+    assert shown.rfind("\x1b[?25h") > shown.rfind("\x1b[?25l"), "the cursor is back: the screen was closed"
+    assert last in re.sub(r"\x1b\[[?\d]*\w", "", shown).splitlines()
+    if option:
+        assert not any(written.values())
+        return
+    assert written["cluster"] == {"nodes": 4, "instance_type": "g6.xlarge", "budget_usd": 25.0}
+    assert (written["job"], written["env"]) == ({"script": "train.py"}, env)
+
+
+def test_answer_that_cannot_be_right_is_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("train.py", "requirements.txt"):
+        (tmp_path / name).touch()
+    answers = [
+        *("us-est-1", "us-east-1"),
+        *("0", "3"),
+        *("g6.xlrge", "p2.xlarge", "t3.micro,g6.xlarge"),
+        *("-5", "20"),
+        *("tran.py", "abc", "abc"),
+        *("5", "requirments.txt", "requirements.txt"),
+    ]
+    written, shown = started(tmp_path, monkeypatch, None, "\n".join([*answers, ""]))
+    assert written["cluster"] == {
+        "region": "us-east-1",
+        "nodes": 3,
+        "instance_type": "t3.micro,g6.xlarge",
+        "budget_usd": 20.0,
+    }
+    assert (written["job"], written["env"]) == ({"script": "abc"}, {"file": "requirements.txt"})
+    for hint in ("us-east-1", "g6.xlarge", "train.py", "requirements.txt"):
+        assert re.search(rf"Did you mean .*{re.escape(hint)}", shown), shown
+    assert "p2.xlarge is no longer offered by AWS" in shown
+
+
+def test_interrupted_questions_speak_of_no_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = Terminal(tmp_path, {**os.environ, "AWSDDP_HOME": str(tmp_path / "home")}).type(
+        "awsddp init", [("AWS region", "\n"), ("Number of nodes", CTRL_C)]
+    )
+    assert said.code == 130
+    assert said.lines[-1] == "interrupted: no awsddp.toml was written"
+    assert not (tmp_path / "awsddp.toml").exists()
+
+
+@pytest.mark.parametrize(("answer", "sync"), [("y", {"ignore": ["!/data/"]}), ("n", {})])
+def test_folder_of_data_that_git_ignores_is_asked_about_and_sent_after_a_yes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: str, sync: dict[str, object]
+) -> None:
+    for name in ("data/a", "data/b", "runs/a", ".cache/a", "env2/pyvenv.cfg", "src/data/a", "small/a"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        with (tmp_path / name).open("wb") as file:
+            file.truncate(1000 if name == "small/a" else 150_500_000)
+    (tmp_path / ".gitignore").write_text("data/\nruns/\n.cache/\nenv2/\nsmall/\n")
+    written, shown = started(tmp_path, monkeypatch, None, "\n" * 6 + f"{answer}\n")
+    assert written["sync"] == sync
+    assert shown.count("send it to the nodes?") == 1
+    assert "data/ (301 MB) is in .gitignore: send it to the nodes? [y/N]:" in shown
+
+
+def test_home_page_names_the_last_job_where_clusters_have_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    job = JobRecord(job="train-4", state="cancelled", cause=None, ranks=(), home="runs/train-4")
+    (tmp_path / "runs" / "train-4").mkdir(parents=True)
+    (tmp_path / "runs" / "train-4" / "job.json").write_bytes(
+        msgspec.json.encode({"schema": 1, **asdict(job)})
+    )
+    monkeypatch.setattr("sys.argv", ["awsddp"])
+    assert run(cli) == 0
+    shown = capsys.readouterr().out
+    assert "The last job, train-4: cancelled. Its page: awsddp report train-4" in shown
+    assert "To begin:" not in shown
+
+
+def test_down_without_a_terminal_does_not_say_that_something_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    ask = Screen(Globals()).question("Terminate?", "nothing was terminated")
+    with pytest.raises(UsageError) as refused:
+        ask("Cluster ci-a: 2 x g6.xlarge will be terminated.")
+    assert refused.value.message == "needs an answer, and stdin is not a terminal: nothing was done"
+    question = "the question is: Cluster ci-a: 2 x g6.xlarge will be terminated. Terminate?"
+    assert (refused.value.why, refused.value.next) == (question, "pass --yes")
+
+
+def test_home_page_shows_the_cheap_line_first_and_its_rehearsal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    cheap = "train.py --nodes 2 --instance-type g6.xlarge --budget 2"
+    for words in ([], ["--help"]):
+        monkeypatch.setattr("sys.argv", ["awsddp", *words])
+        assert run(cli) == 0
+        lines = [one.strip() for one in capsys.readouterr().out.splitlines() if one.startswith("  ")]
+        shown = [one for one in lines if one.startswith("awsddp ")]
+        assert shown[:2] == [f"awsddp run --local {cheap}", f"awsddp run {cheap}"]

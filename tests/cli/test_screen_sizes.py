@@ -1,0 +1,272 @@
+"""Whole screens of 80x24 and 120x40: the plan and its question, the rows of a run, all that a run says."""
+
+import contextlib
+import fcntl
+import io
+import json
+import os
+import pty
+import struct
+import sys
+import termios
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyte
+import pytest
+
+from awsddp.cli.command_line import Globals
+from awsddp.cli.pages import run_page
+from awsddp.cli.plan_page import launch_question
+from awsddp.cli.screen import Screen
+from awsddp.errors import Interrupted
+from awsddp.model.documents import RunDocument
+from awsddp.model.events import Event
+from awsddp.plan.records import LaunchPlan, Step
+from awsddp.settings.spec import ClusterSpec
+from tests.plan.test_plan import FACTS, plan
+
+RECORDED: dict[str, Any] = json.loads((Path(__file__).parent / "recorded_run.json").read_text())
+"""What `awsddp run --local --nodes 2 --instance-type g6.xlarge` told: events, lines, its document."""
+SIZES = [(80, 24), (120, 40)]
+
+
+class Terminal:
+    """A terminal that stdin, stdout and stderr are; what it showed so far, with what has scrolled away."""
+
+    def __init__(self, columns: int, rows: int) -> None:
+        self.screen = pyte.HistoryScreen(columns, rows, history=1000, ratio=1.0)
+        self.ours, self.theirs = pty.openpty()
+        fcntl.ioctl(self.theirs, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+        modes = termios.tcgetattr(self.theirs)
+        modes[3] &= ~termios.ECHO
+        termios.tcsetattr(self.theirs, termios.TCSANOW, modes)
+        self._feeding = threading.Lock()
+        self._reads = threading.Thread(target=self._read)
+        self._reads.start()
+
+    def _read(self) -> None:
+        stream = pyte.ByteStream(self.screen)
+        with contextlib.suppress(OSError):  # EIO is the end
+            while data := os.read(self.ours, 100_000):
+                with self._feeding:
+                    stream.feed(data)
+
+    def lines(self) -> list[str]:
+        """Return every line that stays, once the program has ended."""
+        self._reads.join(10)
+        gone = [
+            "".join(line[at].data for at in range(self.screen.columns)) for line in self.screen.history.top
+        ]
+        lines = [line.rstrip() for line in (*gone, *self.screen.display)]
+        return lines[: max((at for at, line in enumerate(lines, 1) if line), default=0)]
+
+    def shown(self, until: Callable[[list[str]], bool]) -> list[str]:
+        """Return the lines on the screen, as soon as they are as awaited."""
+        deadline = time.perf_counter() + 10
+        while True:
+            with self._feeding:
+                lines = [line.rstrip() for line in self.screen.display]
+            if until(lines):
+                return lines
+            assert time.perf_counter() < deadline, lines
+            time.sleep(0.01)
+
+
+MakeTerminal = Callable[..., tuple[Terminal, Screen]]
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeTerminal]:
+    """Return what makes a terminal and, with its options, the screen of a verb on it."""
+    with contextlib.ExitStack() as stack:
+
+        def make(columns: int, rows: int, **options: Any) -> tuple[Terminal, Screen]:
+            one = Terminal(columns, rows)
+            for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+                raw = io.FileIO(os.dup(one.theirs), mode)
+                stream = stack.enter_context(io.TextIOWrapper(raw, write_through=mode == "w"))
+                monkeypatch.setattr(sys, name, stream)
+            os.close(one.theirs)
+            for name, value in (("TERM", "xterm"), ("COLUMNS", columns), ("LINES", rows)):
+                monkeypatch.setenv(name, str(value))
+            return one, stack.enter_context(contextlib.closing(Screen(Globals(**options))))
+
+        yield make
+
+
+def left(one: Terminal, show: Screen) -> list[str]:
+    """Return the lines that stay once the verb has ended."""
+    show.close()
+    for stream in (sys.stdin, sys.stdout, sys.stderr):
+        stream.close()
+    return one.lines()
+
+
+def asked(one: Terminal, show: Screen, launch: LaunchPlan) -> list[str]:
+    """Return the lines of the question of `up`, which gets a no."""
+    os.write(one.ours, b"n\n")
+    with contextlib.suppress(Interrupted):
+        launch_question(show, ClusterSpec(name="demo"))(launch)
+    return left(one, show)
+
+
+QUESTION = """\
+2 x g6.48xlarge (8 L4 each), on-demand, in us-east-1: cluster demo
+price    $26.75 per hour (list 2026-07-20), at most $642.11: expires after 24 h
+ends     when idle for 60m, or after 24 h
+image    torch 2.12, CUDA 13.0, Deep Learning OSS Nvidia Driver AMI GPU PyTorch…
+creates  key pair, security group, placement group, 2 instances, 2 disks of 200…
+details: awsddp plan
+Launch this? [y/N]:\
+"""
+
+
+def test_the_plan_and_its_question_are_seven_lines(terminal: MakeTerminal) -> None:
+    assert "\n".join(asked(*terminal(80, 24), plan(nodes=2))) == QUESTION
+
+
+MUCH = {
+    "warnings": ("the AWS credentials end in 2 h, before the nodes do: " + "log in again by then " * 9,) * 8,
+    "cluster": "a-name-of-a-cluster-that-is-as-long-as-it-may-be-0123456789-0123456789",
+    "exists": True,
+    "steps": (
+        Step(do="open", value="203.0.113.7/32", why="203.0.113.7/32 is new, 198.51.100.0/24 is closed"),
+        *(
+            Step(do="end", numbers=(number,), instances=(f"i-{number:017x}",), why="2 nodes requested")
+            for number in range(2, 64)
+        ),
+        Step(do="end", numbers=(0,), instances=("i-1",), why="AWS's status checks report it impaired"),
+        Step(do="launch", numbers=(0, 1), why="node0, node1 ended"),
+        Step(
+            do="expire", instances=("i-1",), value="2026-11-27T00:00:00Z", why="the budget of $2,000,000.00"
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+@pytest.mark.parametrize("cluster", [{"budget_usd": 300.0}, {"spot": True}, {"instance_type": "g5.48xlarge"}])
+def test_a_question_with_much_to_say_is_on_one_screen_with_all_that_ends(
+    terminal: MakeTerminal, cluster: dict[str, Any], columns: int
+) -> None:
+    made = plan(nodes=1, **cluster)
+    launch = replace(made, alternatives=(made,) * 6, **MUCH)
+    lines = asked(*terminal(columns, 24), launch)
+    assert len(lines) <= 24
+    assert lines[-1] == "Do this? [y/N]:"
+    facts = [line for line in lines if not line.startswith(("warning: ", "  "))][:-2]
+    assert len(facts) <= 8
+    assert all(len(line) <= columns for line in facts)
+    changes = [line.removeprefix("changes  ") for line in lines if line.startswith("changes")]
+    assert changes[0] == "end nodes 2-63: 2 nodes requested"
+    assert changes[1].startswith("end node0 (i-1): AWS's status checks report it impaired")
+
+
+def test_with_v_the_question_shows_the_whole_plan(terminal: MakeTerminal) -> None:
+    lines = asked(*terminal(120, 60, verbose=1), plan(nodes=2))
+    assert {"quota", "EFA", "zones", "placement"} <= {line.partition(" ")[0] for line in lines}
+
+
+def local(nodes: int = 2) -> LaunchPlan:
+    image = replace(FACTS.image, tags={"awsddp:gpus": "rehearsed"})
+    facts = replace(FACTS, target="local", image=image)
+    return plan(facts, nodes=nodes, instance_type="g6.12xlarge")
+
+
+def test_a_local_launch_asks_nothing_and_the_end_of_a_node_is_asked_about(
+    terminal: MakeTerminal,
+) -> None:
+    lines = asked(*terminal(80, 24), local())
+    assert lines[:2] == [
+        "2 nodes on this machine (rehearsed as g6.12xlarge, 4 L4 each)",
+        "price    free; on EC2 it would be $9.26 per hour",
+    ]
+    assert len(lines) == 4
+    ends = Step(do="end", numbers=(1,), instances=("i-1",), why="1 node requested")
+    *_, last = asked(*terminal(80, 24), replace(local(1), exists=True, steps=(ends,)))
+    assert last == "Do this? [y/N]:"
+
+
+@pytest.mark.parametrize(("columns", "rows"), SIZES)
+def test_a_local_run_is_at_most_25_lines_in_the_order_in_which_things_happened(
+    terminal: MakeTerminal, columns: int, rows: int
+) -> None:
+    one, show = terminal(columns, rows, yes=True)
+    show.begin()
+    launch_question(show, ClusterSpec(name="default"))(local())
+    for told in RECORDED["told"]:
+        if isinstance(told, str):
+            show.lines(f"{told}\n".encode())
+        else:
+            show.event(Event(**told))
+    show.result(msgspec.convert(RECORDED["document"], RunDocument), run_page)
+    lines = left(one, show)
+    own = [line for line in lines if not line.startswith("[rank ")]
+    assert len(own) <= 25
+    assert not set("".join(lines)) & set("⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏")
+    order = (
+        *("ready: ", "synced: ", "runs 2 ranks: 2 nodes x 1 GPU", "Begin Training Epoch 1"),
+        *("Epoch Summary: epoch 8", "fetched: ", "terminated i-", "succeeded", "nothing is left"),
+    )
+    places = [next(at for at, line in enumerate(lines) if words in line) for words in order]
+    assert places == sorted(places)
+    assert sum(line.startswith("✓ node") for line in lines) == 8
+
+
+def test_live_rows_fit_the_terminal_whole_names_first_and_what_ends_becomes_a_line(
+    terminal: MakeTerminal,
+) -> None:
+    one, show = terminal(60, 10)
+    long = "installing: " + "werkzeug, tqdm, protobuf, numpy, " * 5
+    for node in range(64):
+        show.event(Event(long, f"node{node}"))
+    show.event(Event("sending 2 files, " + long, "node2", 0.25, 10**6))
+    rows = one.shown(lambda lines: "25 %" in lines[2] and lines[7].endswith("and 57 more"))
+    assert [row.split()[1] for row in rows[:7]] == [f"node{node}" for node in range(7)]
+    assert rows[1][1:].startswith(" node1 installing: werkzeug, tqdm, ") and "…" in rows[1]
+    assert "…: 25 %, " in rows[2]
+    show.event(Event("sending 2 files, 1 MB", "node1", 1.0, 10**6))  # rsync says so more than once
+    show.event(Event("ready", "node1", 1.0))
+    show.say("a message")
+    show.event(Event("ready", "node0", 1.0))
+    assert left(one, show) == ["✓ node1 ready", "a message", "✓ node0 ready"]
+
+
+def test_a_wait_of_two_seconds_says_how_long(terminal: MakeTerminal, monkeypatch: pytest.MonkeyPatch) -> None:
+    (one, show), now = terminal(80, 24), time.monotonic()
+    show.event(Event("importing torch, to compare the nodes", "node0"))
+    monkeypatch.setattr("awsddp.cli.screen.time.monotonic", lambda: now + 75.5)
+    one.shown(lambda lines: lines[0].endswith("node0 importing torch, to compare the nodes (1 min 15 s)"))
+    show.say("said")  # what the verb says next leaves the node's line, and no other
+    show.event(Event("asking AWS", ""))
+    one.shown(lambda lines: lines[0] == "said" and lines[1].endswith(" asking AWS"))
+    show.event(Event("pending", "node1"))
+    rows = one.shown(lambda lines: lines[2].endswith(" node1 pending"))
+    assert "asking AWS" not in "".join(rows)
+    assert left(one, show) == ["said"]
+
+
+def test_a_verb_that_says_nothing_shows_that_it_works(terminal: MakeTerminal) -> None:
+    one, show = terminal(80, 24)
+    show.begin()
+    one.shown(lambda lines: lines[0].endswith(" looking up cluster default"))
+    show.say("found")
+    one.shown(lambda lines: lines[0] == "found" and lines[1].endswith(" working"))
+    assert left(one, show) == ["found"]
+
+
+def test_a_job_that_writes_nothing_for_a_while_shows_that_it_runs(
+    terminal: MakeTerminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("awsddp.cli.screen.LULL_S", 0.1)
+    one, show = terminal(80, 24)
+    show.lines(b"[rank 0 @ node0] first\n")
+    assert one.shown(lambda lines: any("the job runs; no new line" in line for line in lines))
+    show.lines(b"[rank 0 @ node0] second\n")
+    assert left(one, show) == ["[rank 0 @ node0] first", "[rank 0 @ node0] second"]

@@ -1,0 +1,151 @@
+"""A terminal of 80 columns: every help page, every verb's page and every error fits in it.
+
+recorded.json holds the documents of verbs as a loopback cluster answered them, with a long cluster name and
+long job names.
+"""
+
+import functools
+import json
+import shlex
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+import pytest
+
+from awsddp.cli import command_line, doctor_page, failures, local, pages, plan_page, table
+from awsddp.cli.command_line import WATCH, Globals
+from awsddp.cli.main import cli
+from awsddp.cli.overview import home_page
+from awsddp.errors import ConfigError
+from tests.plan.test_plan import plan
+from tests.support.schema import DOCUMENTS, verb_of
+
+RECORDED: dict[str, Any] = json.loads((Path(__file__).parent / "recorded.json").read_text())
+PAGES: dict[str, Callable[[Any], None]] = {
+    "awsddp": home_page,
+    "status": pages.cluster_page,
+    "status -v": pages.cluster_page,
+    "status --all": pages.all_page,
+    "sync": pages.sync_page,
+    "sync -v": functools.partial(pages.sync_page, verbose=True),
+    "train": pages.job_page,
+    "jobs": pages.jobs_page,
+    "jobs -v": functools.partial(pages.jobs_page, verbose=True),
+    "doctor": doctor_page.health_page,
+    "why": doctor_page.why_page,
+    "why -v": functools.partial(doctor_page.why_page, verbose=True),
+    "report": pages.report_page,
+    "down": pages.down_page,
+    "local status": local.local_page,
+    "local fault list": local.faults_page,
+}
+
+
+def commands(command: click.Command, *names: str) -> Iterator[tuple[str, click.Command]]:
+    """Yield a command and those below it, by name."""
+    yield " ".join(names), command
+    if isinstance(command, click.Group):
+        for name in command.list_commands(click.Context(command)):
+            below = command.get_command(click.Context(command), name)
+            assert below is not None
+            yield from commands(below, *names, name)
+
+
+def helps(columns: int) -> Iterator[tuple[str, list[str]]]:
+    for name, command in commands(cli, "awsddp"):
+        context = click.Context(command, info_name=name, terminal_width=columns - 2)
+        yield name, command.get_help(context).splitlines()
+
+
+def narrow(monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
+    """Let the pages believe that they are on a terminal of so many columns."""
+    for module in (table, doctor_page):
+        monkeypatch.setattr(module, "width", lambda *, stderr=False: columns)
+
+
+def too_long(text: str, columns: int) -> list[str]:
+    """Return the lines that do not fit, but commands and paths, to be copied whole, and lines of a rank."""
+    return [
+        line
+        for line in text.splitlines()
+        if len(line) > columns
+        and "awsddp " not in line
+        and not line.startswith(("  export ", "  git checkout ", "  | "))
+        and len(line.split()) > 2
+    ]
+
+
+def test_every_help_page_fits_in_80_columns_and_cuts_no_summary() -> None:
+    shown = dict(helps(80))
+    assert len(shown) > 24
+    assert {
+        name: long for name, lines in shown.items() if (long := [line for line in lines if len(line) > 80])
+    } == {}
+    cut = [line for lines in shown.values() for line in lines if line.endswith("...") and line[0] == " "]
+    assert cut == []
+
+
+@pytest.mark.parametrize("columns", [80, 60])
+@pytest.mark.parametrize("verb", PAGES)
+def test_a_page_fits(
+    verb: str, columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    narrow(monkeypatch, columns)
+    PAGES[verb](msgspec.convert(RECORDED[verb], DOCUMENTS[verb_of(tuple(verb.split()))]))
+    shown = capsys.readouterr()
+    assert shown.out + shown.err
+    assert too_long(shown.out + shown.err, columns) == []
+
+
+@pytest.mark.parametrize("columns", [80, 60])
+def test_a_plan_and_its_choices_fit(
+    columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    narrow(monkeypatch, columns)
+    plan_page.plan_page(plan(nodes=4, spot=True))
+    assert too_long(capsys.readouterr().out, columns) == []
+
+
+def test_an_error_that_holds_a_long_blank_line_is_shown(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    narrow(monkeypatch, 80)
+    failures.show(ConfigError("failed", f"before\n{' ' * 200}\nafter", "awsddp status"))
+    assert [line.split()[-1] for line in capsys.readouterr().err.splitlines() if line.strip()] == [
+        "failed",
+        "before",
+        "after",
+        "status",
+    ]
+
+
+def test_an_error_is_wrapped_and_its_commands_stay_whole(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = "a-cluster-with-a-name-that-long"
+    monkeypatch.setattr(WATCH, "options", Globals(cluster=name))
+    monkeypatch.setenv("NO_COLOR", "1")
+    narrow(monkeypatch, 80)
+    command = "awsddp train --env requirements.txt"
+    failures.show(
+        ConfigError("word " * 20, "why " * 40, f"{command}   # {'comment ' * 12}\nor look " + "at it " * 20)
+    )
+    lines = capsys.readouterr().err.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert [line for line in lines if not line.startswith("       ")] == [
+        "error: " + ("word " * 14).strip(),
+        "  why: " + ("why " * 18).strip(),
+        " next: " + command_line.named(command),
+    ]
+    assert all(line.lstrip().startswith("# ") for line in lines if "comment" in line)
+
+
+@pytest.mark.parametrize("columns", [80, 60])
+def test_a_label_stands_above_a_command_that_is_too_long(columns: int) -> None:
+    command = shlex.join(["awsddp", "-c", "c" * 31, "logs", "-f", "j" * 40])
+    assert table.lines(f"  follow it: {command}", columns=columns) == ["  follow it:", f"    {command}"]
+    assert table.lines(f"  | {'x ' * 60}", columns=columns) == [f"  | {'x ' * 60}"]
+    assert table.lines("spent\nWarning: " + "now " * 30, columns=columns)[0] == "spent"

@@ -1,0 +1,3 @@
+"""A moto cloud, fresh for each test."""
+
+from tests.support.moto_fixtures import aws, clock, cloud, gateway, on

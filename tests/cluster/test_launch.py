@@ -1,0 +1,270 @@
+"""A launch that fails over: zones, types, regions, markets, and again; what came to nothing is taken away."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from moto.ec2.models.instances import Instance
+
+from awsddp.aws.client import Aws
+from awsddp.aws.clusters import describe, tagged
+from awsddp.aws.instances import resume
+from awsddp.aws.plan_facts import gather
+from awsddp.aws.waits import Clock
+from awsddp.cluster.launch import launch, plan_everywhere
+from awsddp.errors import AwsddpError, CapacityError, CloudError, ConfigError
+from awsddp.model.events import Event
+from awsddp.model.records import Node
+from awsddp.plan.records import LaunchPlan
+from awsddp.session.context import LocatedCluster, Session
+from awsddp.settings.loader import load
+from awsddp.state import Folder, Record
+from tests.support.moto_cloud import REGION, Cloud, find_cluster
+
+NONE = "InsufficientInstanceCapacity"
+
+
+class Launches:
+    """Plans and launches a spec as `up` does, in a home of its own."""
+
+    def __init__(self, home: Path, aws: Aws, cloud: Cloud) -> None:
+        self.home, self.aws, self.cloud = home, aws, cloud
+        self.said: list[str] = []
+
+    def context(self, **keys: Any) -> Session:
+        asked = {key.replace("__", "."): value for key, value in keys.items()}
+        spec, job = load("demo", environ={}, overrides=asked)
+        return Session(name="demo", home=self.home, settings=(spec, job), on_event=self.hear)
+
+    def hear(self, event: Event) -> None:
+        self.said.append(event.text)
+
+    def plan(self, session: Session) -> LaunchPlan:
+        facts = gather(self.aws, session.spec, caller_address="10.77.0.1", target="local")
+        return plan_everywhere(self.cluster(session), facts)
+
+    def cluster(self, session: Session) -> LocatedCluster:
+        return LocatedCluster(session=session, target=self.cloud.target, gateway=self.aws)
+
+    def __call__(self, **keys: Any) -> tuple[Record, tuple[Node, ...]]:
+        session = self.context(**keys)
+        launched = launch(self.cluster(session), self.plan(session))
+        return launched.record, launched.nodes
+
+
+@pytest.fixture
+def up(tmp_path: Path, aws: Aws, cloud: Cloud) -> Launches:
+    cloud.add_image(
+        "Deep Learning OSS Nvidia Driver AMI GPU PyTorch 2.12 (Ubuntu 24.04) 20260822",
+        region="eu-west-1",
+    )
+    return Launches(tmp_path, aws, cloud)
+
+
+def left(aws: Aws) -> object:
+    return find_cluster(aws, "demo", aws.identity().user_id)
+
+
+def attempts(cloud: Cloud) -> list[str]:
+    return [form["InstanceType"] for form in cloud.sent("RunInstances")]
+
+
+def test_other_types_are_tried_where_the_first_has_no_capacity(up: Launches, cloud: Cloud) -> None:
+    cloud.fail("RunInstances", NONE, NONE, status=500)
+    record, nodes = up(cluster__instance_type="p4d.24xlarge,g5.48xlarge", capacity__zones="us-east-1a")
+    assert attempts(cloud) == ["p4d.24xlarge", "p4d.24xlarge", "g5.48xlarge"]
+    assert {node.instance_type for node in nodes} == {"g5.48xlarge"}
+    assert record.instance_type == "g5.48xlarge"
+    assert record.price_usd_per_hour == pytest.approx(2 * (16.288 + 0.005 + 200 * 0.08 / 730), abs=1e-3)
+    assert any("no 2 x p4d.24xlarge" in text for text in up.said)
+
+
+def test_other_regions_are_tried_and_nothing_is_left_in_the_first(
+    up: Launches, cloud: Cloud, aws: Aws
+) -> None:
+    cloud.fail("RunInstances", NONE, NONE, status=500)
+    record, nodes = up(
+        capacity__zones="us-east-1a", capacity__regions='["eu-west-1"]', cluster__instance_type="g5.xlarge"
+    )
+    assert record.target.region == "eu-west-1"
+    assert {node.zone[:-1] for node in nodes} == {"eu-west-1"}
+    assert left(aws) is None
+    there = Aws(record.target)
+    found = find_cluster(there, "demo", aws.identity().user_id)
+    assert found is not None
+    assert len(found.live) == 2
+    assert len(found.leftovers) == 3
+
+
+def test_on_demand_follows_spot_where_it_is_listed(up: Launches, cloud: Cloud) -> None:
+    cloud.fail("RunInstances", "SpotMaxPriceTooLow", "SpotMaxPriceTooLow")
+    _, nodes = up(
+        capacity__zones="us-east-1a",
+        cluster__spot="first",
+        cluster__instance_type="g5.xlarge",
+    )
+    first, _, third = cloud.sent("RunInstances")
+    assert first["InstanceMarketOptions.MarketType"] == "spot"
+    assert "InstanceMarketOptions.MarketType" not in third
+    assert not any(node.spot for node in nodes)
+
+
+def test_without_capacity_anywhere_nothing_is_left_and_each_attempt_is_told(
+    up: Launches, cloud: Cloud, aws: Aws
+) -> None:
+    cloud.fail("RunInstances", *[NONE] * 8, status=500)
+    with pytest.raises(CapacityError) as caught:
+        up(
+            capacity__zones='["us-east-1a", "us-east-1b"]',
+            cluster__instance_type="p4d.24xlarge,g5.48xlarge",
+        )
+    assert attempts(cloud) == ["p4d.24xlarge"] * 4 + ["g5.48xlarge"] * 4
+    assert "p4d.24xlarge" in caught.value.why
+    assert "g5.48xlarge" in caught.value.why
+    assert left(aws) is None
+
+
+def test_it_is_asked_again_until_there_are_machines(up: Launches, cloud: Cloud, clock: Clock) -> None:
+    cloud.fail("RunInstances", *[NONE] * 5, status=500)
+    _, nodes = up(
+        capacity__zones="us-east-1a",
+        capacity__placement_group="false",
+        cluster__instance_type="g5.xlarge",
+        capacity__retry_until_up="true",
+    )
+    assert len(nodes) == 2
+    assert len({form["ClientToken"] for form in cloud.sent("RunInstances")}) == 6
+    assert clock.monotonic() > 150
+
+
+@pytest.mark.usefixtures("clock")
+@pytest.mark.parametrize("code", ["UnauthorizedOperation", "PendingVerification"])
+def test_a_refusal_that_no_other_place_helps_ends_the_launch_and_leaves_nothing(
+    up: Launches, cloud: Cloud, aws: Aws, code: str
+) -> None:
+    cloud.fail("RunInstances", *[code] * 30)
+    with pytest.raises(CloudError):
+        up(cluster__instance_type="p4d.24xlarge,g5.48xlarge")
+    assert set(attempts(cloud)) == {"p4d.24xlarge"}
+    assert left(aws) is None
+
+
+@pytest.mark.parametrize("code", ["InsufficientHostCapacity", "InsufficientCapacity", "VolumeLimitExceeded"])
+def test_after_other_words_for_no_capacity_and_limits_nothing_is_left(
+    up: Launches, cloud: Cloud, aws: Aws, code: str
+) -> None:
+    cloud.fail("RunInstances", *[code] * 9, status=500 if code == "InsufficientCapacity" else 400)
+    with pytest.raises(AwsddpError) as refused:
+        up(
+            capacity__zones="us-east-1a",
+            capacity__placement_group="false",
+            cluster__instance_type="g5.48xlarge",
+        )
+    assert refused.value.kind == ("quota" if code == "VolumeLimitExceeded" else "capacity")
+    assert attempts(cloud) == ["g5.48xlarge"]
+    assert left(aws) is None
+
+
+@pytest.mark.usefixtures("clock")
+def test_cleaning_up_that_fails_does_not_hide_why_the_launch_failed(up: Launches, cloud: Cloud) -> None:
+    cloud.fail("RunInstances", "VcpuLimitExceeded")
+    cloud.fail("DeleteSecurityGroup", *["UnauthorizedOperation"] * 30)
+    with pytest.raises(CloudError, match="quota is too small"):
+        up(cluster__instance_type="g5.xlarge")
+    assert any("sg-" in text and "left in us-east-1" in text for text in up.said)
+
+
+def test_a_full_spot_quota_is_followed_by_on_demand_and_not_by_other_types_of_it(
+    up: Launches, cloud: Cloud
+) -> None:
+    cloud.fail("RunInstances", "MaxSpotInstanceCountExceeded")
+    _, nodes = up(cluster__spot="first", cluster__instance_type="g5.xlarge,g6.xlarge")
+    first, second = cloud.sent("RunInstances")
+    assert first["InstanceMarketOptions.MarketType"] == "spot"
+    assert "InstanceMarketOptions.MarketType" not in second
+    assert [first["InstanceType"], second["InstanceType"]] == ["g5.xlarge"] * 2
+    assert not any(node.spot for node in nodes)
+
+
+def test_where_each_quota_is_full_the_quota_is_the_error_and_nothing_is_left(
+    up: Launches, cloud: Cloud, aws: Aws
+) -> None:
+    cloud.fail("RunInstances", "VcpuLimitExceeded", "VcpuLimitExceeded")
+    with pytest.raises(CloudError) as caught:
+        up(cluster__instance_type="p4d.24xlarge,g5.48xlarge,g6.48xlarge")
+    assert caught.value.kind == "quota"
+    assert attempts(cloud) == ["p4d.24xlarge", "g5.48xlarge"]
+    assert left(aws) is None
+
+
+@pytest.mark.usefixtures("clock")
+@pytest.mark.parametrize("code", ["UnauthorizedOperation", "Unsupported"])
+def test_nodes_that_run_without_numbers_of_their_own_are_kept_with_their_intent_for_the_next_up(
+    up: Launches, cloud: Cloud, aws: Aws, monkeypatch: pytest.MonkeyPatch, code: str
+) -> None:
+    index = property(lambda _: 0, lambda *_: None)
+    monkeypatch.setattr(Instance, "ami_launch_index", index, raising=False)
+    cloud.fail("CreateTags", *[code] * 60)
+    context = up.context(cluster__instance_type="g5.xlarge")
+    cluster = up.cluster(context)
+    with pytest.raises(CloudError, match="their numbers could not be written") as refused:
+        launch(cluster, up.plan(context))
+    assert refused.value.kind == "unavailable" and "awsddp up " in refused.value.next
+    record = context.folder.read()
+    assert record is not None and record.intent is not None and record.intent.host_key
+    assert len(cloud.sent("RunInstances")) == 1
+    found = find_cluster(aws, "demo", aws.identity().user_id)
+    assert found is not None and len(found.live) == 2
+    cloud.faults.clear()
+    resumed = resume(aws, record.intent, on_event=print)
+    assert resumed is not None and {node.instance_id for node in resumed} == {
+        node.instance_id for node in found.live
+    }
+
+
+def test_what_cannot_be_looked_for_after_a_launch_that_failed_is_named(up: Launches, cloud: Cloud) -> None:
+    cloud.fail("RunInstances", "VcpuLimitExceeded")
+    context = up.context(cluster__instance_type="g5.xlarge")
+    plan = up.plan(context)
+    cloud.fail("DescribeSecurityGroups", *["UnauthorizedOperation"] * 9)
+    with pytest.raises(CloudError, match="quota is too small"):
+        launch(up.cluster(context), plan)
+    assert any("not cleaned up in us-east-1: permission denied" in text for text in up.said)
+    assert any(text.endswith("; later: awsddp down --orphans") for text in up.said)
+
+
+def test_a_region_where_it_cannot_be_is_told_and_passed_over(up: Launches) -> None:
+    session = up.context(
+        cluster__instance_type="g5.xlarge", capacity__regions='["eu-west-1", "eu-central-2"]'
+    )
+    plan = up.plan(session)
+    assert [other.region for other in plan.alternatives] == ["eu-west-1"]
+    assert any("eu-central-2" in text for text in plan.warnings)
+
+
+def test_a_key_of_ones_own_is_pointed_to_and_never_imported(
+    up: Launches, cloud: Cloud, aws: Aws, tmp_path: Path
+) -> None:
+    aws.call("CreateKeyPair", {"KeyName": "mine", "KeyType": "ed25519"})
+    own = tmp_path / "mine.pem"
+    own.write_text("private")
+    up(cluster__instance_type="g5.xlarge", access__key_file=str(own))
+    assert cloud.sent("ImportKeyPair") == []
+    assert cloud.sent("RunInstances")[0]["KeyName"] == "mine"
+    folder = Folder(up.home, "demo")
+    assert folder.key.resolve() == own
+    folder.retire("0a1b2c3d")
+    assert own.read_text() == "private"
+
+
+def test_a_key_pair_that_is_not_there_is_refused(up: Launches, aws: Aws) -> None:
+    aws.call("CreateKeyPair", {"KeyName": "mine", "KeyType": "ed25519"})
+    with pytest.raises(ConfigError, match=r"access\.key_file: no key pair 'none'"):
+        up(access__key_file="none.pem")
+
+
+def test_instances_of_a_launch_are_all_in_one_zone(up: Launches, aws: Aws) -> None:
+    _, nodes = up(cluster__nodes=4, cluster__instance_type="g5.xlarge")
+    assert len({node.zone for node in describe(aws, tagged("awsddp:cluster", "demo"))}) == 1
+    assert len(nodes) == 4
+    assert aws.region == REGION

@@ -1,0 +1,164 @@
+"""The same line starts the same ranks in the local cloud and on AWS, or is refused on both."""
+
+import importlib
+import shlex
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+
+from awsddp.agent_client.rank_layout import Rank, ranks_on
+from awsddp.aws.client import Aws
+from awsddp.aws.plan_facts import gather
+from awsddp.cli.main import cli
+from awsddp.cluster.run import with_gpus
+from awsddp.errors import AwsddpError, CloudError, UsageError
+from awsddp.job.train import check_ranks
+from awsddp.local import cgroups
+from awsddp.model.records import TargetName
+from awsddp.plan import make_plan
+from awsddp.plan.records import Facts, LaunchPlan
+from awsddp.session.context import Session
+from awsddp.settings.spec import ClusterSpec, LocalSection
+from tests.support.moto_cloud import Cloud, spec
+
+IMAGE = "Deep Learning OSS Nvidia Driver AMI GPU PyTorch 9.9 (Ubuntu 24.04) 20260822"
+TAGS: Mapping[TargetName, dict[str, str]] = {"aws": {}, "local": {"awsddp:gpus": "rehearsed"}}
+Lines = tuple[str, ...]
+TYPES: dict[Lines, tuple[str, int]] = {
+    ("run",): ("g6.xlarge", 2),
+    ("run --nodes 3 train.py",): ("g6.xlarge", 3),
+    ("run --nodes 2 --world-size 4 -y",): ("g6.12xlarge", 4),  # as `make demo` types it
+    ("run --world-size 16",): ("g6.48xlarge", 16),
+    ("run --nodes 1 --nproc-per-node 3",): ("g6.12xlarge", 3),
+    ("run --instance-type g6.xlarge",): ("g6.xlarge", 2),
+    ("run --gpus A10G --world-size 8",): ("g5.12xlarge", 8),
+    ("run --gpus L4:4 --nproc-per-node 1",): ("g6.12xlarge", 2),
+    ("run --world-size 8 -o job.on=0",): ("g6.48xlarge", 8),
+    ("up --nodes 2", "train --world-size 16"): ("g6.48xlarge", 16),
+    ("up", "train train.py"): ("g6.48xlarge", 16),
+    ("up --nodes 1 -o job.world_size=1", "train"): ("g6.xlarge", 1),
+    ("up --instance-type g6.xlarge", "train"): ("g6.xlarge", 2),
+}
+REFUSED: dict[Lines, tuple[type[AwsddpError], str, str]] = {
+    ("run --instance-type g6.xlarge --world-size 16",): (
+        UsageError,
+        "8 ranks per node do not fit: a node has 1 GPU",
+        "try: --world-size 2, or more nodes",
+    ),
+    ("up --instance-type g6.xlarge", "train --world-size 4"): (
+        UsageError,
+        "2 ranks per node do not fit: a node has 1 GPU",
+        "try: --world-size 2, or more nodes",
+    ),
+    ("run --world-size 64",): (
+        CloudError,
+        "AWS offers no type with 32 GPUs per node in us-east-1",
+        "try: --nodes 8; or name a type",
+    ),
+}
+
+
+class Typed(Exception):
+    """Carries the context of the verb that was typed."""
+
+
+@dataclass
+class Sides:
+    """What AWS, and the local cloud, say to a plan."""
+
+    facts: dict[TargetName, Facts]
+    context: Callable[[str], Session]
+
+    def start(self, lines: Lines, target: TargetName) -> tuple[LaunchPlan, tuple[Rank, ...]]:
+        """Return the plan, and the ranks of the job, of these lines."""
+        first, last = self.context(lines[0]), self.context(lines[-1])
+        if lines[0].startswith("run"):
+            first = with_gpus(first)
+        plan = make_plan(first.spec, self.facts[target])
+        return plan, ranks_on(last.job_spec.job, dict.fromkeys(range(plan.nodes), plan.job_gpus))
+
+
+@pytest.fixture
+def sides(aws: Aws, cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> Sides:
+    found = gather(aws, spec(), caller_address="10.77.0.1")
+    facts = {
+        target: replace(found, target=target, image=replace(found.image, tags=tags))
+        for target, tags in TAGS.items()
+    }
+
+    def typed(session: Session, **_: Any) -> None:
+        raise Typed(session)
+
+    def context(line: str) -> Session:
+        words = shlex.split(line)
+        with monkeypatch.context() as patch, pytest.raises(Typed) as caught:
+            module, name = {
+                "run": ("awsddp.cluster.run", "run_job"),
+                "up": ("awsddp.cluster.up", "up"),
+                "train": ("awsddp.job.train", "train"),
+            }[words[0]]
+            patch.setattr(importlib.import_module(module), name, typed)
+            cli(words, standalone_mode=False)
+        found: Session = caught.value.args[0]
+        return found
+
+    return Sides(facts, context)
+
+
+@pytest.mark.parametrize("lines", TYPES, ids="; ".join)
+def test_a_line_starts_the_same_ranks_here_and_on_aws(sides: Sides, lines: Lines) -> None:
+    here, there = sides.start(lines, "local"), sides.start(lines, "aws")
+    assert (here[0].instance_type, len(here[1])) == TYPES[lines]
+    assert here[0].instance_type == there[0].instance_type
+    assert here[1] == there[1]
+
+
+@pytest.mark.parametrize("lines", REFUSED, ids="; ".join)
+@pytest.mark.parametrize("target", TAGS)
+def test_what_does_not_fit_is_refused_on_both(sides: Sides, lines: Lines, target: TargetName) -> None:
+    kind, message, advice = REFUSED[lines]
+    with pytest.raises(kind) as refused:
+        sides.start(lines, target)
+    assert refused.value.message == message
+    assert advice in refused.value.next
+
+
+def test_run_refuses_ranks_that_the_memory_of_this_machine_cannot_carry_before_it_boots(
+    sides: Sides, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cgroups, "spare_bytes", lambda: 3_900_000_000)
+    line = "run --world-size 16"
+    ctx = with_gpus(sides.context(line))
+    check_ranks(ctx, make_plan(ctx.spec, sides.facts["aws"]))
+    with pytest.raises(UsageError, match="16 ranks do not fit into the memory of this machine") as refused:
+        check_ranks(ctx, make_plan(ctx.spec, sides.facts["local"]))
+    assert refused.value.next == "try: --world-size 8, or fewer --nodes"
+    fitting = with_gpus(sides.context("run --world-size 8"))
+    check_ranks(fitting, make_plan(fitting.spec, sides.facts["local"]))
+
+
+def test_with_local_gpus_off_a_node_is_one_without_gpus(aws: Aws, cloud: Cloud) -> None:
+    cloud.add_image(IMAGE, tags={"awsddp:gpus": "rehearsed"})
+    wish = spec(image=IMAGE)
+
+    def made(spec: ClusterSpec) -> LaunchPlan:
+        return make_plan(spec, gather(aws, spec, caller_address="10.77.0.1"))
+
+    def tags(plan: LaunchPlan) -> dict[str, Any]:
+        [instance, *_] = plan.request("RunInstances").parameters["TagSpecifications"]
+        return {tag["Key"]: tag["Value"] for tag in instance["Tags"]}
+
+    on, off = made(wish), made(replace(wish, local=LocalSection(gpus="off")))
+    assert (on.job_gpus, off.job_gpus, on.kind.gpus, off.kind.gpus) == (8, 0, 8, 8)
+    assert tags(off) == {**tags(on), "awsddp:gpus": "pretended"}
+    assert any("run gloo on the CPU" in text for text in off.warnings)
+
+
+def test_run_refuses_a_file_for_rendezvous_on_several_nodes_before_the_launch(sides: Sides) -> None:
+    one, several = (sides.context(f"run --nodes {nodes} -- {{init_file}}") for nodes in (1, 2))
+    check_ranks(one, make_plan(one.spec, sides.facts["aws"]))
+    plan = make_plan(several.spec, sides.facts["aws"])
+    with pytest.raises(UsageError, match=r"\{init_file\} needs a single node"):
+        check_ranks(several, plan)

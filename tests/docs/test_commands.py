@@ -1,0 +1,71 @@
+"""docs/commands.md shows what `--help` says: rewritten by `python -m tests.docs.test_commands`."""
+
+import functools
+import os
+import re
+from pathlib import Path
+
+from awsddp import errors
+from awsddp.cli.main import VERBS
+from tests.support import quick_start
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "commands.md"
+_REPEATED = re.compile(r"(\nOptions:)?\n  -h, --help +Show this message and exit\.|\n  Global options \(.*")
+"""What the help of each verb repeats: it stands once, in the section of `awsddp`."""
+_OPTION = re.compile(r"^  -.*\n(?: {8,}.*\n)*", re.MULTILINE)
+GROUPS = {
+    ("local",): ("start", "status", "stop", "fault"),
+    ("local", "fault"): ("add", "list", "clear"),
+}
+
+
+@functools.cache
+def page() -> str:
+    """Return the page with its sections made anew; what stands before them stays."""
+    sections = [PAGE.read_text().partition("\n## awsddp\n")[0], _section()]
+    sections += [_section(verb) for verb in VERBS]
+    sections += [_section(*group, verb) for group, verbs in GROUPS.items() for verb in verbs]
+    return "\n".join(sections)
+
+
+def _section(*words: str) -> str:
+    text = _help(*words)
+    if words:
+        text = _REPEATED.sub("", text)
+    if words in {("plan",), ("run",)}:
+        elsewhere = {_squeezed(option) for verb in ("up", "train") for option in _OPTION.findall(_help(verb))}
+        text = _OPTION.sub(lambda option: "" if _squeezed(option[0]) in elsewhere else option[0], text)
+    return f"## {' '.join(('awsddp', *words))}\n\n```\n{text.rstrip()}\n```\n"
+
+
+def _squeezed(text: str) -> str:
+    return " ".join(text.split())
+
+
+@functools.cache
+def _help(*words: str) -> str:
+    environ = {**os.environ, "COLUMNS": "100", "TERMINAL_WIDTH": "100"}
+    return quick_start.run([*words, "--help"], cwd=PAGE.parent, env=environ, text="", timeout=60).stdout
+
+
+def test_the_page_of_commands_is_what_help_says() -> None:
+    assert PAGE.read_text() == page(), "run: python -m tests.docs.test_commands"
+
+
+def test_the_design_names_every_exit_code() -> None:
+    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type)]
+    codes = {kind.exit_code for kind in kinds if issubclass(kind, errors.AwsddpError)}
+    text = (PAGE.parent / "design.md").read_text()
+    assert codes <= {int(code) for code in re.findall(r"^\| (\d+) \|", text, re.MULTILINE)}
+
+
+def test_no_help_page_shows_more_than_18_options() -> None:
+    for verb in VERBS:
+        options = [
+            line for line in _help(verb).splitlines() if line.startswith("  -") and "--help" not in line
+        ]
+        assert len(options) <= 18, verb
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())

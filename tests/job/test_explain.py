@@ -1,0 +1,372 @@
+"""What this machine knows of a module or a file that the nodes do not have."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from awsddp.agent.diagnosis.causes import Evidence, explain
+from awsddp.job.explain import explained
+from awsddp.job.rehearsal_gaps import lacking
+from awsddp.model.records import Cause, JobRecord, Target
+from awsddp.nodes.project_files import files_to_send
+from awsddp.session.context import Session
+from awsddp.settings.loader import load
+from awsddp.state import Folder
+from tests.session.test_next_steps import RECORD
+
+TRACEBACK = 'Traceback (most recent call last):\n  File "t.py", line 1, in <module>\n'
+MISSING = (
+    "ModuleNotFoundError: No module named '{0}'. {0} is not installed for the python that runs the ranks."
+)
+NO_FILE = "FileNotFoundError: [Errno 2] No such file or directory: '{0}'. The node does not have this file."
+PACKAGE = {"pyproject.toml": '[project]\nname = "x"\n', "src/mypkg/__init__.py": ""}
+
+
+def cause_of(
+    tmp_path: Path,
+    files: dict[str, str],
+    said: str,
+    *,
+    script: str,
+    tail: tuple[str, ...] = (),
+    options: tuple[str, ...] = (),
+    kind: str = "",
+    **keys: object,
+) -> Cause:
+    """Return the cause of a job of the project `files`."""
+    project = tmp_path / "project"
+    for name, text in files.items():
+        (project / name).parent.mkdir(parents=True, exist_ok=True)
+        (project / name).write_text(text)
+    kinds = {"Module": ("import_error", "module"), "Packag": ("no_metadata", "package")}
+    kind, key = kinds.get(said[:6], (kind or "file_not_found", ""))
+    values = {key: said.split("'")[1]} if key else {}
+    cause = Cause(rank=1, node=0, kind=kind, values=values, explanation=said, next="-", tail=tail)
+    settings = load(environ={}, overrides={"sync.workdir": str(project), **keys})
+    session = Session(name="default", home=tmp_path / "home", settings=settings, on_event=print)
+    job = JobRecord(
+        job="j", state="failed", cause=cause, ranks=(), home="runs/j", script=script, options=options
+    )
+    told = explained(session, job)
+    assert told.cause is not None
+    return told.cause
+
+
+def test_a_module_that_an_installed_package_lacks_is_no_missing_package(tmp_path: Path) -> None:
+    said = MISSING.format("torch._six")
+    cause = cause_of(tmp_path, {"requirements.txt": "deepspeed\n"}, said, script="t.py")
+    assert cause.explanation.endswith("What imports it was written for another version of torch.")
+    assert cause.next == "set another version of it, or of torch, with --env FILE"
+
+
+NO_METADATA = "PackageNotFoundError: '{0}'. {0} is not installed for the python that runs the ranks."
+STATIC = {"pyproject.toml": '[project]\nname = "my.lib"\nversion = "1"\n', "requirements.txt": "six\n"}
+DYNAMIC = {"pyproject.toml": '[project]\nname = "my-lib"\ndynamic = ["version"]\n'}
+
+
+@pytest.mark.parametrize(
+    ("files", "package", "asked", "why", "advice"),
+    [
+        (STATIC, "my-lib", None, "where --env names it", "awsddp train --env {}/pyproject.toml t.py"),
+        (STATIC, "my-lib", "requirements.txt", "not name the project itself", "add the line -e . to {}/requ"),
+        (DYNAMIC, "my_lib", None, "where --env names it", "awsddp train --env {}/pyproject.toml t.py"),
+        (
+            STATIC,
+            "wandb",
+            None,
+            "--env does not name it",
+            "name wandb in a requirements.txt: awsddp train --env",
+        ),
+        (STATIC, "$(rm)", None, "", "-"),
+    ],
+)
+def test_what_has_no_metadata_on_the_nodes_is_said_with_what_to_type(
+    tmp_path: Path, files: dict[str, str], package: str, asked: str | None, why: str, advice: str
+) -> None:
+    project = tmp_path / "project"
+    keys = {"env.file": str(project / asked)} if asked else {}
+    cause = cause_of(tmp_path, files, NO_METADATA.format(package), script="t.py", **keys)
+    assert why in cause.explanation and cause.next.startswith(advice.format(project))
+
+
+@pytest.mark.parametrize(
+    ("files", "module", "script", "why", "advice"),
+    [
+        (
+            {"requirements.txt": "numpy\n"},
+            "yaml",
+            "t.py",
+            "requirements.txt exists, but --env does not name it",
+            "--env {}/requirements.txt t.py",
+        ),
+        (
+            {"pyproject.toml": '[project]\ndependencies = ["pyyaml"]\n'},
+            "yaml",
+            "t.py",
+            "pyproject.toml exists, but --env",
+            "--env {}/pyproject.toml t.py",
+        ),
+        (
+            {"environment.yml": "dependencies:\n- timm\n"},
+            "timm",
+            "t.py",
+            "environment.yml exists, but --env",
+            "--env {}/environment.yml t.py",
+        ),
+        (
+            {},
+            "timm",
+            "t.py",
+            "no requirements file is there",
+            "name the package of timm in requirements.txt, then: awsddp train --env requirements.txt",
+        ),
+        (
+            {"code/mypkg/__init__.py": ""},
+            "mypkg.train",
+            "mypkg.train",
+            "code/mypkg is on the nodes, and code is not on the PYTHONPATH",
+            "--env-var PYTHONPATH=code mypkg.train",
+        ),
+        (
+            {"src/mypkg/__init__.py": ""},
+            "mypkg",
+            "t.py",
+            "src/mypkg is on the nodes, and src is",
+            "--env-var PYTHONPATH=src t.py",
+        ),
+        (
+            {"helpers.py": "", "tools/t.py": ""},
+            "helpers",
+            "tools/t.py",
+            "helpers.py is on the nodes, and . is",
+            "--env-var PYTHONPATH=. tools/t.py",
+        ),
+        (
+            {**PACKAGE, "src/mypkg/data/x.py": "", ".gitignore": "data/\n"},
+            "mypkg.data",
+            "t.py",
+            "src/mypkg/data/ is here, and .gitignore keeps it",
+            "-o 'sync.ignore=[\"!/src/mypkg/data/\"]'",
+        ),
+        (PACKAGE, "mypkg.nope", "t.py", "", "-"),
+    ],
+)
+def test_module_that_is_missing_says_which_case_it_is(
+    tmp_path: Path, files: dict[str, str], module: str, script: str, why: str, advice: str
+) -> None:
+    scripts = {script: ""} if script.endswith(".py") else {}
+    cause = cause_of(tmp_path, {**scripts, **files}, MISSING.format(module), script=script)
+    assert why in cause.explanation
+    assert advice.format(tmp_path / "project") in cause.next
+
+
+@pytest.mark.parametrize("module", ["x; touch y", "/etc/x", "../x", "x\ny", "$(x)"])
+def test_module_name_that_is_none_comes_into_no_command(tmp_path: Path, module: str) -> None:
+    assert cause_of(tmp_path, {}, MISSING.format(module), script="t.py").next == "-"
+
+
+@pytest.mark.parametrize("file", ["needs.txt", "environment.yml", "uv.lock"])
+def test_package_that_the_requested_file_did_not_install_is_to_be_named_there(
+    tmp_path: Path, file: str
+) -> None:
+    named = str(tmp_path / file)
+    files = {"requirements.txt": "timm\n"}
+    cause = cause_of(tmp_path, files, MISSING.format("timm"), script="t.py", **{"env.file": named})
+    assert cause.explanation.endswith(f"{named} did not install it.")
+    assert cause.next == f"name the package of timm in {named}, then: awsddp train --env {named} t.py"
+
+
+@pytest.mark.parametrize(
+    ("path", "why", "advice"),
+    [
+        ("data/train/a.bin", "data/ is here, and .gitignore keeps it from the nodes", "!/data/"),
+        ("/home/ubuntu/awsddp/work/data", "data/ is here, and .gitignore keeps it", "!/data/"),
+        ("./weights.pt", "weights.pt is here, and sync.ignore keeps it", "remove it from sync.ignore"),
+        ("runs/j/model.pt", "runs/ is here, and awsddp keeps it", "move it out of runs/"),
+        ("/dev/null", "/dev/null is on this machine alone", "move it into"),
+        ("/nowhere/at/all", "", "-"),
+        ("a.py", "", "-"),
+    ],
+)
+def test_file_that_is_missing_on_the_nodes_and_is_here_says_what_keeps_it(
+    tmp_path: Path, path: str, why: str, advice: str
+) -> None:
+    files = {".gitignore": "data/\n", "data/train/a.bin": "", "weights.pt": "", "runs/j/model.pt": ""}
+    cause = cause_of(tmp_path, files, NO_FILE.format(path), script="t.py", **{"sync.ignore": "*.pt"})
+    assert why in cause.explanation
+    assert advice in cause.next
+
+
+def test_a_link_that_leads_out_of_the_folder_is_why_its_files_are_missing(tmp_path: Path) -> None:
+    (tmp_path / "project").mkdir()
+    (tmp_path / "project/data").symlink_to("/mnt/datasets")
+    cause = cause_of(tmp_path, {"t.py": ""}, NO_FILE.format("data/train/a.bin"), script="t.py")
+    assert "data is here, and is not sent: a link that leads out of the folder" in cause.explanation
+    assert "awsddp exec" in cause.next
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "RuntimeError: unable to open file <data/train.bin> in read mode: No such file or directory (2).",
+        "OSError: Unable to open file (unable to open file: name = 'data/x.h5', errno = 2, error message = "
+        "'No such file or directory').",
+        "lmdb.Error: data/train.lmdb: No such file or directory.",
+        "AssertionError: data/train.bin is missing.",
+        "RuntimeError: Dataset not found or corrupted. You can use download=True to download it.",
+    ],
+)
+def test_data_that_any_library_misses_is_told_with_its_ignore_file(tmp_path: Path, said: str) -> None:
+    files = {".gitignore": "data/\n", "data/train.bin": "x", "t.py": "Dataset('data', train=True)"}
+    kind = explain(Evidence(1, TRACEBACK + said.rstrip(".") + "\n")).kind
+    assert kind == ("exit" if said.startswith("Assert") else "file_not_found")
+    cause = cause_of(tmp_path, files, said, script="t.py", kind=kind)
+    assert cause.explanation.endswith("data/ is here, and .gitignore keeps it from the nodes.")
+    assert 'sync.ignore=["!/data/"]' in cause.next
+
+
+@pytest.mark.parametrize("path", ["ckpts/1", "runs/j", "ckpts"])
+def test_a_folder_that_a_program_could_not_write_to_is_not_told_as_missing(tmp_path: Path, path: str) -> None:
+    files = {".gitignore": "ckpts/\n", "ckpts/1/a.pt": "x", "runs/j/a.pt": "x", "t.py": ""}
+    said = f"RuntimeError: Parent directory {path} does not exist."
+    assert cause_of(tmp_path, files, said, script="t.py", kind="exit").explanation == said
+
+
+@pytest.mark.parametrize("text", ["{}/real", "../../project/real"])
+def test_a_link_that_no_node_can_follow_is_told_with_the_one_that_it_can(tmp_path: Path, text: str) -> None:
+    project = tmp_path / "project"
+    (project / "sub").mkdir(parents=True)
+    (project / "sub/data").symlink_to(text.format(project))
+    files = {"t.py": "", "real/a.bin": ""}
+    cause = cause_of(tmp_path, files, NO_FILE.format("sub/data/a.bin"), script="t.py")
+    assert "a link into the folder by a path that the nodes do not have" in cause.explanation
+    assert cause.next == "ln -sfn ../real sub/data"
+
+
+@pytest.mark.parametrize(("where", "told"), [("<frozen os>", True), ("table.py", False)])
+def test_variable_that_is_set_here_alone_is_named_with_the_option(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, told: bool
+) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", "x")
+    (tmp_path / "t.py").touch()
+    tail = (f'  File "{where}", line 714, in __getitem__', "KeyError: 'WANDB_API_KEY'")
+    settings = load(environ={}, overrides={"sync.workdir": str(tmp_path)})
+    session = Session(name="default", home=tmp_path / "home", settings=settings, on_event=print)
+    cause = Cause(rank=0, node=0, kind="exit", tail=tail, explanation="It ended with exit code 1.", next="-")
+    cause = explained(
+        session, JobRecord(job="j", state="failed", cause=cause, ranks=(), home="runs/j", script="t.py")
+    ).cause
+    assert cause is not None
+    assert ("WANDB_API_KEY is set here, and not on the nodes" in cause.explanation) is told
+    assert cause.next.endswith("--env-var WANDB_API_KEY t.py") is told
+
+
+def test_a_folder_of_the_missing_file_is_sent_whole_and_the_job_keeps_its_options(tmp_path: Path) -> None:
+    options = ("-o", "job.world_size=4", "-o", 'job.outputs=["a b"]', "-o", "job.module=true")
+    files = {".gitignore": "*.bin\n*.pkl\n", "data/chars/train.bin": "", "data/chars/meta.pkl": ""}
+    said = NO_FILE.format("data/chars/train.bin")
+    cause = cause_of(
+        tmp_path, files, said, script="t", options=(*options, "--env-var", "LR"), **{"env.variables.LR": "2"}
+    )
+    line = "awsddp train --world-size 4 --output 'a b' -m --env-var LR=2 "
+    line += "-o 'sync.ignore=[\"!/data/chars/**\"]' t"
+    assert cause.next == f"{line}   # or in awsddp.toml"
+    sent = files_to_send(tmp_path / "project", ["!/data/chars/**"]).entries
+    assert [one.path for one in sent if one.path.startswith("data/")] == [
+        "data/chars/meta.pkl",
+        "data/chars/train.bin",
+    ]
+
+
+def test_a_value_that_may_be_a_secret_comes_into_no_command(tmp_path: Path) -> None:
+    options = ("--env-var", "MY_TOKEN")
+    keys: dict[str, object] = {"env.variables.MY_TOKEN": "hidden"}
+    cause = cause_of(tmp_path, {"t.py": ""}, MISSING.format("timm"), script="t.py", options=options, **keys)
+    assert cause.next.endswith("awsddp train --env-var MY_TOKEN --env requirements.txt t.py")
+
+
+def test_advice_of_a_node_becomes_the_command_of_this_job(tmp_path: Path) -> None:
+    row = "awsddp train --env-var NCCL_DEBUG=INFO   # NCCL's log then says why"
+    settings = load("second", environ={}, overrides={"sync.workdir": str(tmp_path)})
+    session = Session(name="second", home=tmp_path / "home", settings=settings, on_event=print, local=True)
+    cause = Cause(rank=0, node=0, kind="nccl_error", explanation="NCCL failed.", next=row)
+    options = ("-o", "job.world_size=4")
+    job = JobRecord(job="j", state="failed", cause=cause, ranks=(), home="x", script="t.py", options=options)
+    for verb in ("train", "run"):
+        told = explained(replace(session, verb=verb), job).cause
+        assert told is not None
+        assert told.next == (
+            f"awsddp -c second --local {verb} --world-size 4 --env-var NCCL_DEBUG=INFO t.py"
+            "   # NCCL's log then says why"
+        )
+
+
+def test_a_bare_folder_in_the_message_is_enough(tmp_path: Path) -> None:
+    files = {".gitignore": "/data\n", "data/a.bin": "", "t.py": ""}
+    said = (
+        "FileNotFoundError: Couldn't find any class folder in data/train. The node does not have this file."
+    )
+    assert (
+        "data/ is here, and .gitignore keeps it" in cause_of(tmp_path, files, said, script="t.py").explanation
+    )
+
+
+LOCAL = Target(name="local", endpoint="http://127.0.0.1:5000", node_s3="http://10.77.0.1:5000")
+TRITON = Cause(
+    rank=0,
+    node=0,
+    kind="import_error",
+    values={"module": "triton"},
+    explanation=MISSING.format("triton"),
+    next="-",
+)
+NO_OPERATORS = Cause(
+    rank=0,
+    node=0,
+    kind="packages_mismatch",
+    explanation="RuntimeError: Couldn't load custom C++ ops.",
+    next="-",
+)
+OFFLINE = Cause(
+    rank=0,
+    node=0,
+    kind="no_internet",
+    explanation="The node could not reach a host on the internet.",
+    next="-",
+)
+
+
+@pytest.mark.parametrize(
+    ("cause", "why", "next"),
+    [
+        (TRITON, "comes with torch for CUDA, and a rehearsal has torch for the CPU", "(rehearsed)"),
+        (NO_OPERATORS, "its torchvision has no operators", "(rehearsed)"),
+        (
+            OFFLINE,
+            "reach this machine alone; a node on AWS reaches the internet",
+            "awsddp train --data FOLDER",
+        ),
+    ],
+    ids=lambda one: one.kind if isinstance(one, Cause) else "",
+)
+def test_what_a_rehearsal_lacks_is_said_there_and_not_on_aws(cause: Cause, why: str, next: str) -> None:
+    lack = lacking(LOCAL, cause)
+    assert lack is not None and why in lack[0] and next in lack[1]
+    assert lacking(Target(), cause) is None
+    assert lacking(LOCAL, replace(cause, kind="exit")) is None
+
+
+def test_a_loopback_node_has_the_network_of_this_machine() -> None:
+    assert lacking(replace(LOCAL, node_s3=LOCAL.endpoint), OFFLINE) is None
+
+
+def test_the_cause_of_a_job_in_a_rehearsal_says_what_that_lacks(tmp_path: Path) -> None:
+    folder = Folder(tmp_path / "home", "default")
+    folder.write(replace(RECORD, target=LOCAL))
+    settings = load(environ={}, overrides={"sync.workdir": str(tmp_path)})
+    session = Session(name="default", home=tmp_path / "home", settings=settings, on_event=print)
+    told = explained(
+        session, JobRecord(job="j", state="failed", cause=TRITON, ranks=(), home="runs/j", script="t.py")
+    )
+    assert told.cause is not None and told.cause.explanation.endswith("the image of a GPU node has it.")

@@ -1,0 +1,361 @@
+"""Starting a job: one a node, one client at a time, and a refused launch undoes only what it did itself."""
+
+import os
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from awsddp.agent import messages as requests
+from awsddp.agent_client.rank_layout import layout
+from awsddp.cluster.status import refresh
+from awsddp.errors import InUse, NodeError, NotFoundError, UsageError
+from awsddp.job import submit
+from awsddp.job import train as starting
+from awsddp.job.cancel import cancel, end_ranks
+from awsddp.job.fetch import fetch
+from awsddp.job.jobs import jobs_of_all
+from awsddp.job.logs import logs
+from awsddp.model.node_answers import Slots
+from awsddp.model.records import MORE
+from awsddp.session.connect import told_jobs
+from awsddp.session.next_steps import advise
+from awsddp.state import read_rows
+from tests.support.folder_nodes import Line, World, start
+
+SLEEPS = "import time; time.sleep(600)\n"
+
+
+def states(world: World) -> dict[str, str]:
+    return {job.job: job.state for job in told_jobs(world.connected())}
+
+
+def test_second_job_is_refused_by_name_before_anything_is_sent_or_tagged(world: World) -> None:
+    first = start(world, SLEEPS)
+    assert first.job == "w-1"
+    before = (list(world.said), dict(world.tags))
+    for settings in ({}, {"name": "other"}, {"name": first.job}):
+        with pytest.raises(InUse, match=rf"job {first.job} runs on node0, node1") as refused:
+            start(world, SLEEPS, **settings)
+        assert refused.value.exit_code == 3
+        assert f"awsddp cancel {first.job}" in refused.value.next
+        assert f"awsddp logs -f {first.job}" in refused.value.next
+        assert "those that wait" not in refused.value.why, "none waits"
+        advise(world.session(script="w.py", args=["--lr", "1"]), refused.value)
+        named = " --name other" if settings == {"name": "other"} else ""  # the third is taken
+        assert f" --after {first.job}{named} w.py -- --lr 1   # or" in refused.value.next
+    assert (world.said, world.tags) == before
+    assert states(world) == {first.job: "running"}
+    end_ranks(world.connected(), first.job, grace_s=0)
+    assert start(world, "").job == "w-2"
+
+
+def test_the_job_that_may_wait_keeps_its_name_and_is_left_to_run_as_it_was_typed(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = start(world, SLEEPS)
+    monkeypatch.setattr(starting, "ready_cluster", world.find_cluster)
+    for detach, job, typed in (
+        (True, {"name": "mine"}, f"train --detach --after {first.job} --name mine"),
+        (False, {"name": "mine"}, f"train --after {first.job} --name mine"),
+        (True, {}, f"train --detach --after {first.job}"),
+    ):
+        with pytest.raises(InUse) as refused:
+            starting.train(world.session(script="w.py", **job), on_lines=lambda _: None, detach=detach)
+        assert f"\nawsddp {typed}   # or let" in refused.value.next
+
+
+def test_a_job_knows_the_environment_that_the_cluster_has_by_a_later_up(world: World) -> None:
+    world.folder.write(replace(world.record, asked={"env.packages_from": "node"}))
+    start(world, "")
+    (told,) = told_jobs(world.connected())
+    assert "env.packages_from=node" in told.options
+
+
+def test_start_asks_the_nodes_four_times_one_after_the_other(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = world.line()
+    monkeypatch.setattr(world, "line", lambda: line)
+    start(world, "")
+    assert line.asked == [
+        {0: ["claim", "slots"], 1: ["slots"]},
+        *[{0: [what], 1: [what]} for what in ("probe", "dial", "launch")],
+    ]
+
+
+def test_nodes_are_asked_again_where_another_client_could_launch_meanwhile(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = world.line()
+    monkeypatch.setattr(world, "line", lambda: line)
+    holder = world.homes.start(0, requests.Claim(owner="ann", wait_s=0), close=False)
+    assert holder.stdout is not None
+    while b"claimed" not in holder.stdout.readline():
+        pass
+    request = line.request
+
+    def launch_meanwhile(program: object, messages: Any, on_data: Any, **more: Any) -> Any:
+        outcomes = request(program, messages, on_data, **more)
+        if len(line.asked) == 1:
+            holder.communicate(b"")
+            for host in world.homes.hosts:
+                Path(host.workdir, "anns.py").write_text(SLEEPS)
+            world.homes.launch("anns.py", job="anns")
+        return outcomes
+
+    monkeypatch.setattr(line, "request", launch_meanwhile)
+    with pytest.raises(InUse, match="job anns runs on node0, node1"):
+        start(world, "")
+    assert line.asked[1:] == [{0: ["claim"]}, {0: ["slots"], 1: ["slots"]}]
+    assert (world.said, world.tags) == ([], {})
+
+
+def test_nodes_are_asked_again_where_another_client_held_the_claim_just_before(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = world.line()
+    monkeypatch.setattr(world, "line", lambda: line)
+    held = world.homes.homes[0] / ".awsddp" / "launch.lock"
+    held.parent.mkdir(exist_ok=True)
+    held.write_text("ann")
+    os.utime(held, (time.time() + 60, time.time() + 60))
+    start(world, "")
+    assert line.asked[1:3] == [{0: ["claim"]}, {0: ["slots"], 1: ["slots"]}]
+
+
+def test_name_that_is_taken_is_refused_with_where_its_job_is_and_its_tag_stays(world: World) -> None:
+    start(world, SLEEPS, name="nm")
+    end_ranks(world.connected(), "nm", grace_s=0)
+    kept = world.project / "runs" / "kept"
+    kept.mkdir(parents=True)
+    (world.project / "runs" / "empty").mkdir()
+    (kept / "model.pt").write_bytes(bytes(2000))
+    causes = {
+        "nm": "node0, node1 has a job of that name: awsddp jobs nm",
+        "kept": "runs/kept exists: 1 file, 2 kB",
+        "empty": "runs/empty exists: it is empty",
+    }
+    for name, why in causes.items():
+        with pytest.raises(UsageError, match=f"job {name} already exists") as refused:
+            start(world, SLEEPS, name=name)
+        assert refused.value.why.endswith(why)
+    assert world.tags == {"i-0": ["nm"], "i-1": ["nm"]}
+
+
+def test_name_that_only_the_tag_of_a_node_names_which_is_not_asked_is_taken(world: World) -> None:
+    world.tags["i-1"] = ["away"]
+    cluster, known = world.located(), Slots(used=(), taken=(), jobs={})
+    told = "node1 holds results of a job of that name, by its tag"
+    assert submit._why_taken(cluster, "away", {0: known}) == told
+    assert submit._why_taken(cluster, "away", {0: known, 1: known}) == ""
+
+
+def tagged_and_killed(world: World, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Kill a client after it has tagged the nodes with a job, and before it launches that."""
+
+    class Killed(BaseException):
+        pass
+
+    def killed(*_: object, **__: object) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patched, pytest.raises(Killed):
+        patched.setattr(submit, "claim", killed)
+        patched.setattr(submit, "end_ranks", killed)  # nor does it undo anything
+        start(world, SLEEPS, name=name)
+    assert world.tags == {"i-0": [name], "i-1": [name]}
+
+
+def test_name_of_a_job_that_never_began_is_free_and_other_such_tags_go(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tagged_and_killed(world, monkeypatch, "first")
+    world.tags = {key: [*jobs, "second"] for key, jobs in world.tags.items()}
+    start(world, SLEEPS, name="first")
+    assert world.tags == {"i-0": ["first"], "i-1": ["first"]}
+
+
+@pytest.mark.parametrize("verb", ["jobs", "status", "fetch", "logs", "cancel"])
+def test_who_looks_releases_nodes_of_a_job_that_never_began(
+    world: World, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    tagged_and_killed(world, monkeypatch, "j")
+    looks: dict[str, Callable[[], object]] = {
+        "jobs": lambda: jobs_of_all(world.session()),
+        "status": lambda: refresh(world.located()),
+        "fetch": lambda: fetch(world.session(), job="j", start=print),
+        "logs": lambda: logs(world.session(), job="j", follow=False, on_lines=print),
+        "cancel": lambda: cancel(world.session(), job="j"),
+    }
+    if verb in ("jobs", "status"):
+        looks[verb]()
+    else:
+        with pytest.raises(NotFoundError, match="job j never began") as told:
+            looks[verb]()
+        assert told.value.next == "awsddp train --name j SCRIPT   # its name is free"
+    assert world.tags == {"i-0": [], "i-1": []}
+
+
+def test_tags_stay_while_another_client_may_be_about_to_launch(world: World) -> None:
+    world.tags = {"i-0": ["j"], "i-1": ["j"]}
+    holder = world.homes.start(0, requests.Claim(owner="ann", wait_s=0), close=False)
+    assert holder.stdout is not None
+    while b"claimed" not in holder.stdout.readline():
+        pass
+    jobs_of_all(world.session())
+    assert world.tags == {"i-0": ["j"], "i-1": ["j"]}
+    holder.communicate(b"")
+    world.cut = {0}  # the node that gives the right to launch cannot be asked
+    jobs_of_all(world.session())
+    assert world.tags == {"i-0": ["j"], "i-1": ["j"]}
+    world.cut = set()
+    jobs_of_all(world.session())
+    assert world.tags == {"i-0": [], "i-1": []}
+
+
+def test_tag_of_a_job_that_one_node_knows_stays_there_alone(world: World) -> None:
+    start(world, SLEEPS, name="j")
+    end_ranks(world.connected(), "j", grace_s=0)
+    shutil.rmtree(world.homes.folder(1, "j"))
+    jobs_of_all(world.session())
+    assert world.tags == {"i-0": ["j"], "i-1": ["j"]}, "whoever fetches it releases both"
+
+
+@pytest.mark.prove
+def test_automatic_name_is_the_number_after_those_of_the_nodes_their_tags_the_record_and_runs(
+    world: World,
+) -> None:
+    runs = Path(world.session().results)
+    runs.mkdir()
+
+    def name(*nodes: int) -> str:
+        (world.project / "w.py").write_text("")
+        ranks = layout(nodes or (0, 1), gpus=0, world_size=len(nodes) or 2)
+        started = submit.start(world.connected(world.session(script="w.py")), ranks, None)  # type: ignore[arg-type]
+        world.homes.wait(started.job, nodes=[rank.node for rank in started.ranks])
+        return started.job
+
+    assert name(1) == "w-1"
+    assert name(0) == "w-2", "node1, on which it does not run, has a w-1"
+    world.tags["i-1"] = ["w-4", "x-9", "w-7x", "w-07-8"]
+    assert name() == "w-5"
+    world.folder.remember(replace(world.record.jobs[-1], job="w-8"))
+    assert name() == "w-9"
+    for taken in ("w-19", "w-" + "9" * 40, "w-\u0663", "other-99"):
+        (runs / taken).mkdir()
+    assert name() == "w-20"
+    (runs / "w-999999").mkdir()
+    assert [name(), name()] == ["w-1000000", "w-1000001"]
+
+
+def launched_by_another_client(
+    world: World, line: Line, *jobs: str, script: str = "print('another')"
+) -> None:
+    """Have jobs of another client start on the nodes, and end, right before ours is launched there."""
+    request, left = line.request, list(jobs)
+
+    def overtaken(program: object, messages: Any, on_data: Any, **more: Any) -> Any:
+        if left and b'"do": "launch"' in messages[0]:
+            for host in world.homes.hosts:
+                Path(host.workdir, "other.py").write_text(script)
+            world.homes.launch("other.py", job=left[0])
+            if script != SLEEPS:
+                world.homes.wait(left[0])
+            del left[0]
+        return request(program, messages, on_data, **more)
+
+    line.request = overtaken  # type: ignore[method-assign]
+
+
+def test_client_whose_number_another_one_takes_meanwhile_takes_the_next_and_starts_once(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = world.line()
+    monkeypatch.setattr(world, "line", lambda: line)
+    launched_by_another_client(world, line, "w-1", "w-2")
+    job = start(world, "print('ours')")
+    assert job.job == "w-3"
+    world.homes.wait("w-3")
+    logs = {path.parent.parent.name: path.read_text() for path in world.homes.homes[0].rglob("rank0.log")}
+    assert logs == {"w-1": "another\n", "w-2": "another\n", "w-3": "ours\n"}
+    assert states(world) == {"w-1": "succeeded", "w-2": "succeeded", "w-3": "succeeded"}
+    assert world.tags == {"i-0": ["w-1", "w-2", "w-3"], "i-1": ["w-1", "w-2", "w-3"]}, "theirs stay"
+    assert [row.job for row in read_rows(world.folder.ledger) if row.event == "train"] == ["w-3"]
+
+
+@pytest.mark.prove
+def test_client_whose_number_is_taken_by_a_job_that_runs_is_told_so(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = world.line()
+    monkeypatch.setattr(world, "line", lambda: line)
+    launched_by_another_client(world, line, "w-1", script=SLEEPS)
+    with pytest.raises(InUse, match="job w-1 runs on node0, node1"):
+        start(world, "print('ours')")
+    assert states(world) == {"w-1": "running"}
+    assert world.tags == {"i-0": ["w-1"], "i-1": ["w-1"]}
+
+
+def test_given_name_that_another_client_takes_meanwhile_is_refused_and_its_tag_stays(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = world.line()
+    monkeypatch.setattr(world, "line", lambda: line)
+    launched_by_another_client(world, line, "mine")
+    with pytest.raises(UsageError, match="job mine already exists on this node"):
+        start(world, SLEEPS, name="mine")
+    assert states(world) == {"mine": "succeeded"}
+    assert world.tags == {"i-0": ["mine"], "i-1": ["mine"]}
+
+
+@pytest.mark.prove
+def test_node_that_calls_every_name_taken_is_not_asked_for_ever(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = world.line()
+    monkeypatch.setattr(world, "line", lambda: line)
+    launched_by_another_client(world, line, *(f"w-{number}" for number in range(1, 9)))
+    with pytest.raises(UsageError, match="job w-5 already exists"):
+        start(world, "")
+
+
+def test_launch_whose_reply_is_lost_is_not_started_again_under_the_next_name(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = world.line()
+    line.mute = {0}
+    monkeypatch.setattr(world, "line", lambda: line)
+    with pytest.raises(NodeError, match="the reply was lost"):
+        start(world, SLEEPS)
+    assert {path.name for path in world.homes.homes[0].glob(".awsddp/jobs/*")} == {"w-1"}
+
+
+def test_launch_that_one_node_refuses_leaves_neither_a_rank_nor_a_tag(world: World) -> None:
+    world.homes.hosts[1] = replace(
+        world.homes.hosts[1], prepared=replace(world.homes.hosts[1].prepared, python="/no/python")
+    )
+    record = world.folder.read()
+    assert record is not None
+    world.folder.write(replace(record, prepared=tuple(host.prepared for host in world.homes.hosts)))
+    world.tags["i-0"] = [MORE]
+    with pytest.raises(NodeError, match="/no/python cannot be run"):
+        start(world, SLEEPS, name="half")
+    assert world.tags == {"i-0": [MORE], "i-1": []}
+    assert states(world) == {"half": "cancelled"}
+
+
+def test_tags_stay_where_a_node_that_may_run_the_job_cannot_be_asked(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = world.line()
+    line.mute = {0}
+    monkeypatch.setattr(world, "line", lambda: line)
+    with pytest.raises(NodeError, match="the reply was lost"):
+        start(world, SLEEPS, name="lost")
+    assert world.homes.document(0, "lost")["state"] != "succeeded"
+    assert world.tags == {"i-0": ["lost"], "i-1": ["lost"]}

@@ -1,0 +1,213 @@
+"""Bad input and bad surroundings: clear, and nothing half-made."""
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from botocore.exceptions import ClientError
+from botocore.handlers import base64_encode_user_data
+
+from awsddp.errors import LocalCloudError
+from awsddp.local import control, machine, network, nspawn
+from awsddp.local.hosts import carry_out
+from awsddp.local.machine import Place
+from tests.support.local_cloud import Cloud, left_over, needs_root, refusal
+
+
+def raw(cloud: Cloud) -> Any:
+    """A client that sends user data as it is."""
+    ec2 = cloud.client("ec2")
+    ec2.meta.events.unregister("before-parameter-build.ec2.RunInstances", base64_encode_user_data)
+    return ec2
+
+
+def test_user_data_that_is_no_base64_is_refused(records: Cloud) -> None:
+    assert refusal(raw(records).run_instances, **records.request(UserData="#!")) == "InvalidParameterValue"
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("#cloud-config\na: [", "Failed loading yaml blob"),
+        ("#cloud-config\n- a list", "not a mapping"),
+        ("#cloud-config\nruncmd: [[/no/such/program]]", "No such file"),
+        ("#cloud-config\nruncmd: ['exit 3']", "exit 3"),
+    ],
+)
+def test_user_data_that_means_nothing_is_said_where_cloud_init_says_it(
+    tmp_path: Path, text: str, complaint: str
+) -> None:
+    (tmp_path / "run/cloud-init").mkdir(parents=True)
+    with (tmp_path / "console").open("ab") as console:
+        carry_out(
+            text.encode(), root=tmp_path, first=True, environ={"PATH": "/usr/bin:/bin"}, console=console
+        )
+    assert complaint in (tmp_path / "run/cloud-init/result.json").read_text()
+
+
+@pytest.mark.parametrize(("error", "is_named"), [("Too many open files", True), ("No such file", False)])
+def test_node_that_got_no_inotify_instance_says_which_limit_to_raise(
+    tmp_path: Path, error: str, is_named: bool
+) -> None:
+    hosts = nspawn.NspawnHosts(Place(tmp_path))
+    hosts.folder("i-1").mkdir(parents=True)
+    last = f"Failed to create control group inotify object: {error}\nExiting PID 1...\n"
+    (hosts.folder("i-1") / "console.log").write_text(last)
+    assert ("sysctl -w fs.inotify.max_user_instances" in hosts.complaint("i-1")) == is_named
+
+
+def test_another_system_and_missing_python_packages_are_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(machine.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(LocalCloudError, match="not installed") as bare:
+        machine.choose_mode("records", tmp_path)
+    assert ".[local]" in bare.value.next
+    monkeypatch.setattr(machine.sys, "platform", "darwin")
+    with pytest.raises(LocalCloudError, match="Linux only") as foreign:
+        machine.choose_mode(None, tmp_path)
+    assert "docker build" in foreign.value.next
+
+
+def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(machine, "SEARCH", str(tmp_path))
+    monkeypatch.setattr(machine, "_lack", lambda: None)
+    with pytest.raises(LocalCloudError) as caught:
+        machine.choose_mode(None, tmp_path)
+    assert "systemd-container, cloud-init" in caught.value.why
+    packages, loopback, records = caught.value.next.splitlines()
+    assert packages.startswith("apt-get install")
+    assert loopback.startswith("awsddp local start --loopback ")
+    assert records.startswith("awsddp local start --no-hosts ")
+    with pytest.raises(LocalCloudError) as caught:
+        machine.choose_mode("loopback", tmp_path)
+    assert "openssh-server" in caught.value.why
+    assert caught.value.next.splitlines()[1:] == [records]
+
+
+@pytest.mark.parametrize("lack", ["not root", "no namespaces (Operation not permitted)"])
+def test_without_root_or_namespaces_it_says_so_and_takes_the_next_best(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, lack: str
+) -> None:
+    monkeypatch.setattr(machine, "_lack", lambda: lack)
+    mode, why = machine.choose_mode(None, tmp_path)
+    assert (mode, lack in why) == ("loopback", True)
+
+
+def test_a_home_that_a_shell_would_split_cannot_be_used_without_root(tmp_path: Path) -> None:
+    with pytest.raises(LocalCloudError, match="without spaces"):
+        machine.choose_mode("loopback", tmp_path / "a b")
+
+
+def test_a_folder_that_is_not_there_cannot_be_shared(tmp_path: Path) -> None:
+    words = [
+        sys.executable,
+        "-m",
+        "awsddp",
+        "local",
+        "start",
+        "--no-hosts",
+        "--share",
+        str(tmp_path / "none"),
+    ]
+    environ = {**os.environ, "AWSDDP_HOME": str(tmp_path)}
+    shown = subprocess.run(words, env=environ, capture_output=True, text=True)
+    assert (shown.returncode, f"{tmp_path / 'none'}' does not exist" in shown.stderr) == (2, True)
+    assert control.find(tmp_path) is None
+
+
+def test_a_port_that_is_taken_is_named_and_the_cloud_kept(tmp_path: Path) -> None:
+    cloud = Cloud(tmp_path, control.start(tmp_path, mode="records"))
+    try:
+        made = cloud.client("ec2").run_instances(**cloud.request())["Instances"][0]["InstanceId"]
+        control._end_daemon(Place(tmp_path))
+        port = int(cloud.info.endpoint.rpartition(":")[2])
+        with (
+            socket.create_server(("127.0.0.1", port)),
+            pytest.raises(LocalCloudError, match=f"{port} is taken"),
+        ):
+            control.start(tmp_path)
+        cloud.info = control.start(tmp_path)
+        assert cloud.instances(made)
+    finally:
+        control.stop(tmp_path)
+
+
+def test_a_loopback_block_has_one_owner() -> None:
+    block, holder = network.take_block(network.LOOPBACK_BLOCKS)
+    with holder:
+        other, second = network.take_block(network.LOOPBACK_BLOCKS)
+        second.close()
+        assert not block.overlaps(other)
+        with pytest.raises(LocalCloudError, match="no address block is free"):
+            network.take_block([block])
+    network.take_block([block])[1].close()
+
+
+@needs_root
+@pytest.mark.prove
+def test_two_clouds_with_hosts_stand_side_by_side(cloud: Cloud, tmp_path: Path) -> None:
+    other = Cloud(tmp_path, control.start(tmp_path))
+    try:
+        blocks = [one.client("ec2").describe_vpcs()["Vpcs"][0]["CidrBlock"] for one in (cloud, other)]
+        assert len(set(blocks)) == 2
+        made = [one.client("ec2").run_instances(**one.request())["Instances"][0] for one in (cloud, other)]
+        for one, instance in zip((cloud, other), made, strict=True):
+            one.wait("running", instance["InstanceId"])
+        control.stop(tmp_path)
+        assert left_over(tmp_path) == {}
+        assert cloud.wait("running", made[0]["InstanceId"])
+        cloud.client("ec2").terminate_instances(InstanceIds=[made[0]["InstanceId"]])
+    finally:
+        control.stop(tmp_path)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    folder = tmp_path / "small"
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(folder)], check=True)
+    yield folder
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+@needs_root
+def test_a_full_disk_refuses_what_cannot_be_written_down(small_disk: Path) -> None:
+    cloud = Cloud(small_disk, control.start(small_disk, mode="records"))
+    try:
+        request = cloud.request()
+        room = os.statvfs(small_disk)
+        filler = small_disk / "filler"
+        filler.write_bytes(b"x" * (room.f_bavail * room.f_bsize))
+        with pytest.raises(ClientError, match="No space left"):
+            cloud.client("ec2").run_instances(**request)
+        assert cloud.instances() == []
+        filler.unlink()
+        assert cloud.client("ec2").run_instances(**request)["Instances"]
+        assert len(cloud.instances()) == 1
+    finally:
+        control.stop(small_disk)
+
+
+@needs_root
+def test_a_full_disk_at_the_start_is_said(small_disk: Path) -> None:
+    room = os.statvfs(small_disk)
+    (small_disk / "filler").write_bytes(b"x" * (room.f_bavail * room.f_bsize))
+    with pytest.raises(LocalCloudError) as caught:
+        control.start(small_disk, mode="records")
+    assert "No space left" in caught.value.why
+
+
+@pytest.mark.parametrize(
+    "mapping",
+    [{"Ebs": {"VolumeSize": 8}}, {"Ebs": {"VolumeSize": 8, "VolumeType": "gp3"}}],
+)
+def test_a_root_volume_smaller_than_its_image_is_refused(records: Cloud, mapping: dict[str, Any]) -> None:
+    disks = [{"DeviceName": "/dev/sda1", **mapping}]
+    launch = records.client("ec2").run_instances
+    assert refusal(launch, **records.request(BlockDeviceMappings=disks)) == "InvalidBlockDeviceMapping"

@@ -1,0 +1,271 @@
+"""The endpoint as any EC2 client sees it; no host boots here."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from botocore.exceptions import ClientError
+
+from awsddp.errors import LocalCloudError
+from awsddp.local import control
+from awsddp.local.machine import Place
+from tests.support.local_cloud import Cloud, refusal
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        ({"InstanceType": "p2.8xlarge"}, "Unsupported"),
+        ({"InstanceType": "p2.9xlarge"}, "InvalidParameterValue"),
+        ({"InstanceType": "g5g.xlarge"}, "InvalidParameterValue"),
+        ({"Placement": {"AvailabilityZone": "us-east-1e"}}, "Unsupported"),
+        ({"ImageId": "ami-12345678901234567"}, "InvalidAMIID.NotFound"),
+        ({"ImageId": "nothing"}, "InvalidAMIID.Malformed"),
+        ({"KeyName": "nothing"}, "InvalidKeyPair.NotFound"),
+        ({"SecurityGroupIds": ["sg-12345678901234567"]}, "InvalidGroup.NotFound"),
+        ({"SubnetId": "subnet-12345678901234567"}, "InvalidSubnetID.NotFound"),
+        ({"MinCount": 3, "MaxCount": 2}, "InvalidParameterValue"),
+        ({"UserData": "x" * 16385}, "InvalidParameterValue"),
+        ({"DryRun": True}, "DryRunOperation"),
+    ],
+)
+def test_a_launch_is_refused_as_ec2_refuses_it(records: Cloud, change: dict[str, Any], code: str) -> None:
+    before = len(records.instances())
+    assert refusal(records.client("ec2").run_instances, **records.request(**change)) == code
+    assert len(records.instances()) == before
+
+
+def test_a_type_that_is_gone_is_not_described(records: Cloud) -> None:
+    describe = records.client("ec2").describe_instance_types
+    assert refusal(describe, InstanceTypes=["p2.8xlarge"]) == "InvalidInstanceType"
+
+
+def test_the_images_are_deep_learning_amis_with_rehearsed_gpus(records: Cloud) -> None:
+    ec2 = records.client("ec2")
+    name = "Deep Learning OSS Nvidia Driver AMI GPU PyTorch 2.12 (Ubuntu 24.04) *"
+    found = ec2.describe_images(Owners=["898082745236"], Filters=[{"Name": "name", "Values": [name]}])[
+        "Images"
+    ]
+    newest = max(found, key=lambda image: image["CreationDate"])
+    assert newest["ImageId"] == records.image
+    assert {tag["Key"]: tag["Value"] for tag in newest["Tags"]} == {
+        "awsddp:gpus": "rehearsed",
+        "awsddp:hosts": "none",
+        "awsddp:internet": "none",
+    }
+    assert newest["RootDeviceName"] == "/dev/sda1"
+    assert newest["BlockDeviceMappings"][0]["Ebs"]["VolumeSize"] == 75
+    assert newest["EnaSupport"] is True
+
+
+def test_only_the_credentials_open_it(records: Cloud) -> None:
+    wrong = {"aws_secret_access_key": "x" * 40}
+    unknown = {"aws_access_key_id": "AKIAUNKNOWN"}
+    assert refusal(records.client("ec2", **wrong).describe_regions) == "AuthFailure"
+    assert refusal(records.client("ec2", **unknown).describe_regions) == "AuthFailure"
+    assert refusal(records.client("sts", **wrong).get_caller_identity) == "SignatureDoesNotMatch"
+    assert refusal(records.client("sts", **unknown).get_caller_identity) == "InvalidClientTokenId"
+
+
+def test_another_user_is_another_owner(records: Cloud) -> None:
+    iam = records.client("iam")
+    iam.create_user(UserName="bob")
+    key = iam.create_access_key(UserName="bob")["AccessKey"]
+    bob = records.client(
+        "sts", aws_access_key_id=key["AccessKeyId"], aws_secret_access_key=key["SecretAccessKey"]
+    )
+    ours = records.client("sts").get_caller_identity()["UserId"]
+    assert bob.get_caller_identity()["UserId"] != ours
+    assert records.client("sts").get_caller_identity()["UserId"] == ours
+
+
+def test_the_same_token_launches_once(records: Cloud) -> None:
+    ec2 = records.client("ec2")
+    request = records.request(MinCount=2, MaxCount=2, ClientToken="once")
+    first = [one["InstanceId"] for one in ec2.run_instances(**request)["Instances"]]
+    again = [one["InstanceId"] for one in ec2.run_instances(**request)["Instances"]]
+    assert again == first
+    assert refusal(ec2.run_instances, **{**request, "MaxCount": 3}) == "IdempotentParameterMismatch"
+    records.kill()
+    assert [one["InstanceId"] for one in ec2.run_instances(**request)["Instances"]] == first
+    ec2.terminate_instances(InstanceIds=first)
+    assert refusal(ec2.run_instances, **request) == "IdempotentInstanceTerminated"
+
+
+def test_a_group_in_use_cannot_be_deleted(records: Cloud) -> None:
+    ec2 = records.client("ec2")
+    group = ec2.create_security_group(GroupName="used", Description="-")["GroupId"]
+    other = ec2.create_security_group(GroupName="other", Description="-")["GroupId"]
+    pair = [{"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": group}]}]
+    ec2.authorize_security_group_ingress(GroupId=group, IpPermissions=pair)
+    ec2.authorize_security_group_ingress(GroupId=other, IpPermissions=pair)
+    made = ec2.run_instances(**records.request(SecurityGroupIds=[group]))["Instances"][0]["InstanceId"]
+    assert refusal(ec2.delete_security_group, GroupId=group) == "DependencyViolation"
+    [nic] = ec2.describe_network_interfaces(Filters=[{"Name": "group-id", "Values": [group]}])[
+        "NetworkInterfaces"
+    ]
+    code = refusal(ec2.delete_network_interface, NetworkInterfaceId=nic["NetworkInterfaceId"])
+    assert code == "InvalidNetworkInterface.InUse"
+    ec2.terminate_instances(InstanceIds=[made])
+    records.wait("terminated", made)
+    assert refusal(ec2.delete_security_group, GroupId=group) == "DependencyViolation"
+    ec2.delete_security_group(GroupId=other)
+    ec2.delete_security_group(GroupId=group)
+
+
+def test_instances_take_their_states_in_order_and_leave_nothing(records: Cloud) -> None:
+    ec2 = records.client("ec2")
+    tags = [
+        {"ResourceType": kind, "Tags": [{"Key": "Name", "Value": kind}]}
+        for kind in ("instance", "volume", "network-interface")
+    ]
+    made = ec2.run_instances(**records.request(TagSpecifications=tags))["Instances"][0]
+    assert made["State"]["Name"] == "pending"
+    running = records.wait("running", made["InstanceId"])[0]
+    assert running["PublicIpAddress"] == running["PrivateIpAddress"]
+    of_instance = [{"Name": "attachment.instance-id", "Values": [made["InstanceId"]]}]
+    (nic,) = ec2.describe_network_interfaces(Filters=of_instance)["NetworkInterfaces"]
+    assert nic["TagSet"] == [{"Key": "Name", "Value": "network-interface"}]
+    ec2.stop_instances(InstanceIds=[made["InstanceId"]])
+    assert "PublicIpAddress" not in records.wait("stopped", made["InstanceId"])[0]
+    ec2.start_instances(InstanceIds=[made["InstanceId"]])
+    records.wait("running", made["InstanceId"])
+    change = ec2.terminate_instances(InstanceIds=[made["InstanceId"]])["TerminatingInstances"][0]
+    assert change["CurrentState"]["Name"] == "shutting-down"
+    records.wait("terminated", made["InstanceId"])
+    assert refusal(ec2.start_instances, InstanceIds=[made["InstanceId"]]) == "IncorrectInstanceState"
+    assert ec2.describe_network_interfaces(Filters=of_instance)["NetworkInterfaces"] == []
+
+
+@pytest.mark.prove
+def test_sixty_four_instances_come_and_go(records: Cloud) -> None:
+    ec2 = records.client("ec2")
+    made = ec2.run_instances(**records.request(InstanceType="g6.12xlarge", MinCount=64, MaxCount=64))[
+        "Instances"
+    ]
+    ids = [one["InstanceId"] for one in made]
+    assert [one["AmiLaunchIndex"] for one in made] == list(range(64))
+    assert len({one["PrivateIpAddress"] for one in records.wait("running", *ids)}) == 64
+    ec2.terminate_instances(InstanceIds=ids)
+    records.wait("terminated", *ids)
+
+
+def test_addresses_of_two_regions_differ(records: Cloud) -> None:
+    subnets = [
+        subnet["CidrBlock"]
+        for region in ("us-east-1", "eu-west-1")
+        for subnet in records.client("ec2", region_name=region).describe_subnets()["Subnets"]
+    ]
+    assert len(subnets) > 6
+    assert len(set(subnets)) == len(subnets)
+
+
+def test_a_killed_daemon_goes_on_where_it_was(records: Cloud) -> None:
+    ec2 = records.client("ec2")
+    made = ec2.run_instances(**records.request())["Instances"][0]["InstanceId"]
+    group = ec2.create_security_group(GroupName="kept", Description="-")["GroupId"]
+    owner = records.client("sts").get_caller_identity()["UserId"]
+    endpoint = records.info.endpoint
+    records.kill()
+    assert records.info.endpoint == endpoint
+    assert records.wait("running", made)
+    assert ec2.describe_security_groups(GroupIds=[group])["SecurityGroups"][0]["GroupName"] == "kept"
+    assert records.client("sts").get_caller_identity()["UserId"] == owner
+    assert (
+        records.client("ec2").run_instances(**records.request())["Instances"][0]["PrivateIpAddress"]
+        != (records.instances(made)[0]["PrivateIpAddress"])
+    )
+
+
+def test_status_is_the_document_of_the_design(records: Cloud) -> None:
+    made = records.client("ec2").run_instances(**records.request())["Instances"][0]["InstanceId"]
+    document = control.ask(records.info)
+    assert {name: document[name] for name in ("endpoint", "region", "mode")} == {
+        "endpoint": records.info.endpoint,
+        "region": "us-east-1",
+        "mode": "records",
+    }
+    assert made in [one["instance_id"] for one in document["instances"]]
+
+
+def test_two_homes_have_two_clouds(records: Cloud, tmp_path: Path) -> None:
+    other = Cloud(tmp_path, control.start(tmp_path, mode="records"))
+    try:
+        assert other.info.endpoint != records.info.endpoint
+        assert refusal(other.client("ec2", endpoint_url=records.info.endpoint).describe_vpcs) == "AuthFailure"
+        assert other.instances() == []
+    finally:
+        control.stop(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_start_again_is_the_same_cloud(records: Cloud) -> None:
+    assert control.start(records.home, auto=True) == records.info
+    assert control.find(records.home) == records.info
+    with pytest.raises(LocalCloudError, match="records mode"):
+        control.start(records.home, mode="loopback")
+
+
+def test_there_is_none_where_none_was_started(tmp_path: Path) -> None:
+    assert control.find(tmp_path) is None
+    control.stop(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(lambda whole: whole[: len(whole) // 2], id="cut"),
+        pytest.param(lambda whole: whole.replace(b"awsddp.local.offers", b"awsddp.local.moved_"), id="moved"),
+    ],
+)
+def test_a_state_file_that_cannot_be_read_says_what_to_do(
+    tmp_path: Path, change: Callable[[bytes], bytes]
+) -> None:
+    """It is cut, or an awsddp wrote it whose classes have moved since."""
+    info = control.start(tmp_path, mode="records")
+    assert info.pid is not None
+    Cloud(tmp_path, info).client("ec2").create_placement_group(GroupName="group", Strategy="cluster")
+    state = tmp_path / "local/state.pickle"
+    whole = state.read_bytes()
+    control._end_daemon(control.Place(tmp_path))
+    state.write_bytes(change(whole))
+    with pytest.raises(LocalCloudError, match="state cannot be used") as caught:
+        control.start(tmp_path)
+    assert str(state) in caught.value.why
+    assert "awsddp local stop" in caught.value.next
+    state.write_bytes(whole)
+    assert control.start(tmp_path).endpoint == info.endpoint
+    control.stop(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("service", "operation", "parameters", "code"),
+    [
+        ("pricing", "get_products", {"ServiceCode": "AmazonEC2"}, "UnknownOperationException"),
+        ("efs", "describe_file_systems", {}, "UnknownOperationException"),
+        ("ssm", "start_session", {"Target": "i-12345678"}, "UnknownOperationException"),
+        ("ec2", "describe_network_insights_paths", {}, "UnsupportedOperation"),
+    ],
+)
+def test_what_the_endpoint_does_not_speak_is_refused_in_the_services_form(
+    records: Cloud, service: str, operation: str, parameters: dict[str, Any], code: str
+) -> None:
+    log = Place(records.home).log
+    before = log.read_text()
+    with pytest.raises(ClientError, match="The local cloud") as caught:
+        getattr(records.client(service), operation)(**parameters)
+    assert caught.value.response["Error"]["Code"] == code
+    assert caught.value.response["ResponseMetadata"]["HTTPStatusCode"] == 400
+    assert log.read_text() == before
+
+
+def test_in_records_mode_any_subnet_will_do(records: Cloud) -> None:
+    ec2 = records.client("ec2")
+    vpc = ec2.create_vpc(CidrBlock="192.168.0.0/16")["Vpc"]["VpcId"]
+    made = ec2.create_subnet(VpcId=vpc, CidrBlock="192.168.7.0/24", AvailabilityZone="us-east-1a")
+    subnet = made["Subnet"]["SubnetId"]
+    made = ec2.run_instances(**records.request(SubnetId=subnet))["Instances"][0]
+    assert made["PrivateIpAddress"].startswith("192.168.7.")

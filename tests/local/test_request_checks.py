@@ -1,0 +1,102 @@
+"""EC2's documented limits on tags, names, tokens and rules: the local cloud refuses what EC2 refuses."""
+
+from typing import Any
+
+import pytest
+
+from awsddp.settings.ec2_limits import TAGS
+from tests.support.local_cloud import Cloud, refusal
+
+
+def tags(**pairs: str) -> list[dict[str, str]]:
+    return [{"Key": key, "Value": value} for key, value in pairs.items()]
+
+
+@pytest.fixture(scope="module")
+def instance(records: Cloud) -> str:
+    return str(records.client("ec2").run_instances(**records.request())["Instances"][0]["InstanceId"])
+
+
+@pytest.mark.parametrize(
+    ("pairs", "code"),
+    [
+        ({"k" * 129: ""}, "InvalidParameterValue"),
+        ({"k": "v" * 257}, "InvalidParameterValue"),
+        ({"aws:k": ""}, "InvalidParameterValue"),
+        ({"AWS:k": ""}, "InvalidParameterValue"),
+        ({"k": "a\tb"}, "InvalidParameterValue"),
+        ({"": "v"}, "InvalidTagKey.Malformed"),
+        ({f"k{number}": "" for number in range(51)}, "TagLimitExceeded"),
+    ],
+    ids=["key", "value", "reserved", "capitals", "control", "empty", "count"],
+)
+def test_tag_that_ec2_refuses_is_refused_where_it_is_written_and_at_a_launch(
+    records: Cloud, instance: str, pairs: dict[str, str], code: str
+) -> None:
+    ec2, before = records.client("ec2"), len(records.instances())
+    assert refusal(ec2.create_tags, Resources=[instance], Tags=tags(**pairs)) == code
+    named = [{"ResourceType": "instance", "Tags": tags(**pairs)}]
+    assert refusal(ec2.run_instances, **records.request(TagSpecifications=named)) == code
+    assert len(records.instances()) == before
+    assert not records.instances(instance)[0].get("Tags")
+
+
+def test_fifty_tags_of_the_longest_kind_fit_and_the_next_one_does_not(records: Cloud, instance: str) -> None:
+    ec2 = records.client("ec2")
+    longest = {f"{number:02}{'ü' * 126}": "ü" * 256 for number in range(TAGS)}
+    ec2.create_tags(Resources=[instance], Tags=tags(**longest))
+    try:
+        assert refusal(ec2.create_tags, Resources=[instance], Tags=tags(more="")) == "TagLimitExceeded"
+        first = next(iter(longest))
+        ec2.create_tags(Resources=[instance], Tags=tags(**{first: "changed"}))
+    finally:
+        ec2.delete_tags(Resources=[instance], Tags=[{"Key": key} for key in longest])
+
+
+@pytest.mark.parametrize(
+    ("operation", "parameters"),
+    [
+        ("create_key_pair", {"KeyName": "k" * 256}),
+        ("create_key_pair", {"KeyName": "schlüssel"}),
+        ("create_security_group", {"GroupName": "g" * 256, "Description": "d"}),
+        ("create_security_group", {"GroupName": "sg-mine", "Description": "d"}),
+        ("create_security_group", {"GroupName": "g", "Description": "d" * 256}),
+        ("create_security_group", {"GroupName": "g", "Description": "don't"}),
+        ("create_security_group", {"GroupName": "g", "Description": "größer"}),
+        ("create_placement_group", {"GroupName": "p" * 256, "Strategy": "cluster"}),
+    ],
+)
+def test_name_that_ec2_refuses_is_refused(records: Cloud, operation: str, parameters: dict[str, Any]) -> None:
+    assert refusal(getattr(records.client("ec2"), operation), **parameters) == "InvalidParameterValue"
+
+
+def test_client_token_of_more_than_64_characters_is_refused(records: Cloud) -> None:
+    launch = records.client("ec2").run_instances
+    assert refusal(launch, **records.request(ClientToken="t" * 65)) == "InvalidParameterValue"
+
+
+def test_group_takes_60_rules_of_each_kind_and_refuses_a_whole_request_over_that(records: Cloud) -> None:
+    ec2 = records.client("ec2")
+    group = ec2.create_security_group(GroupName="full", Description="d")["GroupId"]
+
+    def add(kind: str, key: str, sources: list[str]) -> dict[str, Any]:
+        rule = {"IpProtocol": "tcp", "FromPort": 22, "ToPort": 22, kind: [{key: one} for one in sources]}
+        return {"GroupId": group, "IpPermissions": [rule]}
+
+    blocks = [f"10.0.{number}.0/24" for number in range(61)]
+    ec2.authorize_security_group_ingress(**add("IpRanges", "CidrIp", blocks[:58]))
+    ec2.authorize_security_group_ingress(**add("UserIdGroupPairs", "GroupId", [group]))
+    over = refusal(ec2.authorize_security_group_ingress, **add("IpRanges", "CidrIp", blocks[58:60]))
+    assert over == "RulesPerSecurityGroupLimitExceeded"
+    ec2.authorize_security_group_ingress(**add("IpRanges", "CidrIp", blocks[58:59]))
+    ec2.authorize_security_group_egress(**add("IpRanges", "CidrIp", blocks[:59]))
+    over = refusal(ec2.authorize_security_group_egress, **add("IpRanges", "CidrIp", blocks[59:60]))
+    assert over == "RulesPerSecurityGroupLimitExceeded"
+
+
+def test_filter_takes_200_values(records: Cloud, instance: str) -> None:
+    describe = records.client("ec2").describe_instances
+    ids = [f"i-{number:017x}" for number in range(200)]
+    assert describe(Filters=[{"Name": "instance-id", "Values": ids}])["Reservations"] == []
+    over = [{"Name": "instance-id", "Values": [*ids, instance]}]
+    assert refusal(describe, Filters=over) == "FilterLimitExceeded"

@@ -1,0 +1,523 @@
+"""S3 of the local cloud, as its clients meet it."""
+
+import base64
+import http.client
+import json
+import os
+import subprocess
+import sys
+import threading
+import uuid
+import zlib
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from boto3.s3.transfer import TransferConfig
+from botocore import UNSIGNED
+from botocore.auth import S3SigV4Auth
+from botocore.awsrequest import AWSRequest
+from botocore.config import Config
+from botocore.credentials import Credentials
+from botocore.exceptions import ClientError, ConnectionClosedError, HTTPClientError, IncompleteReadError
+
+from awsddp.local import control
+from awsddp.local.machine import Place
+from tests.support.local_cloud import Cloud, fault_add, fault_clear, refusal
+
+MB = 1 << 20
+
+
+@pytest.fixture
+def bucket(records: Cloud) -> Iterator[str]:
+    name = f"bucket-{uuid.uuid4().hex}"
+    records.client("s3").create_bucket(Bucket=name)
+    yield name
+    fault_clear(records.info)
+
+
+def keys(s3: Any, bucket: str) -> list[str]:
+    return [one["Key"] for one in s3.list_objects_v2(Bucket=bucket).get("Contents", [])]
+
+
+def test_what_is_put_is_got_whole_and_in_ranges(records: Cloud, bucket: str) -> None:
+    s3, body = records.client("s3"), os.urandom(20 * MB + 1)
+    s3.upload_fileobj(BytesIO(body), bucket, "big", ExtraArgs={"Metadata": {"note": "mine"}})
+    found = s3.get_object(Bucket=bucket, Key="big")
+    assert (found["Body"].read(), found["Metadata"]) == (body, {"note": "mine"})
+    assert found["ETag"].endswith('-3"')
+    part = s3.get_object(
+        Bucket=bucket, Key="big", Range=f"bytes={9 * MB}-{9 * MB + 4}", IfMatch=found["ETag"]
+    )
+    assert part["Body"].read() == body[9 * MB : 9 * MB + 5]
+    assert s3.get_object(Bucket=bucket, Key="big", Range="bytes=-3")["Body"].read() == body[-3:]
+    assert refusal(s3.get_object, Bucket=bucket, Key="big", Range=f"bytes={21 * MB}-") == "InvalidRange"
+    assert refusal(s3.get_object, Bucket=bucket, Key="big", IfMatch='"no"') == "PreconditionFailed"
+    assert refusal(s3.get_object, Bucket=bucket, Key="none") == "NoSuchKey"
+    records.kill()
+    assert keys(records.client("s3"), bucket) == ["big"]
+
+
+def test_an_upload_in_parts_is_complete_or_not_there(records: Cloud, bucket: str) -> None:
+    s3 = records.client("s3")
+    begun = s3.create_multipart_upload(Bucket=bucket, Key="parts/one")["UploadId"]
+    named: dict[str, Any] = {"Bucket": bucket, "Key": "parts/one", "UploadId": begun}
+    sent = [s3.upload_part(**named, PartNumber=number, Body=b"small") for number in (1, 2)]
+    [listed] = s3.list_multipart_uploads(Bucket=bucket, Prefix="parts/")["Uploads"]
+    assert (listed["Key"], listed["UploadId"], keys(s3, bucket)) == ("parts/one", begun, [])
+    parts = [{"PartNumber": number, "ETag": one["ETag"]} for number, one in enumerate(sent, 1)]
+    end = s3.complete_multipart_upload
+    assert refusal(end, **named, MultipartUpload={"Parts": parts}) == "EntityTooSmall"
+    unknown = {"Parts": [{**parts[0], "PartNumber": 7}]}
+    assert refusal(end, **named, MultipartUpload=unknown) == "InvalidPart"
+    s3.abort_multipart_upload(**named)
+    assert refusal(s3.upload_part, **named, PartNumber=3, Body=b"") == "NoSuchUpload"
+
+
+def test_uploads_are_listed_while_others_are_given_up(records: Cloud, bucket: str) -> None:
+    s3 = records.client("s3")
+    begun = [s3.create_multipart_upload(Bucket=bucket, Key="one")["UploadId"] for _ in range(50)]
+
+    def give_up() -> None:
+        for one in begun:
+            s3.abort_multipart_upload(Bucket=bucket, Key="one", UploadId=one)
+
+    thread = threading.Thread(target=give_up)
+    thread.start()
+    left = len(begun)
+    while left:
+        left = len(s3.list_multipart_uploads(Bucket=bucket).get("Uploads", ()))
+    thread.join()
+
+
+def test_of_two_conditional_puts_at_once_one_wins(records: Cloud, bucket: str) -> None:
+    codes: list[str] = []
+
+    def put(word: str) -> None:
+        try:
+            records.client("s3").put_object(Bucket=bucket, Key="one", Body=word * MB, IfNoneMatch="*")
+            codes.append("won")
+        except ClientError as error:
+            codes.append(error.response["Error"]["Code"])
+
+    rivals = [threading.Thread(target=put, args=(word,)) for word in "abcd"]
+    for one in rivals:
+        one.start()
+    for one in rivals:
+        one.join()
+    assert sorted(codes) == ["PreconditionFailed"] * 3 + ["won"]
+
+
+def status(call: Any, **parameters: Any) -> tuple[int, str]:
+    """The HTTP status and the code with which a call was refused."""
+    with pytest.raises(ClientError) as caught:
+        call(**parameters)
+    response = caught.value.response
+    return response["ResponseMetadata"]["HTTPStatusCode"], response["Error"]["Code"]
+
+
+def test_what_its_owner_noted_comes_back_with_an_object(records: Cloud, bucket: str) -> None:
+    s3, named = records.client("s3"), {"Bucket": bucket, "Key": "one"}
+    noted = {"awsddp-signature": "0f" * 32}
+    put = s3.put_object(**named, Body=b"12345", ContentType="application/json", Metadata=noted)
+    for found in (s3.get_object(**named, Range="bytes=0-2"), s3.head_object(**named)):
+        assert (found["Metadata"], found["ContentType"]) == (noted, "application/json")
+        assert found["ETag"] == put["ETag"]
+    [listed] = s3.list_objects_v2(Bucket=bucket)["Contents"]
+    assert (listed["ETag"], listed["Size"]) == (put["ETag"], 5)
+    s3.put_object(**named, Body=b"123456")
+    assert s3.head_object(**named)["Metadata"] == {}
+
+
+def test_an_object_is_read_only_while_it_is_the_one_that_was_listed(records: Cloud, bucket: str) -> None:
+    s3, named = records.client("s3"), {"Bucket": bucket, "Key": "one"}
+    old = s3.put_object(**named, Body=b"old bytes")["ETag"]
+    part = {**named, "Range": "bytes=0-2", "IfMatch": old}
+    assert s3.get_object(**part)["Body"].read() == b"old"
+    assert s3.head_object(**named, IfMatch=old)["ContentLength"] == 9
+    s3.put_object(**named, Body=b"new bytes")
+    assert status(s3.get_object, **part) == (412, "PreconditionFailed")
+    assert status(s3.head_object, **named, IfMatch=old)[0] == 412
+
+
+def in_parts(s3: Any, named: dict[str, Any], body: bytes) -> dict[str, Any]:
+    """What completes an upload of one part."""
+    begun = s3.create_multipart_upload(**named)["UploadId"]
+    sent = s3.upload_part(**named, UploadId=begun, PartNumber=1, Body=body)
+    return {
+        **named,
+        "UploadId": begun,
+        "MultipartUpload": {"Parts": [{"PartNumber": 1, "ETag": sent["ETag"]}]},
+    }
+
+
+def test_an_object_is_replaced_only_while_it_is_the_one_that_is_expected(records: Cloud, bucket: str) -> None:
+    s3, named = records.client("s3"), {"Bucket": bucket, "Key": "one"}
+    whole = in_parts(s3, named, b"parts")
+    failed, absent = (412, "PreconditionFailed"), (404, "NoSuchKey")
+    assert status(s3.put_object, **named, Body=b"1", IfMatch='"none"') == absent
+    assert status(s3.complete_multipart_upload, **whole, IfMatch='"none"') == absent
+    first = s3.put_object(**named, Body=b"1")["ETag"]
+    assert status(s3.put_object, **named, Body=b"2", IfMatch='"none"') == failed
+    assert status(s3.put_object, **named, Body=b"2", IfNoneMatch="*") == failed
+    assert status(s3.complete_multipart_upload, **whole, IfMatch='"none"') == failed
+    assert status(s3.complete_multipart_upload, **whole, IfNoneMatch="*") == failed
+    assert s3.get_object(**named)["Body"].read() == b"1"
+    second = s3.put_object(**named, Body=b"2", IfMatch=first)["ETag"]
+    third = s3.complete_multipart_upload(**whole, IfMatch=second)["ETag"]
+    found = s3.get_object(**named, IfMatch=third)
+    assert (found["Body"].read(), len({first, second, third})) == (b"parts", 3)
+
+
+def test_who_may_not_read_an_object_learns_nothing_of_it_by_a_condition(records: Cloud, bucket: str) -> None:
+    mine, named = records.client("s3"), {"Bucket": bucket, "Key": "in/one"}
+    etag = mine.put_object(**named, Body=b"1")["ETag"]
+    _, writer = role(records, bucket, "s3:PutObject")
+    assert refusal(writer.put_object, **named, Body=b"2", IfMatch=etag) == "AccessDenied"
+    writer.put_object(**named, Body=b"2")
+
+
+@pytest.mark.parametrize(
+    ("parts", "code"),
+    [
+        (None, "MalformedXML"),
+        ([], "MalformedXML"),
+        ([{"PartNumber": 1}], "MalformedXML"),
+        ([{"ETag": '"0"'}], "MalformedXML"),
+        ([{"PartNumber": 2, "ETag": '"0"'}, {"PartNumber": 1, "ETag": '"0"'}], "InvalidPartOrder"),
+        ([{"PartNumber": 1, "ETag": '"0"'}, {"PartNumber": 1, "ETag": '"0"'}], "InvalidPartOrder"),
+        ([{"PartNumber": 1, "ETag": '"0"'}], "InvalidPart"),
+    ],
+)
+def test_an_upload_is_completed_by_its_parts_in_their_order(
+    records: Cloud, bucket: str, parts: Any, code: str
+) -> None:
+    s3 = records.client("s3")
+    whole = in_parts(s3, {"Bucket": bucket, "Key": "one"}, b"1")
+    del whole["MultipartUpload"]
+    named = {} if parts is None else {"MultipartUpload": {"Parts": parts}}
+    assert status(s3.complete_multipart_upload, **whole, **named) == (400, code)
+    assert keys(s3, bucket) == []
+
+
+def test_the_parts_of_an_upload_are_listed_with_their_times(records: Cloud, bucket: str) -> None:
+    s3, before = records.client("s3"), datetime.now(UTC).replace(microsecond=0)
+    begun = s3.create_multipart_upload(Bucket=bucket, Key="one")["UploadId"]
+    named: dict[str, Any] = {"Bucket": bucket, "Key": "one", "UploadId": begun}
+    assert s3.list_parts(**named).get("Parts", []) == []
+    sent = {n: s3.upload_part(**named, PartNumber=n, Body=b"x" * n)["ETag"] for n in (10, 2, 1)}
+    pages = list(s3.get_paginator("list_parts").paginate(**named, PaginationConfig={"PageSize": 2}))
+    listed = [(one["PartNumber"], one["Size"], one["ETag"]) for page in pages for one in page["Parts"]]
+    assert (listed, len(pages)) == ([(n, n, sent[n]) for n in (1, 2, 10)], 2)
+    assert all(before <= one["LastModified"] <= datetime.now(UTC) for page in pages for one in page["Parts"])
+    assert refusal(s3.upload_part, **named, PartNumber=10_001, Body=b"") == "InvalidArgument"
+    s3.abort_multipart_upload(**named)
+    assert status(s3.list_parts, **named) == (404, "NoSuchUpload")
+
+
+def test_keys_are_listed_in_their_order_and_in_pages(records: Cloud, bucket: str) -> None:
+    s3 = records.client("s3")
+    odd = ["a b+c%20", "a/ä/1", "a/ä/2", "a/z", "b\x01", "z//", "ü&<>'\"", "\U0001f600", "\ufffd"]
+    for key in odd:
+        s3.put_object(Bucket=bucket, Key=key, Body=b"")
+    pages = list(
+        s3.get_paginator("list_objects_v2").paginate(Bucket=bucket, PaginationConfig={"PageSize": 2})
+    )
+    listed = [one["Key"] for page in pages for one in page["Contents"]]
+    assert (listed, len(pages)) == (sorted(odd, key=str.encode), 5)
+    near = s3.list_objects_v2(Bucket=bucket, Prefix="a/", Delimiter="/")
+    assert [one["Prefix"] for one in near["CommonPrefixes"]] == ["a/ä/"]
+    assert [one["Key"] for one in near["Contents"]] == ["a/z"]
+    short = s3.list_objects_v2(Bucket=bucket, Delimiter="/", MaxKeys=2)
+    rest = s3.list_objects_v2(Bucket=bucket, Delimiter="/", ContinuationToken=short["NextContinuationToken"])
+    assert short["CommonPrefixes"] == [{"Prefix": "a/"}]
+    assert rest["KeyCount"] == 5
+    for token in ("x", "/w=="):
+        assert refusal(s3.list_objects_v2, Bucket=bucket, ContinuationToken=token) == "InvalidArgument"
+    assert refusal(s3.delete_bucket, Bucket=bucket) == "BucketNotEmpty"
+    for key in odd:
+        s3.delete_object(Bucket=bucket, Key=key)
+    s3.delete_bucket(Bucket=bucket)
+    assert refusal(s3.head_bucket, Bucket=bucket) == "404"
+
+
+def reads(pid: int | None) -> int:
+    """How often a process has read from a file until now."""
+    lines = Path(f"/proc/{pid}/io").read_text().splitlines()
+    return int(dict(line.split(": ") for line in lines)["syscr"])
+
+
+def test_a_listing_reads_no_object_again_and_outlives_the_daemon(records: Cloud, bucket: str) -> None:
+    s3, wanted = records.client("s3"), [f"{number:03}" for number in range(200)]
+    for key in wanted:
+        s3.put_object(Bucket=bucket, Key=key, Body=b"")
+    for _ in range(2):
+        before = reads(records.info.pid)
+        assert keys(s3, bucket) == wanted
+        assert reads(records.info.pid) - before < len(wanted)
+        records.kill()
+        s3 = records.client("s3")
+        assert keys(s3, bucket) == wanted
+        s3.delete_object(Bucket=bucket, Key=wanted.pop(7))
+
+
+def test_uploads_are_listed_in_pages_and_outlive_the_daemon(records: Cloud, bucket: str) -> None:
+    s3 = records.client("s3")
+    begun = [
+        (key, s3.create_multipart_upload(Bucket=bucket, Key=key)["UploadId"])
+        for key in ("a", "in/1", "in/1", "in/1", "in/2")
+    ]
+    records.kill()
+    s3 = records.client("s3")
+    pages = s3.get_paginator("list_multipart_uploads").paginate(
+        Bucket=bucket, Prefix="in/", PaginationConfig={"PageSize": 2}
+    )
+    assert [(one["Key"], one["UploadId"]) for page in pages for one in page["Uploads"]] == begun[1:]
+    rest = s3.list_multipart_uploads(Bucket=bucket, KeyMarker="in/1")
+    assert [one["Key"] for one in rest["Uploads"]] == ["in/2"]
+    assert refusal(s3.list_multipart_uploads, Bucket=bucket, Delimiter="/") == "NotImplemented"
+
+
+def memory_kb(pid: int | None) -> int:
+    [line] = [one for one in Path(f"/proc/{pid}/status").read_text().splitlines() if one.startswith("VmHWM")]
+    return int(line.split()[1])
+
+
+def test_a_large_object_takes_no_memory(records: Cloud, bucket: str, tmp_path: Path) -> None:
+    s3, large = records.client("s3"), tmp_path / "large"
+    with large.open("wb") as file:
+        file.truncate(300 * MB)
+    s3.put_object(Bucket=bucket, Key="warm", Body=b"")
+    before = memory_kb(records.info.pid)
+    with large.open("rb") as file:
+        s3.put_object(Bucket=bucket, Key="large", Body=file)
+    s3.upload_file(str(large), bucket, "parts", Config=TransferConfig(multipart_chunksize=64 * MB))
+    s3.get_object(Bucket=bucket, Key="parts", Range=f"bytes={299 * MB}-")["Body"].read()
+    assert memory_kb(records.info.pid) - before < 60_000
+
+
+@pytest.mark.parametrize("trailer", [True, False])
+def test_a_body_may_come_in_signed_or_unsigned_chunks(records: Cloud, bucket: str, trailer: bool) -> None:
+    kind = "STREAMING-UNSIGNED-PAYLOAD-TRAILER" if trailer else "STREAMING-AWS4-HMAC-SHA256-PAYLOAD"
+    mark, crc = b"" if trailer else b";chunk-signature=" + b"0" * 64, zlib.crc32(b"hello, world").to_bytes(4)
+    end = b"x-amz-checksum-crc32:" + base64.b64encode(crc) + b"\r\n" if trailer else b""
+    body = b"7%b\r\nhello, \r\n5%b\r\nworld\r\n0%b\r\n%b\r\n" % (mark, mark, mark, end)
+
+    def put(body: bytes) -> int:
+        path, host = f"/{bucket}/chunks", records.info.endpoint.removeprefix("http://")
+        headers = {"Host": host, "X-Amz-Decoded-Content-Length": "12", "Content-Encoding": "aws-chunked"}
+        made: Any = AWSRequest("PUT", f"http://{host}{path}", headers, b"")
+        signer: Any = S3SigV4Auth(
+            Credentials(records.info.access_key_id, records.info.secret_access_key), "s3", "us-east-1"
+        )
+        signer.payload = lambda _: kind
+        signer.add_auth(made)
+        line = http.client.HTTPConnection(host)
+        line.request("PUT", path, body, dict(made.headers))
+        return line.getresponse().status
+
+    assert put(body) == 200
+    assert records.client("s3").get_object(Bucket=bucket, Key="chunks")["Body"].read() == b"hello, world"
+    if trailer:
+        assert put(body.replace(b"world", b"World")) == 400
+
+
+def role(records: Cloud, bucket: str, *actions: str, listed: str = "in/*") -> Any:
+    """A client with the credentials of a role that has these rights in the bucket, and listing in `in/`."""
+    iam, name = records.client("iam"), f"role-{uuid.uuid4().hex}"
+    arn = iam.create_role(RoleName=name, AssumeRolePolicyDocument="{}")["Role"]["Arn"]
+    at = f"arn:aws:s3:::{bucket}"
+    listing = {"Effect": "Allow", "Action": "s3:ListBucket", "Resource": at}
+    statements = [
+        {"Effect": "Allow", "Action": list(actions), "Resource": [at, f"{at}/in/*"]},
+        {**listing, "Condition": {"StringLike": {"s3:prefix": [listed]}}},
+        {"Effect": "Deny", "Action": "S3:get*", "Resource": f"{at}/in/secret?"},
+    ]
+    document = json.dumps({"Version": "2012-10-17", "Statement": statements})
+    iam.put_role_policy(RoleName=name, PolicyName="rights", PolicyDocument=document)
+    given = records.client("sts").assume_role(RoleArn=arn, RoleSessionName="i-1")["Credentials"]
+    return arn, records.client(
+        "s3",
+        aws_access_key_id=given["AccessKeyId"],
+        aws_secret_access_key=given["SecretAccessKey"],
+        aws_session_token=given["SessionToken"],
+    )
+
+
+def test_a_role_may_do_what_its_policies_say(records: Cloud, bucket: str) -> None:
+    records.client("s3").put_object(Bucket=bucket, Key="in/secret1", Body=b"")
+    arn, s3 = role(records, bucket, "s3:GetObject", "s3:PutObject")
+    s3.put_object(Bucket=bucket, Key="in/one", Body=b"1")
+    assert s3.get_object(Bucket=bucket, Key="in/one")["Body"].read() == b"1"
+    assert len(s3.list_objects_v2(Bucket=bucket, Prefix="in/")["Contents"]) == 2
+    with pytest.raises(ClientError) as caught:
+        s3.put_object(Bucket=bucket, Key="out", Body=b"")
+    name = arn.rpartition("/")[2]
+    assert caught.value.response["Error"]["Message"] == (
+        f"User: arn:aws:sts::123456789012:assumed-role/{name}/i-1 is not authorized to perform: "
+        f's3:PutObject on resource: "arn:aws:s3:::{bucket}/out" because no identity-based policy allows '
+        "the s3:PutObject action"
+    )
+    named = {"Bucket": bucket, "Key": "in/one"}
+    assert refusal(s3.delete_object, **named) == "AccessDenied"
+    assert refusal(s3.get_object, Bucket=bucket, Key="in/secret1") == "AccessDenied"
+    assert refusal(s3.get_object, Bucket=bucket, Key="in/none") == "AccessDenied"
+    assert refusal(s3.list_objects_v2, Bucket=bucket) == "AccessDenied"
+    assert refusal(s3.list_multipart_uploads, Bucket=bucket) == "AccessDenied"
+
+
+def test_who_may_list_by_prefix_alone_is_not_told_what_is_not_there(records: Cloud, bucket: str) -> None:
+    _, s3 = role(records, bucket, "s3:GetObject", listed="*")
+    assert refusal(s3.get_object, Bucket=bucket, Key="in/none") == "AccessDenied"
+    assert refusal(s3.list_objects_v2, Bucket=bucket) == "AccessDenied"
+    assert s3.list_objects_v2(Bucket=bucket, Prefix="")["KeyCount"] == 0
+
+
+def test_the_rights_of_a_role_can_be_asked_for(records: Cloud, bucket: str) -> None:
+    arn, _ = role(records, bucket, "s3:GetObject")
+    at, iam = f"arn:aws:s3:::{bucket}", records.client("iam")
+
+    def decisions(resource: str, **more: Any) -> list[str]:
+        answer = iam.simulate_principal_policy(
+            PolicySourceArn=arn,
+            ActionNames=["s3:GetObject", "s3:PutObject", "s3:ListBucket"],
+            ResourceArns=[resource],
+            **more,
+        )
+        return [one["EvalDecision"] for one in answer["EvaluationResults"]]
+
+    prefix = {"ContextKeyName": "s3:prefix", "ContextKeyValues": ["in/a"], "ContextKeyType": "string"}
+    assert decisions(f"{at}/in/x") == ["allowed", "implicitDeny", "implicitDeny"]
+    assert decisions(f"{at}/in/secret1")[0] == "explicitDeny"
+    assert decisions(at, ContextEntries=[prefix])[2] == "allowed"
+    name = arn.rpartition("/")[2]
+    assert iam.list_role_policies(RoleName=name)["PolicyNames"] == ["rights"]
+    iam.delete_role_policy(RoleName=name, PolicyName="rights")
+    iam.delete_role(RoleName=name)
+    assert refusal(iam.get_role, RoleName=name) == "NoSuchEntity"
+
+
+def test_a_cut_leaves_nothing_and_a_lost_reply_leaves_all(records: Cloud, bucket: str) -> None:
+    s3, body = records.client("s3"), os.urandom(4 * MB)
+    fault_add(records.info, "PutObject", "cut", times=2, only="one")
+    for cut in (body, b""):
+        with pytest.raises((ConnectionClosedError, HTTPClientError)):
+            s3.put_object(Bucket=bucket, Key="one", Body=cut)
+    assert keys(s3, bucket) == []
+    assert not list(Place(records.home).uploads.iterdir())
+    fault_add(records.info, "PutObject", "lost", times=1)
+    with pytest.raises(ConnectionClosedError):
+        s3.put_object(Bucket=bucket, Key="one", Body=body)
+    assert s3.get_object(Bucket=bucket, Key="one")["Body"].read() == body
+    fault_add(records.info, "GetObject", "cut", times=1)
+    with pytest.raises((IncompleteReadError, HTTPClientError)):
+        s3.get_object(Bucket=bucket, Key="one")["Body"].read()
+    fault_add(records.info, "GetObject", "SlowDown", times=1, only=bucket)
+    with pytest.raises(ClientError) as caught:
+        s3.get_object(Bucket=bucket, Key="one")
+    assert caught.value.response["ResponseMetadata"]["HTTPStatusCode"] == 503
+
+
+def test_everybody_reads_a_public_bucket_and_nobody_anothers(records: Cloud, bucket: str) -> None:
+    s3, nobody = records.client("s3"), records.client("s3", config=Config(signature_version=UNSIGNED))
+    s3.put_object(Bucket=bucket, Key="one", Body=b"1")
+    assert refusal(nobody.get_object, Bucket=bucket, Key="one") == "AccessDenied"
+    s3.put_bucket_acl(Bucket=bucket, ACL="public-read")
+    assert nobody.get_object(Bucket=bucket, Key="one")["Body"].read() == b"1"
+    assert refusal(nobody.put_object, Bucket=bucket, Key="two", Body=b"") == "AccessDenied"
+    file = Place(records.home).buckets / bucket / "bucket.json"
+    ours, pays = json.loads(file.read_text()), {"public": True, "requester_pays": True}
+    file.write_text(json.dumps({**ours, "owner": "999999999999", **pays}))
+    assert refusal(nobody.get_object, Bucket=bucket, Key="one") == "AccessDenied"
+    assert refusal(s3.get_object, Bucket=bucket, Key="one") == "AccessDenied"
+    assert s3.get_object(Bucket=bucket, Key="one", RequestPayer="requester")["Body"].read() == b"1"
+    assert refusal(s3.put_object, Bucket=bucket, Key="two", Body=b"") == "AccessDenied"
+    assert refusal(s3.create_bucket, Bucket=bucket) == "BucketAlreadyExists"
+
+
+def test_a_bucket_of_another_region_redirects(records: Cloud, bucket: str) -> None:
+    s3, far = records.client("s3"), f"far-{bucket[:40]}"
+    s3.create_bucket(Bucket=far, CreateBucketConfiguration={"LocationConstraint": "eu-west-1"})
+    plain = records.client("s3")
+    regions: list[str] = []
+    plain.meta.events.register_first(
+        "needs-retry.s3.*",
+        lambda response, **_: regions.append(
+            f"{response[0].status_code} {response[0].headers.get('x-amz-bucket-region')}"
+        ),
+    )
+    plain.head_bucket(Bucket=far)  # boto3 follows
+    assert regions == ["301 eu-west-1", "200 eu-west-1"]
+
+
+def test_what_is_not_carried_out_and_who_is_not_known(records: Cloud, bucket: str) -> None:
+    s3, named = records.client("s3"), {"Bucket": bucket, "Key": "one"}
+    assert refusal(s3.copy_object, **named, CopySource=named) == "NotImplemented"
+    assert refusal(s3.put_object, **named, StorageClass="GLACIER") == "NotImplemented"
+    assert refusal(s3.put_object, **named, ACL="public-read") == "NotImplemented"
+    assert refusal(s3.put_object, **named, ContentEncoding="gzip") == "NotImplemented"
+    assert refusal(s3.delete_object, **named, IfMatch="*") == "NotImplemented"
+    assert refusal(s3.get_bucket_versioning, Bucket=bucket) == "NotImplemented"
+    assert refusal(s3.create_bucket, Bucket=bucket) == "BucketAlreadyOwnedByYou"
+    assert refusal(s3.list_objects_v2, Bucket="no-such-bucket") == "NoSuchBucket"
+    wrong, unknown = {"aws_secret_access_key": "x" * 40}, {"aws_access_key_id": "AKIAUNKNOWN"}
+    assert refusal(records.client("s3", **wrong).list_buckets) == "SignatureDoesNotMatch"
+    assert refusal(records.client("s3", **unknown).list_buckets) == "InvalidAccessKeyId"
+    ends = {"ID": "old", "Status": "Enabled", "Filter": {"Prefix": ""}, "Expiration": {"Days": 3}}
+    assert refusal(s3.get_bucket_lifecycle_configuration, Bucket=bucket) == "NoSuchLifecycleConfiguration"
+    s3.put_bucket_lifecycle_configuration(Bucket=bucket, LifecycleConfiguration={"Rules": [ends]})
+    [rule] = s3.get_bucket_lifecycle_configuration(Bucket=bucket)["Rules"]
+    assert (rule["ID"], rule["Expiration"]) == ("old", {"Days": 3})
+
+
+def test_the_aws_cli_copies_there_and_back(records: Cloud, bucket: str, tmp_path: Path) -> None:
+    environ = {
+        **os.environ,
+        "AWS_ACCESS_KEY_ID": records.info.access_key_id,
+        "AWS_SECRET_ACCESS_KEY": records.info.secret_access_key,
+        "AWS_DEFAULT_REGION": records.info.region,
+        "AWS_ENDPOINT_URL": records.info.endpoint,
+    }
+
+    def aws(*words: str) -> str:
+        command = [Path(sys.executable).with_name("aws"), "s3", *words]
+        return subprocess.run(command, env=environ, check=True, capture_output=True, text=True).stdout
+
+    body = os.urandom(9 * MB)
+    (tmp_path / "one").write_bytes(body)
+    aws("cp", str(tmp_path / "one"), f"s3://{bucket}/folder/one")
+    assert "folder/one" in aws("ls", "--recursive", f"s3://{bucket}")
+    aws("cp", "--recursive", f"s3://{bucket}/folder", str(tmp_path / "back"))
+    assert (tmp_path / "back/one").read_bytes() == body
+
+
+def test_nobody_else_reads_the_files_of_the_local_s3(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    place = Place(tmp_path)
+    place.buckets.mkdir(mode=0o755)
+    umask = os.umask(0)
+    try:
+        cloud = Cloud(tmp_path, control.start(tmp_path, mode="records"))
+    finally:
+        os.umask(umask)
+    try:
+        s3, named = cloud.client("s3"), {"Bucket": "mine", "Key": "one"}
+        s3.create_bucket(Bucket="mine")
+        s3.put_object(**named, Body=b"1")
+        in_parts(s3, named, b"part")
+        files = [path for at in (place.buckets, place.uploads) for path in (at, *at.rglob("*"))]
+        modes = {(path.is_dir(), oct(path.stat().st_mode & 0o777)) for path in files}
+        assert (modes, len(files)) == ({(True, "0o700"), (False, "0o600")}, 10)
+    finally:
+        control.stop(tmp_path)
+
+
+def test_stopping_takes_the_buckets_away(tmp_path: Path) -> None:
+    cloud = Cloud(tmp_path, control.start(tmp_path, mode="records"))
+    cloud.client("s3").create_bucket(Bucket="short-lived")
+    assert cloud.info.node_s3 is None
+    control.stop(tmp_path)
+    assert not list(tmp_path.rglob("short-lived"))

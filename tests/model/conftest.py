@@ -1,0 +1,3 @@
+"""A lab whose cloud keeps records only."""
+
+from tests.support.lab import records

@@ -1,0 +1,401 @@
+"""What a message tells to type means this cluster, and names what may still cost money."""
+
+import json
+import shlex
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Literal
+
+import click
+import pytest
+from botocore.exceptions import EndpointConnectionError
+
+from awsddp.api.cluster import Cluster, Job, JobFailed
+from awsddp.aws.api_errors import translate
+from awsddp.cli import failures
+from awsddp.cli.command_line import WATCH, Globals, named
+from awsddp.cli.main import cli
+from awsddp.errors import CloudError, Interrupted, LetGo
+from awsddp.local import control
+from awsddp.model.records import JobRecord as JobRecord
+from awsddp.model.records import Prepared, Target, TargetName
+from awsddp.nodes.node_failures import NodeFailure
+from awsddp.session.context import Session
+from awsddp.session.next_steps import advised, costs, interruption
+from awsddp.settings.loader import load, option_words
+from awsddp.settings.spec import OPTIONS
+from awsddp.settings.verbs import HAS_OPTION
+from awsddp.state import Folder, Record
+from tests.support.advice_lines import texts, type_in
+from tests.support.lab import Lab
+
+RECORD = Record(
+    id="0a1b2c3d",
+    owner="AIDAEXAMPLE",
+    target=Target(region="eu-west-1", profile="work"),
+    created=datetime(2026, 11, 22, tzinfo=UTC),
+    expires=datetime(2026, 11, 23, tzinfo=UTC),
+    instance_type="p4d.24xlarge",
+    nodes=2,
+    gpus_per_node=8,
+    pretended=False,
+    ssh_user="ubuntu",
+    price_usd_per_hour=65.54,
+    prepared=tuple(
+        Prepared(node=n, instance_id=f"i-{n}", home="/home/ubuntu", python="python3", nic="ens5")
+        for n in range(2)
+    ),
+)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Folder]:
+    monkeypatch.setenv("AWSDDP_HOME", str(tmp_path))
+    monkeypatch.delenv("AWSDDP_CLUSTER", raising=False)
+    made = Folder(tmp_path, "second")
+    session = Session(name="second", home=tmp_path, settings=load("second", environ={}))
+    monkeypatch.setattr(WATCH, "session", session)
+    yield made
+
+
+def asked(
+    folder: Folder, local: bool = False, verb: Literal["train", "run"] = "train", **keys: object
+) -> Session:
+    """What is asked by a command line that sets these keys."""
+    settings = load(folder.name, environ={}, overrides=keys)
+    return Session(name=folder.name, home=folder.root, settings=settings, local=local, verb=verb)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (Globals(), "awsddp up   # continue"),
+        (Globals(cluster="second"), "awsddp -c second up   # continue"),
+        (
+            Globals(region="eu-west-1", profile="my own"),
+            "awsddp --profile 'my own' --region eu-west-1 up   # continue",
+        ),
+        (Globals(local=True), "awsddp --local up   # continue"),
+    ],
+)
+def test_a_command_carries_the_options_that_it_needs(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch, options: Globals, said: str
+) -> None:
+    monkeypatch.setattr(WATCH, "options", options)
+    monkeypatch.setattr(WATCH, "session", None)  # nothing of the verb is known yet
+    assert named("awsddp up   # continue") == said
+    assert named("awsddp -c other-name up") == "awsddp -c other-name up"
+
+
+def test_what_a_cluster_remembers_is_not_said_again(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder.write(RECORD)
+    for profile, said in (("work", ""), ("other", " --profile other")):
+        keys = {"cluster.region": "eu-west-1", "cluster.profile": profile}
+        assert advised(asked(folder, **keys), "awsddp down") == f"awsddp -c second{said} down"
+
+
+def test_no_advice_of_a_rehearsal_goes_to_aws(folder: Folder, tmp_path: Path) -> None:
+    make = "aws s3 mb s3://b --region us-east-1   # or another --save-to"
+    on_aws, rehearsed = asked(folder), asked(folder, local=True)
+    assert advised(on_aws, make) == make
+    assert advised(rehearsed, make).startswith("awsddp local start   #")
+    info = control.start(tmp_path, mode="records")
+    try:
+        typed = shlex.split(advised(rehearsed, f"first: {make}"), comments=True)
+        assert f"AWS_ENDPOINT_URL={info.endpoint}" in typed and typed.index("aws") == 4
+        folder.write(replace(RECORD, target=Target(name="local", region="us-east-1")))
+        assert info.endpoint in advised(on_aws, make), "the record says where the cluster is"
+    finally:
+        control.stop(tmp_path)
+
+
+@pytest.mark.parametrize("json", [False, True])
+def test_credentials_that_ended_name_what_runs_on_and_how_to_end_it(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], json: bool
+) -> None:
+    from botocore.exceptions import ClientError
+
+    folder.write(RECORD)
+    monkeypatch.setattr(WATCH, "options", Globals(cluster="second", json=json))
+    reply = {"Error": {"Code": "ExpiredToken", "Message": "expired"}, "ResponseMetadata": {}}
+    error = translate(ClientError(reply, "DescribeInstances"), "DescribeInstances", where="eu-west-1")
+    assert failures.show(error) == 4
+    shown = "".join(capsys.readouterr())
+    assert "2 x p4d.24xlarge may run in eu-west-1, at $65.54 per hour (i-0, i-1)" in shown
+    assert "awsddp -c second down" in shown
+
+
+def test_a_refusal_that_no_login_helps_says_nothing_of_it(
+    folder: Folder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder.write(replace(RECORD))
+    failures.show(CloudError("AWS throttles"))
+    assert "may run" not in capsys.readouterr().err
+
+
+def test_a_machine_without_rsync_3_is_told_before_anything_is_launched(lab: Lab, tmp_path: Path) -> None:
+    old = tmp_path / "bin" / "rsync"
+    old.parent.mkdir()
+    old.write_text(
+        "#!/bin/sh\necho 'openrsync: protocol version 29'\necho 'rsync version 2.6.9 compatible'\n"
+    )
+    old.chmod(0o755)
+    lab.environ["PATH"] = f"{old.parent}:{lab.environ['PATH']}"
+    refused = lab.json("up", "--local", "--nodes", "1", "-y", code=3)["error"]
+    assert "openrsync" in refused["why"]
+    assert "brew install rsync" in refused["next"]
+    assert lab.json("status", "--local")["state"] == "absent"
+
+
+# Lines of which a part is an option or a verb, made beside them.
+BUILT = {
+    "plan/selection.py",
+    "cluster/inventory.py",
+    "local/control.py",
+    "agent_client/node_checks.py",
+    "job/save_to_s3.py",
+}
+
+
+def test_every_line_of_a_text_that_begins_as_a_command_is_one() -> None:
+    wrong = {}
+    for place, text in texts("1"):
+        try:
+            type_in(text)
+        except Exception as error:
+            wrong[place] = f"{text!r}: {error}"
+    assert {place.partition(":")[0] for place in wrong} <= BUILT, wrong
+
+
+@pytest.mark.prove
+def test_a_rehearsal_that_ended_is_created_again_in_the_local_cloud(records: Lab) -> None:
+    records.json("up", "--local", "--nodes", "1", "-y")
+    records.json("down", "-y")
+    refused = records.json("train", code=7)["error"]
+    [line] = type_in(refused["next"])
+    assert line == "awsddp up --local"
+    assert records.json(*shlex.split(line)[1:], "--nodes", "1", "-y")["target"] == "local"
+    records.json("down", "-y")
+
+
+def test_the_line_after_an_interrupted_up_launches_no_second_node(records: Lab) -> None:
+    file = records.project / "awsddp.toml"
+    file.write_text("[cluster]\nnodes = 2\n")
+    try:
+        slow = records.run("local", "fault", "add", "DescribeInstances", "delay", "--seconds", "2")
+        assert slow.returncode == 0
+        client = records.start(
+            "up", "--local", *["--nodes", "1", "--instance-type", "g6.xlarge"], "-y", "--json"
+        )
+        assert client.stderr is not None
+        while b"asking for 1 x" not in (said := client.stderr.readline()):
+            assert said
+        time.sleep(0.5)  # until the machine is launched; where it is not yet, the line has to launch it
+        client.send_signal(signal.SIGINT)
+        error = json.loads(client.communicate(timeout=60)[0])["error"]
+        assert records.run("local", "fault", "clear").returncode == 0
+        [again, down] = type_in(error["next"])
+        assert again == "awsddp up --nodes 1 --instance-type g6.xlarge"
+        assert len(records.json(*shlex.split(again)[1:], "-y")["nodes"]) == 1
+        assert len(records.json(*shlex.split(down)[1:], "-y")["terminated"]) == 1
+    finally:
+        file.unlink()
+
+
+@pytest.mark.parametrize(
+    ("typed", "expected"),
+    [
+        (["down", "-y"], ["awsddp down   # goes on"]),
+        (["fetch", "a b", "c"], ["awsddp fetch 'a b' c   # goes on", "awsddp logs -f one", "awsddp down"]),
+        (["status"], ["awsddp logs -f one", "awsddp down"]),
+    ],
+)
+def test_the_next_step_of_a_command_that_was_cut_is_that_command(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch, typed: list[str], expected: list[str]
+) -> None:
+    job = JobRecord(job="one", state="running", cause=None, ranks=(), home="")
+    folder.write(replace(RECORD, jobs=(job,)))
+    session = WATCH.session
+
+    def cut(*_: object, **__: object) -> None:
+        WATCH.session = session
+        raise LetGo(signal.SIGTERM)
+
+    monkeypatch.setattr("awsddp.cli.invocation.specs", cut)
+    with pytest.raises(Interrupted) as error:
+        cli.main([*typed, "-c", "second"], standalone_mode=False)
+    assert error.value.exit_code == 143
+    lines = error.value.next.split("\n")
+    assert [line for line, start in zip(lines, expected, strict=True) if not line.startswith(start)] == []
+
+
+def test_an_up_that_goes_on_has_the_options_that_were_typed(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWSDDP_CLUSTER", "second")
+    folder.write(replace(RECORD, prepared=()))
+    keys: dict[str, object] = {
+        "cluster.nodes": 1,
+        "cluster.instance_type": "g6.xlarge",
+        "cluster.region": "eu-west-1",
+        "local.gpus": "off",
+        "env.variables.LR": "2",
+        "job.results": "out",
+        "job.save_to": "s3://results/runs",
+    }
+    ctx = asked(folder, **keys)
+    up, down = type_in(advised(ctx, interruption(ctx).next))
+    needs = "--nodes 1 --instance-type g6.xlarge -o local.gpus=off"
+    assert up == f"awsddp up {needs} -o job.results=out --save-to s3://results/runs"
+    assert down == "awsddp down -o job.results=out"
+
+
+def test_advice_for_other_machines_names_no_instance_that_is_gone(folder: Folder) -> None:
+    folder.write(RECORD)
+    [line] = advised(asked(folder, **{"cluster.replace": ["i-1"]}), "awsddp down && awsddp up").split("\n")
+    assert line.endswith(" up") and "i-1" not in line
+
+
+JOB = JobRecord(
+    job="first",
+    state="failed",
+    cause=None,
+    ranks=(),
+    home="out/first",
+    script="t.py",
+    args=("--lr", "a b"),
+    options=("-o", "job.world_size=4", "--env-var", "LR", "--env-var", "MY_TOKEN", "-o", "env.kind=venv"),
+)
+AGAIN = "--world-size 4 --env-var LR=2 --env-var MY_TOKEN -o env.kind=venv"
+TYPED: dict[str, object] = {"job.results": "out", "env.variables.LR": "2", "env.variables.MY_TOKEN": "hidden"}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("awsddp fetch first   # again", "awsddp fetch -o job.results=out first   # again"),
+        (
+            "awsddp fetch first -o job.results=DIR   # or there",
+            "awsddp fetch first -o job.results=DIR   # or there",
+        ),
+        ("awsddp status   # then: awsddp up", "awsddp status   # then: awsddp up"),
+        (
+            "awsddp down && awsddp up   # anew",
+            "awsddp down -o job.results=out && "
+            "awsddp --profile work --region eu-west-1 up --nodes 3 --idle off -o job.results=out   # anew",
+        ),
+        (
+            "awsddp train --env-var A=1   # why",
+            f"awsddp train {AGAIN} --env-var A=1 t.py -- --lr 'a b'   # why",
+        ),
+        (
+            "awsddp train --env-var LR=3 --resume first",
+            f"awsddp train {AGAIN} --env-var LR=3 --resume first t.py -- --lr 'a b'".replace(
+                " --env-var LR=2", ""
+            ),
+        ),
+        ("awsddp train SCRIPT   # yours", f"awsddp train {AGAIN} SCRIPT   # yours"),
+    ],
+)
+def test_advice_repeats_what_was_asked_and_is_said_once(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch, text: str, said: str
+) -> None:
+    monkeypatch.setenv("AWSDDP_CLUSTER", "second")
+    folder.write(replace(RECORD, nodes=3, asked={"cluster.idle": "off"}))
+    ctx = asked(folder, **TYPED)
+    assert advised(ctx, text, job=JOB) == said
+    assert advised(ctx, said, job=JOB) == said
+    type_in(said)
+
+
+def test_what_follows_a_run_is_a_run(folder: Folder) -> None:
+    folder.write(RECORD)
+    ctx = asked(folder, verb="run", **TYPED, **{"cluster.nodes": 1, "cluster.spot": True})
+    [line] = type_in(advised(ctx, "awsddp train --env requirements.txt", job=JOB))
+    place = "-c second --profile work --region eu-west-1"
+    assert line == (f"awsddp {place} run --nodes 1 --spot {AGAIN} --env requirements.txt t.py -- --lr 'a b'")
+
+
+def test_what_a_node_says_of_a_job_sets_no_key_of_the_cluster(folder: Folder) -> None:
+    forged = replace(JOB, options=("-o", 'network.ssh_cidr=["0.0.0.0/0"]', "-o", "job.world_size=4"))
+    line = advised(asked(folder, verb="run"), "awsddp train", job=forged)
+    assert line == "awsddp -c second run --world-size 4 t.py -- --lr 'a b'"
+
+
+def test_each_verb_has_the_options_that_advice_gives_it() -> None:
+    for verb, sections in HAS_OPTION.items():
+        command = cli.get_command(click.Context(cli), verb)
+        assert command is not None
+        known = {name for param in command.params for name in param.opts}
+        with_option = {key for key in OPTIONS if option_words(key, "x")[0] in known}
+        assert with_option == {key for key in OPTIONS if key.startswith(sections)}, verb
+
+
+@pytest.mark.parametrize(
+    ("target", "said"), [("local", " on this machine, free"), ("aws", " in eu-west-1, at $65.54 per hour")]
+)
+def test_words_on_money_are_those_of_the_target(target: TargetName, said: str) -> None:
+    assert costs(replace(RECORD, target=Target(name=target, region="eu-west-1"))) == said
+
+
+def test_the_local_cloud_that_does_not_answer_is_not_called_aws() -> None:
+    error = EndpointConnectionError(endpoint_url="http://127.0.0.1:1")
+    told = translate(error, "DescribeInstances", where="http://127.0.0.1:1", is_local=True)
+    assert told.message.startswith("could not reach the local cloud for")
+    assert type_in(told.next) == ["awsddp local status"]
+
+
+def test_a_lost_connection_is_told_in_one_line() -> None:
+    error = NodeFailure(1, "lost", "connection lost", "no answer\nfor 12 s")
+    assert error.summary == "node1: connection lost (no answer; for 12 s)"
+
+
+def test_a_job_that_failed_names_its_cluster_and_the_local_cloud(folder: Folder) -> None:
+    cluster = Cluster("second", local=True)
+    assert type_in(JobFailed(Job(cluster, "j"), "failed", None).next) == ["awsddp -c second --local logs j"]
+
+
+NEEDS = """
+import os
+import torch.distributed as dist
+dist.init_process_group("gloo")
+dist.barrier()  # a rank that ends while another still connects would fail that
+for name in ("train", "val"):
+    with open(f"data/letters/{name}.txt") as file:
+        assert file.read() == name
+assert (dist.get_world_size(), os.environ["WIDTH"]) == (2, "8")
+print("trained with", dist.get_world_size(), "ranks", flush=True)
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize(
+    "verb",
+    ["train", "-c once run --local --nodes 1 --instance-type g4dn.12xlarge -o local.gpus=off"],
+    ids=["train", "run"],
+)
+def test_the_line_after_a_file_that_was_not_sent_runs_the_same_job(
+    cluster: Lab, tmp_path: Path, verb: str
+) -> None:
+    (tmp_path / "letters.py").write_text(NEEDS)
+    (tmp_path / ".gitignore").write_text("data/\n")
+    letters = tmp_path / "data" / "letters"
+    letters.mkdir(parents=True)
+    for name in ("train", "val"):
+        (letters / f"{name}.txt").write_text(name)
+    yes = ["-y"] if "run" in verb else []
+    words = [*verb.split(), *yes, "--world-size", "2", "--env-var", "WIDTH=8", "--json", "letters.py"]
+    failed = cluster.run(*words, timeout=300, cwd=tmp_path)
+    document = json.loads(failed.stdout)
+    cause = (document.get("train") or document)["cause"]
+    assert cause["kind"] == "file_not_found", failed.stderr
+    assert failed.stderr.count("is in .gitignore and letters.py mentions it: not sent") == 1
+    [line] = type_in(cause["next"])
+    again = cluster.run(*shlex.split(line)[1:], *yes, timeout=300, cwd=tmp_path)
+    assert again.returncode == 0, f"{line}\n{again.stderr}"
+    assert again.stdout.count("trained with 2 ranks") == 2

@@ -1,0 +1,274 @@
+"""Verbs on nodes that are folders of this machine: the real programs, no SSH, and AWS a list of tags."""
+
+import contextlib
+import itertools
+import re
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from awsddp.agent_client import launch_requests
+from awsddp.agent_client.rank_layout import layout
+from awsddp.aws import power
+from awsddp.cluster import down, fetch_unfetched, prepare, reconcile, remote, replaced_nodes, status, stop, up
+from awsddp.cluster import sync as cluster_sync
+from awsddp.errors import CloudError, NodeError
+from awsddp.job import fetch, submit, train
+from awsddp.model.events import Event
+from awsddp.model.records import JobRecord, Listed, Node, Target
+from awsddp.nodes import fleet as transport
+from awsddp.nodes import rsync, sync
+from awsddp.nodes.fleet import Result
+from awsddp.nodes.login import Endpoint
+from awsddp.nodes.node_failures import NodeFailure
+from awsddp.session import connect
+from awsddp.session.context import ConnectedCluster, LocatedCluster, Session
+from awsddp.settings.loader import load
+from awsddp.state import Folder, Record
+from tests.support.fleet import Fleet as Homes
+from tests.support.fleet import free_ports
+
+_DO = re.compile(rb'"do": "(\w+)"')
+FINDERS = (connect, down, fetch, remote, status, stop)
+"""The modules that look `find_cluster` up."""
+_CONNECTORS = (
+    cluster_sync,
+    connect,
+    fetch_unfetched,
+    prepare,
+    reconcile,
+    remote,
+    replaced_nodes,
+    status,
+    stop,
+    train,
+    up,
+)
+"""The modules that look `connect` up."""
+
+
+class Line:
+    """Stands in for the connections to the nodes: each request is answered by the node's own program.
+
+    Nodes that are `cut` are lost as they are asked anything, `mute` ones as they have launched a job.
+    """
+
+    def __init__(self, homes: Homes, nodes: tuple[Node, ...]) -> None:
+        self.homes = homes
+        self.nodes = tuple(node.node for node in nodes)
+        self.failures: dict[int, NodeError] = {}
+        self.endpoints = {
+            node.node: Endpoint(node=node.node, instance_id=node.instance_id, host="", port=22, user="u")
+            for node in nodes
+        }
+        self.cut: set[int] = set()
+        self.mute: set[int] = set()
+        self.asked: list[dict[int, list[str]]] = []
+        """The requests of each round trip, by node."""
+
+    def request(
+        self, program: object, messages: Mapping[int, bytes], on_data: Callable[[int, bytes], bool], **_: Any
+    ) -> dict[int, Result | NodeError]:
+        """Answer as `Fleet.request` does."""
+        self.asked.append(
+            {node: [one.decode() for one in _DO.findall(data)] for node, data in messages.items()}
+        )
+        outcomes: dict[int, Result | NodeError] = {}
+        for node in messages.keys() & self.cut:
+            outcomes[node] = self.failures[node] = NodeFailure(node, "lost", "the connection was lost")
+        self.nodes = tuple(node for node in self.nodes if node not in self.cut)
+        running = {
+            node: self.homes.start(node, data) for node, data in messages.items() if node not in outcomes
+        }
+        for node, process in running.items():
+            out, err = process.communicate(timeout=60)
+            if node in self.mute and b'"do": "launch"' in messages[node]:
+                self.nodes = tuple(one for one in self.nodes if one != node)
+                outcomes[node] = self.failures[node] = NodeFailure(node, "lost", "the reply was lost")
+                continue
+            whole = on_data(node, out)
+            outcomes[node] = Result(exit_code=0 if whole else 1, stdout=b"", stderr=err)
+        return outcomes
+
+    answering, holders = transport.Fleet.answering, transport.Fleet.holders
+
+    def reconnect(self, nodes: list[int], **_: Any) -> None:
+        """Nothing comes back."""
+
+    def __enter__(self) -> "Line":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+class World:
+    """A cluster of nodes that are folders, seen from one machine. `tags` are those of unfetched jobs."""
+
+    def __init__(self, folder: Path, homes: Homes) -> None:
+        self.homes = homes
+        homes.workdirs = [home / "awsddp" / "work" for home in homes.homes]
+        for path in homes.workdirs:
+            path.mkdir(parents=True)
+        self.tags: dict[str, list[str]] = {}
+        self.said: list[str] = []
+        self.cut: set[int] = set()
+        self.lines = 0
+        self.away = False
+        self.nodes = tuple(replace(host.node, launched=datetime.now(UTC)) for host in homes.hosts)
+        self.project = folder / "project"
+        self.project.mkdir()
+        self.folder = Folder(folder / "home", "default")
+        self.folder.write(
+            Record(
+                id="0a1b2c3d",
+                owner="me",
+                target=Target(name="local"),
+                created=datetime.now(UTC),
+                expires=datetime.now(UTC) + timedelta(hours=1),
+                instance_type="p4d.24xlarge",
+                nodes=len(self.nodes),
+                gpus_per_node=8,
+                pretended=True,
+                ssh_user="ubuntu",
+                prepared=tuple(host.prepared for host in homes.hosts),
+            )
+        )
+
+    def session(self, **job: Any) -> Session:
+        """What is asked, with a job section as given."""
+        overrides = {"sync.workdir": str(self.project), **{f"job.{key}": value for key, value in job.items()}}
+        settings = load("default", overrides=overrides, environ={})
+        return Session(name="default", home=self.folder.root, settings=settings, on_event=self._hear)
+
+    def _hear(self, event: Event) -> None:
+        self.said.append(f"{event.who}: {event.text}" if event.who else event.text)
+
+    def line(self, *_: object, **__: object) -> Any:
+        """Fresh connections to all nodes that run; those to nodes that are `cut` break when they are used."""
+        self.lines += 1
+        line = Line(self.homes, tuple(node for node in self.nodes if node.state == "running"))
+        line.cut = set(self.cut)
+        return line
+
+    @property
+    def listed(self) -> tuple[Node, ...]:
+        """The nodes that live, as AWS lists them now."""
+        return tuple(
+            replace(node, unfetched=tuple(self.tags.get(node.instance_id, ()))) for node in self.nodes
+        )
+
+    @property
+    def record(self) -> Record:
+        """What this machine remembers."""
+        record = self.folder.read()
+        assert record is not None
+        return record
+
+    def located(self, session: Session | None = None) -> LocatedCluster:
+        """The cluster as a search finds it, all nodes in use."""
+        gateway: Any = object()
+        return LocatedCluster(
+            session=session or self.session(),
+            target=self.record.target,
+            gateway=gateway,
+            known=self.record,
+            listed=Listed(name="default", id="0a1b2c3d", owner="me", region="here", nodes=self.listed),
+            searched=(),
+            nodes=self.listed,
+        )
+
+    def connected(self, session: Session | None = None, line: Line | None = None) -> ConnectedCluster:
+        """The cluster as a search finds it, connected by `line`."""
+        fleet: Any = line or self.line()
+        return ConnectedCluster(cluster=self.located(session), fleet=fleet)
+
+    @contextlib.contextmanager
+    def find_cluster(self, session: Session, **_: object) -> Iterator[LocatedCluster]:
+        """Search for the cluster."""
+        yield self.located(session)
+
+    @contextlib.contextmanager
+    def connect(self, cluster: LocatedCluster, *_: object, **__: object) -> Iterator[ConnectedCluster]:
+        """Connect to the nodes."""
+        yield ConnectedCluster(cluster=cluster, fleet=self.line())
+
+    def set_state(self, number: int, state: str) -> None:
+        """Stop or start a machine."""
+        self.nodes = tuple(replace(node, state=state) if node.node == number else node for node in self.nodes)
+
+    def replace_node(self, number: int) -> None:
+        """Lose a machine with all that it holds; another takes its number, as `up` makes it."""
+        home = self.homes.homes[number]
+        home.rename(home.with_name(f"{home.name}-gone"))
+        self.homes.workdirs[number].mkdir(parents=True)
+        self.tags.pop(self.nodes[number].instance_id, None)
+        self.nodes = tuple(
+            replace(node, instance_id="i-new") if node.node == number else node for node in self.nodes
+        )
+        prepared = tuple(
+            replace(one, instance_id="i-new") if one.node == number else one for one in self.record.prepared
+        )
+        self.folder.write(replace(self.record, prepared=prepared))
+
+    def keep(self, aws: object, nodes: list[Node], job: str) -> None:
+        for node in nodes:
+            self.tags.setdefault(node.instance_id, []).append(job)
+
+    def unfetched_of(self, aws: object, nodes: list[Node]) -> dict[str, list[str]]:
+        return {node.instance_id: list(self.tags.get(node.instance_id, ())) for node in nodes}
+
+    def tag(self, aws: object, instance_ids: list[str], name: str, value: str) -> None:
+        if self.away:
+            raise CloudError("AWS cannot be reached", "", "try again")
+        assert name == power.TAG
+        self.tags |= {key: value.split() for key in instance_ids}
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    """Two nodes."""
+    homes = Homes(tmp_path / "nodes", 2)
+    made = World(tmp_path, homes)
+    made.folder.key.touch()
+    monkeypatch.setattr(power, "keep_on_poweroff", made.keep)
+    monkeypatch.setattr(power, "tag", made.tag)
+    monkeypatch.setattr(power, "_on_poweroff", lambda *_: None)
+    monkeypatch.setattr(power, "unfetched_of", made.unfetched_of)
+
+    def push(listing: object, fleet: object, *, folder: str, **_: object) -> None:
+        made.said.append("sent")
+        for name, workdir in itertools.product(made.project.glob("*.py"), homes.workdirs):
+            (workdir.parent / folder).mkdir(exist_ok=True)
+            (workdir.parent / folder / name.name).write_text(name.read_text())
+
+    monkeypatch.setattr(sync, "push", push)
+    monkeypatch.setattr(launch_requests, "FIRST_PORT", free_ports())  # the nodes share this machine's
+
+    def transfer(words: list[str], names: list[str], **_: object) -> None:
+        for name in names:  # a node's files are this machine's
+            place = Path(words[-1]) / name.lstrip("/")
+            place.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(name, place)
+
+    monkeypatch.setattr(rsync, "transfer", transfer)
+
+    for module in FINDERS:
+        monkeypatch.setattr(module, "find_cluster", made.find_cluster)
+    for module in _CONNECTORS:
+        monkeypatch.setattr(module, "connect", made.connect)
+    yield made
+    homes.end()
+
+
+def start(world: World, script: str, **job: Any) -> JobRecord:
+    """Start a script of two ranks, one a node."""
+    (world.project / "w.py").write_text(script)
+    ranks = layout([0, 1], gpus=0, world_size=2)
+    connected = world.connected(world.session(script="w.py", **job))
+    return submit.start(connected, ranks, None)  # type: ignore[arg-type]

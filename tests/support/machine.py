@@ -1,0 +1,57 @@
+"""awsddp on one machine: the real verbs in an account where nothing boots."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from awsddp.aws.client import Aws
+from awsddp.cluster.up import up
+from awsddp.model.records import Listed
+from awsddp.plan.records import LaunchPlan
+from awsddp.session.context import Session
+from awsddp.settings.loader import load
+from awsddp.state import Folder
+from tests.support.moto_cloud import Cloud, find_cluster
+
+
+class Machine:
+    """`awsddp` on one machine, in an account where nothing boots."""
+
+    def __init__(self, home: Path, aws: Aws, cloud: Cloud) -> None:
+        self.home, self.aws, self.cloud = home, aws, cloud
+        self.folder = Folder(home, "demo")
+        self.file = home / "awsddp.toml"
+        self.said: list[str] = []
+        self.questions: list[LaunchPlan | str] = []
+
+    def context(self, **keys: Any) -> Session:
+        asked = {"cluster.region": "us-east-1"} | {
+            key.replace("__", "."): value for key, value in keys.items()
+        }
+        spec, job = load("demo", file=self.file, environ={}, overrides=asked)
+        return Session(
+            name="demo",
+            home=self.home,
+            settings=(spec, job),
+            on_event=lambda event: self.said.append(event.text),
+        )
+
+    def up(self, **keys: Any) -> dict[str, Any]:
+        self.questions.clear()
+        self.cloud.requests.clear()
+        return up(self.context(**keys), confirm=self.questions.append)
+
+    def first(self, **keys: Any) -> Listed:
+        """Launch two nodes."""
+        given = {"cluster__nodes": 2, "cluster__instance_type": "g5.xlarge", "network__ssh_cidr": "10.0.0.7"}
+        self.up(**(given | keys))
+        return self.cluster
+
+    @property
+    def cluster(self) -> Listed:
+        found = find_cluster(self.aws, "demo", self.aws.identity().user_id)
+        assert found is not None
+        return found
+
+
+On = Callable[[str], Machine]

@@ -1,0 +1,587 @@
+"""A cloud and a laptop that cost a moment: the ground of the matrices of kills and faults.
+
+The cloud is the local cloud's daemon without hosts, forked with its imports made. A command is a forked
+process, too, so that SIGKILL takes from it what it takes from the real one: all but the disk. Both are put
+back to where they were at any time, as whatever counts is in their folders. One clock serves all, which only
+sleeping moves: what waits two minutes waits a second here.
+"""
+
+import contextlib
+import ctypes
+import fcntl
+import functools
+import json
+import os
+import pickle
+import re
+import shutil
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Literal
+from urllib.parse import parse_qs
+
+import botocore.session
+import pytest
+from botocore.config import Config
+from botocore.httpsession import URLLib3Session
+from botocore.loaders import Loader
+from moto.core.utils import get_service_model
+from moto.iam import access_control
+from moto.moto_api._internal import mock_random
+from moto.sts.models import sts_backends
+
+from awsddp import state
+from awsddp.aws import clusters, instances, launch_resources, plan_facts, power, teardown, waits
+from awsddp.aws.client import Call, Trail
+from awsddp.cli.command_line import WATCH
+from awsddp.cluster import doctor, down, inventory, launch, plan, reconcile, status
+from awsddp.errors import AwsddpError, LetGo
+from awsddp.job import registry, submit
+from awsddp.local import control, daemon, ec2_http, emulator, faults, http_server, lifecycle, operations
+from awsddp.local.machine import Place, write_json
+from awsddp.nodes import provision
+from awsddp.session import cost
+from awsddp.session.context import Session
+from awsddp.settings.loader import load
+from tests.support import iam
+from tests.support.clock import SLEEP, Clock
+from tests.support.local_cloud import fault_add, fault_clear
+
+REGION = "us-east-1"
+PATIENCE_S = 120
+PRELOADED = (
+    launch_resources,
+    plan_facts,
+    instances,
+    lifecycle,
+    power,
+    provision,
+    teardown,
+)  # for all children
+Phase = Literal["before it is sent", "before the reply", "before it is written down"]
+PHASES: tuple[Phase, ...] = ("before it is sent", "before the reply", "before it is written down")
+# What an account may hold that costs or blocks something: the operation, the key of its answer.
+KINDS = {
+    "describe_instances": "Reservations",
+    "describe_volumes": "Volumes",
+    "describe_network_interfaces": "NetworkInterfaces",
+    "describe_security_groups": "SecurityGroups",
+    "describe_placement_groups": "PlacementGroups",
+    "describe_key_pairs": "KeyPairs",
+}
+
+
+def yes(what: object) -> None:
+    """Agree to everything."""
+
+
+def tags(described: Mapping[str, Any]) -> dict[str, str]:
+    """Return the tags of anything that EC2 described."""
+    return {tag["Key"]: tag["Value"] for tag in described.get("Tags") or described.get("TagSet", ())}
+
+
+_MODELS = Loader()  # the models of the services are read once for all commands
+
+
+@functools.cache
+def _warm() -> None:
+    """Read here, once, what each daemon and each command would read for itself."""
+    for service in ("ec2", "sts", "ssm", "service-quotas", "pricing"):
+        get_service_model(service)
+        _session().create_client(service, region_name=REGION)
+    http_server.create_backend_app = functools.cache(http_server.create_backend_app)
+    for service in ("ec2", "sts", "ssm"):
+        http_server.create_backend_app(service)
+
+
+class Cloud:
+    """A local cloud of records, whose daemon is a child of the test."""
+
+    def __init__(self, home: Path, clock: Clock) -> None:
+        _warm()
+        self.place, self.clock = Place(home), clock
+        self.pid = 0
+        self._ec2: Any = None
+
+    def start(self, *, ahead_s: float = 0.0) -> None:
+        """Start the daemon where its folder is; its time of day is `ahead_s` ahead of everyone else's."""
+        self.place.folder.mkdir(parents=True, exist_ok=True)
+        settings = {
+            "version": control.VERSION,
+            "mode": "records",
+            "why": "",
+            "auto": False,
+            "share": [],
+            "patience_s": 0,
+        }
+        write_json(self.place.settings, settings)
+        with self.place.daemon_lock.open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            self.pid = os.fork()
+            if self.pid == 0:
+                self._serve(lock.fileno(), ahead_s)
+        while json.loads(_text(self.place.report)).get("pid") != self.pid:
+            assert os.waitpid(self.pid, os.WNOHANG) == (0, 0), self.place.log.read_text()
+            SLEEP(0.002)
+
+    def _serve(self, lock: int, ahead_s: float) -> None:
+        try:
+            _orphan()
+            for backends in emulator.BACKENDS.values():  # what other tests made of moto in this process
+                backends.clear()
+            mock_random.seed()  # else each daemon gives the ids that the one before it gave
+            log = os.open(self.place.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            os.dup2(log, 1)
+            os.dup2(log, 2)
+            http_server.Front._strike = iam.held(http_server.Front._strike, self.place.home)  # type: ignore[method-assign]
+            http_server.Front._view = _of_account(http_server.Front._view)  # type: ignore[method-assign]
+            access_control.create_access_key = _with_roles(access_control.create_access_key)
+            faults.time = emulator.time = SimpleNamespace(time=self.clock.read)  # type: ignore[assignment]
+            lifecycle.BUSY_POLL_S = 0.001
+            operations.OPERATIONS["ec2"] |= _LEAVING
+            if ahead_s:
+                right = time.time
+                time.time = lambda: right() + ahead_s
+            sys.argv = ["daemon", str(self.place.home), str(lock)]
+            daemon.main()
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(0)
+
+    def kill(self) -> None:
+        """End the daemon as nothing else does; all that it answered is on the disk."""
+        if self.pid:
+            os.kill(self.pid, signal.SIGKILL)
+            os.waitpid(self.pid, 0)
+            self.pid = 0
+
+    @property
+    def info(self) -> control.LocalInfo:
+        found = control.find(self.place.home)
+        assert found is not None
+        return found
+
+    @property
+    def ec2(self) -> Any:
+        """The witness, which serves all daemons made of one folder."""
+        if self._ec2 is None:
+            self._ec2 = self.client("ec2")
+        return self._ec2
+
+    def client(self, service: str) -> Any:
+        """Return a client that has nothing of ours."""
+        info = self.info
+        return _session().create_client(
+            service,
+            region_name=REGION,
+            endpoint_url=info.endpoint,
+            aws_access_key_id=info.access_key_id,
+            aws_secret_access_key=info.secret_access_key,
+            config=Config(retries={"total_max_attempts": 3}),
+        )
+
+    def fault(self, operation: str, effect: str, **choices: Any) -> None:
+        """As `awsddp local fault add`."""
+        fault_add(self.info, operation, effect, **choices)
+
+    def instances(self) -> list[dict[str, Any]]:
+        """Return every instance that was ever launched, as EC2 describes it."""
+        pages = self.ec2.describe_instances()["Reservations"]
+        return [instance for page in pages for instance in page["Instances"]]
+
+    def mend(self) -> None:
+        """As `awsddp local fault clear`."""
+        fault_clear(self.info)
+
+    def living(self) -> list[dict[str, Any]]:
+        return [one for one in self.instances() if one["State"]["Name"] not in clusters.ENDED]
+
+    def expire(self) -> None:
+        """Power off from inside, as the watchdog does, every instance whose expiry has passed."""
+        now = self.clock.now()
+        late = [one for one in self.living() if datetime.fromisoformat(tags(one)["awsddp:expires"]) <= now]
+        self.power_off([one for one in late if one["State"]["Name"] == "running"])
+
+    def power_off(self, instances: Iterable[Mapping[str, Any]]) -> None:
+        """Power off from inside."""
+        for one in instances:
+            stops = self.on_poweroff(one["InstanceId"]) == "stop"
+            end = self.ec2.stop_instances if stops else self.ec2.terminate_instances
+            end(InstanceIds=[one["InstanceId"]])
+
+    def on_poweroff(self, instance_id: str) -> str:
+        """Return what a poweroff from inside does to an instance: "stop" or "terminate"."""
+        asked = self.ec2.describe_instance_attribute(
+            InstanceId=instance_id, Attribute="instanceInitiatedShutdownBehavior"
+        )
+        return str(asked["InstanceInitiatedShutdownBehavior"]["Value"])
+
+    def left(self) -> list[str]:
+        """Return whatever the account holds that a new account does not."""
+        found = []
+        for operation, key in KINDS.items():
+            for item in getattr(self.ec2, operation)()[key]:
+                ended = {one["State"]["Name"] for one in item.get("Instances", ())} == {"terminated"}
+                if not ended and item.get("GroupName") != "default":
+                    found.append(f"{operation}: {item}")
+        return found
+
+
+Fault = tuple[str, str, dict[str, Any]]
+"""Operation, effect, and what `local fault add` takes beside them."""
+Login = Literal["key", "sso", "role", "unnamed", "another account"]
+"""Who calls: a user's access key, what an SSO login has in its environment, a profile of a role with and
+without a session name, a role of another account."""
+_ROLES = "123456789012:role/gpu", "123456789012:role/AWSReservedSSO_gpu", "999999999999:role/gpu"
+_PROFILES = """\
+[profile key]
+aws_access_key_id = {key}
+aws_secret_access_key = {secret}
+[profile role]
+role_arn = arn:aws:iam::123456789012:role/gpu
+source_profile = key
+role_session_name = ann
+[profile unnamed]
+role_arn = arn:aws:iam::123456789012:role/gpu
+source_profile = key
+"""
+
+
+# What makes a disk and an interface that no instance has: a launch that AWS broke off leaves such.
+_LEAVING = {
+    "CreateVolume": operations.Operation(
+        parameters=("AvailabilityZone", "Size", "ClientToken"), makes=("volume",)
+    ),
+    "CreateNetworkInterface": operations.Operation(
+        parameters=("SubnetId", "ClientToken"), makes=("network-interface",)
+    ),
+}
+
+
+def _role(access_key_id: str) -> Any:
+    """Return the session of a role that a key belongs to, or None."""
+    backends = (backend for regions in sts_backends.values() for backend in regions.values())
+    found = (backend.get_assumed_role_from_access_key(access_key_id) for backend in backends)
+    return next(filter(None, found), None)
+
+
+def _of_account(view: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the daemon's view of what exists; another account has nothing."""
+
+    @contextlib.contextmanager
+    def look(self: Any, request: Any, fault: Any) -> Iterator[None]:
+        role = _role(re.findall(ec2_http.SCOPE, request.environ["HTTP_AUTHORIZATION"])[0][0])
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(view(self, request, fault))
+            if role is not None and role.account_id != iam.ACCOUNT:
+                stack.enter_context(faults.unaware(self._backend(request), younger_than_s=1e12))
+            yield
+
+    return look
+
+
+def _with_roles(find: Callable[..., Any]) -> Callable[..., Any]:
+    """Return moto's look at an access key; it knows those of roles of other accounts, too."""
+
+    def look(account_id: str, partition: str, access_key_id: str, headers: Any) -> Any:
+        role = _role(access_key_id)
+        return find(account_id if role is None else role.account_id, partition, access_key_id, headers)
+
+    return look
+
+
+@dataclass(frozen=True)
+class Kill:
+    """The `nth` call of an operation (`*`: of any), and when about it the client gets a signal."""
+
+    operation: str
+    nth: int
+    phase: Phase
+    number: signal.Signals = signal.SIGKILL
+
+    def __str__(self) -> str:
+        return f"{self.operation} {self.nth}, {self.phase}, {self.number.name}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """How a command ended. `code` is the exit code, None for one that was killed; `calls` those it made."""
+
+    code: int | None = None
+    document: dict[str, Any] = field(default_factory=dict)
+    told: str = ""
+    calls: tuple[tuple[str, int], ...] = ()
+
+
+class World:
+    """A cloud, and a laptop with a home: `root` holds both, and what they were like at some time."""
+
+    def __init__(self, root: Path) -> None:
+        self.clock = Clock()
+        self.root = root
+        self.home = root / "home"
+        self.cloud = Cloud(root / "cloud", self.clock)
+
+    def run(
+        self,
+        verb: Callable[..., dict[str, Any]],
+        *,
+        nodes: int = 2,
+        home: Path | None = None,
+        kill: Kill | None = None,
+        asked: Mapping[str, Any] | None = None,
+        login: Login = "key",
+        fault: Fault | None = None,
+        **choices: Any,
+    ) -> Outcome:
+        """Run a verb in a process of its own, as the command line does, and return how it ended.
+
+        The fault is over afterwards; the login comes before it.
+        """
+        context = self._context(nodes, home or self.home, asked or {})
+        environ = self._log_in(login)
+        if fault is not None:
+            operation, effect, how = fault
+            self.cloud.fault(operation, effect, **how)
+        try:
+            return self._run(lambda: verb(context, **choices), verb.__name__, kill, environ)
+        finally:
+            if fault is not None:
+                self.cloud.mend()
+
+    def _run(
+        self, verb: Callable[[], dict[str, Any]], name: str, kill: Kill | None, environ: Mapping[str, str]
+    ) -> Outcome:
+        reads, writes = os.pipe()
+        child = os.fork()
+        if child == 0:
+            _orphan()
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.alarm(PATIENCE_S)
+            _run(self, verb, kill, environ, writes)
+        os.close(writes)
+        with os.fdopen(reads, "rb") as answer:
+            said = answer.read()
+        _, status = os.waitpid(child, 0)
+        if os.WIFSIGNALED(status):
+            assert os.WTERMSIG(status) == signal.SIGKILL, f"{name} does not end"
+            return Outcome()
+        if not said:  # the signal came before anything was changed: the command line is gone at once
+            assert os.waitstatus_to_exitcode(status) >= 128, status
+            return Outcome(code=os.waitstatus_to_exitcode(status))
+        outcome: Outcome = pickle.loads(said)
+        assert outcome.code != 1, outcome.told
+        return outcome
+
+    def _log_in(self, login: Login) -> dict[str, str]:
+        """Return the environment of somebody, with a home for what the AWS CLI keeps of a login."""
+        info, folder = self.cloud.info, self.root / "home"
+        environ = {"AWS_ENDPOINT_URL": info.endpoint, "HOME": str(folder)}
+        if login in ("role", "unnamed"):
+            folder.mkdir(exist_ok=True)
+            config = folder / "aws-config"
+            config.write_text(_PROFILES.format(key=info.access_key_id, secret=info.secret_access_key))
+            return environ | {"AWS_CONFIG_FILE": str(config), "AWS_PROFILE": login}
+        keys = {"AccessKeyId": info.access_key_id, "SecretAccessKey": info.secret_access_key}
+        if login != "key":
+            role = f"arn:aws:iam::{_ROLES[1 if login == 'sso' else 2]}"
+            sts = self.cloud.client("sts")
+            keys = sts.assume_role(RoleArn=role, RoleSessionName="ann@example.com")["Credentials"]
+            environ["AWS_SESSION_TOKEN"] = keys["SessionToken"]
+        return environ | {
+            "AWS_ACCESS_KEY_ID": keys["AccessKeyId"],
+            "AWS_SECRET_ACCESS_KEY": keys["SecretAccessKey"],
+        }
+
+    def _context(self, nodes: int, home: Path, asked: Mapping[str, Any]) -> Session:
+        values = {
+            "cluster.region": REGION,
+            "cluster.nodes": nodes,
+            "cluster.instance_type": "g5.xlarge",
+            "network.ssh_cidr": "203.0.113.7/32",
+            **asked,
+        }
+        spec, job = load("demo", environ={}, overrides=values)
+        return Session(name="demo", home=home, settings=(spec, job))
+
+    def make_roles(self) -> None:
+        """Make the account's roles, so that their sessions have an id that stays."""
+        iam = self.cloud.client("iam")
+        for role in _ROLES[:2]:
+            iam.create_role(RoleName=role.rpartition("/")[2], AssumeRolePolicyDocument="{}")
+
+    def save(self, name: str) -> None:
+        """Keep what the cloud and the laptop are like, under a name; the daemon is killed for it."""
+        self.cloud.kill()
+        kept = self.root / name
+        shutil.rmtree(kept, ignore_errors=True)
+        shutil.copytree(self.cloud.place.home, kept / "cloud")
+        if self.home.exists():
+            shutil.copytree(self.home, kept / "home")
+        (kept / "clock").write_text(str(self.clock.read()))
+
+    def restore(self, name: str, *, ahead_s: float = 0.0) -> None:
+        """Make the cloud and the laptop what they were like, and start the daemon."""
+        self.cloud.kill()
+        self.clock.move(float((self.root / name / "clock").read_text()))
+        for part in ("cloud", "home"):
+            shutil.rmtree(self.root / part, ignore_errors=True)
+            if (self.root / name / part).exists():
+                shutil.copytree(self.root / name / part, self.root / part)
+        shutil.rmtree(self.root / "elsewhere", ignore_errors=True)
+        self.cloud.start(ahead_s=ahead_s)
+
+
+def _run(
+    world: World,
+    verb: Callable[[], dict[str, Any]],
+    kill: Kill | None,
+    environ: Mapping[str, str],
+    writes: int,
+) -> None:
+    """In the child: carry a verb out, say how it ended, and be gone."""
+    calls: list[tuple[str, int]] = []
+    try:
+        ended = _ended(world, verb, kill, environ, calls)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+    except KeyboardInterrupt:  # a signal that came as the verb ended
+        ended = {"code": 130}
+    try:
+        with os.fdopen(writes, "wb") as answer:
+            pickle.dump(Outcome(**ended, calls=tuple(calls)), answer)
+    finally:
+        os._exit(0)
+
+
+def _ended(
+    world: World,
+    verb: Callable[[], dict[str, Any]],
+    kill: Kill | None,
+    environ: Mapping[str, str],
+    calls: list[tuple[str, int]],
+) -> dict[str, Any]:
+    """Return how a verb ended; `calls` gets what it asked of AWS."""
+    try:
+        _live(world, environ)
+        WATCH.finishes = WATCH.ends_cluster = True  # as for `run`
+        WATCH.install(lambda error: None)
+        _watch(calls, kill)
+        return {"code": 0, "document": verb()}
+    except AwsddpError as error:
+        if not error.message or not (error.why or error.next):
+            return {"code": 1, "told": f"an error that explains nothing: {error!r}"}
+        return {"code": error.exit_code, "told": str(error)}
+    except KeyboardInterrupt as stop:
+        return {"code": 128 + stop.number if isinstance(stop, LetGo) else 130}
+    except BaseException:
+        return {"code": 1, "told": traceback.format_exc()}
+
+
+TIMED = (
+    cost,
+    doctor,
+    down,
+    inventory,
+    launch,
+    plan,
+    reconcile,
+    registry,
+    state,
+    status,
+    submit,
+)
+"""The files that ask for the time: the world's."""
+
+
+def _live(world: World, environ: Mapping[str, str]) -> None:
+    """In the child: speak to the cloud as to AWS, by the world's clock."""
+    clock = world.clock
+    os.environ.update(environ)
+    botocore.session.create_loader = lambda path=None: _MODELS
+    time.sleep = clock.sleep
+    moved = SimpleNamespace(now=clock.now, fromisoformat=datetime.fromisoformat)
+    for module in TIMED:
+        assert module.datetime is datetime, module  # type: ignore[attr-defined]
+        module.datetime = moved  # type: ignore[attr-defined]
+    for name in ("monotonic", "sleep", "now"):
+        object.__setattr__(waits.CLOCK, name, getattr(clock, {"monotonic": "read"}.get(name, name)))
+
+
+def _watch(calls: list[tuple[str, int]], kill: Kill | None) -> None:
+    """In the child: count the calls that go out, and die at the one that is meant."""
+    counted: Counter[str] = Counter()
+    send, tell = URLLib3Session.send, Trail.__call__
+    this = threading.local()
+
+    def die(*phases: Phase) -> None:
+        if kill is not None and (kill.operation, kill.nth) in this.call and kill.phase in phases:
+            os.kill(os.getpid(), kill.number)
+
+    def sent(self: URLLib3Session, request: Any) -> Any:
+        operation = _operation(request)
+        counted.update((operation, "*"))
+        this.call = tuple((name, counted[name]) for name in (operation, "*"))
+        calls.append(this.call[0])
+        die(PHASES[0])
+        reply = send(self, request)
+        die(PHASES[1])
+        return reply
+
+    def told(self: Trail, call: Call) -> None:
+        die(PHASES[2])
+        tell(self, call)
+
+    URLLib3Session.send = sent
+    Trail.__call__ = told  # type: ignore[method-assign]
+
+
+def _operation(request: Any) -> str:
+    target = request.headers.get("X-Amz-Target", b"")
+    if target:
+        return str(target.decode() if isinstance(target, bytes) else target).rpartition(".")[2]
+    body = request.body.decode() if isinstance(request.body, bytes) else request.body
+    return parse_qs(body or "").get("Action", [request.method])[0]  # of S3 the method is what there is
+
+
+def _session() -> Any:
+    session = botocore.session.Session()
+    session.register_component("data_loader", _MODELS)
+    return session
+
+
+def _orphan() -> None:
+    """In a child: end with the test that forked it, however that ends."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+
+
+def _text(path: Path) -> str:
+    return path.read_text() if path.exists() else "{}"
+
+
+@pytest.fixture(scope="module")
+def ground(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    """The world of a module."""
+    made = World(tmp_path_factory.mktemp("world"))
+    made.cloud.start()
+    made.make_roles()
+    made.save("empty")
+    yield made
+    made.cloud.kill()
+
+
+@pytest.fixture
+def world(ground: World) -> World:
+    """An empty account and an empty home."""
+    ground.restore("empty")
+    return ground

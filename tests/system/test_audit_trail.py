@@ -1,0 +1,74 @@
+"""The audit trail of whole verbs: what was asked of AWS is written down, and no secret lies about."""
+
+import json
+import stat
+from pathlib import Path
+from typing import Any
+
+from awsddp.cluster.down import down
+from awsddp.cluster.inventory import down_orphans
+from awsddp.cluster.up import up
+from tests.support.world import Kill, World, yes
+
+SECRET = b"PRIVATE KEY-----"
+
+
+def files(home: Path) -> dict[str, bytes]:
+    """Return every file of a home by its name; each is its owner's alone."""
+    found = [path for path in home.rglob("*") if path.is_file()]
+    shared = [
+        path for path in found if stat.S_IMODE(path.stat().st_mode) & 0o077 and path.parent.name != "locks"
+    ]
+    assert shared == []
+    return {str(path.relative_to(home)): path.read_bytes() for path in found}
+
+
+def calls(home: Path) -> list[dict[str, Any]]:
+    """Return the one trail of a home."""
+    [trail] = home.rglob("calls.jsonl")
+    return [json.loads(line) for line in trail.read_text().splitlines()]
+
+
+def test_the_host_key_of_a_launch_lies_in_its_intent_alone_and_only_until_the_nodes_are_ready(
+    world: World,
+) -> None:
+    world.run(up, confirm=yes, kill=Kill("RunInstances", 1, "before it is sent"))
+    cut = files(world.home)
+    assert {name for name, text in cut.items() if SECRET in text} == {
+        "clusters/demo/key",
+        "clusters/demo/cluster.json",
+    }
+    intent = json.loads(cut["clusters/demo/cluster.json"])["intent"]
+    assert SECRET.decode() in intent["parameters"]["UserData"]
+    assert world.run(up, confirm=yes).code == 0
+    assert {name for name, text in files(world.home).items() if SECRET in text} == {"clusters/demo/key"}
+    launches = [call for call in calls(world.home) if call["operation"] == "RunInstances"]
+    assert {call["parameters"]["UserData"] for call in launches} == {"[REDACTED]"}
+    assert world.run(down, confirm=yes).code == 0
+    assert [name for name, text in files(world.home).items() if SECRET in text] == []
+
+
+def test_every_call_is_in_the_trail_with_its_request_id_and_its_attempts(world: World) -> None:
+    world.cloud.fault("CreateSecurityGroup", "InternalError", times=1)
+    outcome = world.run(up, confirm=yes)
+    assert outcome.code == 0
+    told = calls(world.home)
+    assert all(call["request_id"] for call in told if call["service"] in ("ec2", "sts"))
+    assert sum(call["attempts"] for call in told) == len(outcome.calls)
+    [made] = [call for call in told if call["operation"] == "CreateSecurityGroup"]
+    assert (made["attempts"], made["error"]) == (2, None)
+
+
+def test_what_is_ended_without_a_folder_is_in_the_trail_of_its_cluster(world: World) -> None:
+    elsewhere = world.root / "elsewhere"
+    assert world.run(up, confirm=yes).code == 0
+    assert world.run(down, home=elsewhere, confirm=yes).code == 0
+    ended = {call["operation"] for call in calls(elsewhere)}
+    assert {"TerminateInstances", "DeleteSecurityGroup", "DeletePlacementGroup", "DeleteKeyPair"} <= ended
+    world.restore("empty")
+    world.run(up, confirm=yes, kill=Kill("RunInstances", 1, "before it is sent"))
+    [ended_id] = world.run(down_orphans, home=elsewhere, confirm=yes).document["clusters"]
+    [trail] = elsewhere.rglob("calls.jsonl")
+    assert trail.parent.name == f"demo-{ended_id}"
+    assert {"DeleteSecurityGroup", "DeleteKeyPair"} <= {call["operation"] for call in calls(elsewhere)}
+    assert files(elsewhere)

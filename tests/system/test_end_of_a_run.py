@@ -1,0 +1,42 @@
+"""The end of a `run` whose job ends while AWS fails: it goes on trying, and says what it could not end."""
+
+from typing import Any
+
+import pytest
+
+from awsddp.cluster import run
+from awsddp.model.documents import JobDocument
+from awsddp.session.context import Session
+from tests.support.acts import fetched, trained
+from tests.support.local_cloud import fault_add
+from tests.support.world import World, yes
+
+
+@pytest.mark.parametrize(
+    ("fails_s", "code"),
+    [(30, 0), *(pytest.param(*case, marks=pytest.mark.prove) for case in ((300, 0), (7200, 4)))],
+)
+def test_a_run_ends_its_nodes_once_aws_answers_again(world: World, fails_s: float, code: int) -> None:
+    cloud = world.cloud.info
+
+    def job(session: Session, **_: Any) -> JobDocument:
+        trained(session)
+        fetched(session)
+        fault_add(cloud, "*", "InternalError", for_s=fails_s)
+        return JobDocument(job="train-1", state="succeeded", cause=None, ranks=(), home="runs/train-1")
+
+    def ran(session: Session) -> dict[str, Any]:
+        run.train, run.check = job, lambda session, **_: None  # type: ignore[assignment]
+        return run.run_job(session, confirm=yes, on_lines=lambda lines: None)
+
+    began = world.clock.read()
+    ended = world.run(ran)
+    assert ended.code == code, ended.told
+    if code == 0:
+        assert (len(ended.document["down"]["terminated"]), world.cloud.living()) == (2, [])
+        return
+    assert run.END_S <= world.clock.read() - began < 2 * run.END_S
+    assert "2 x g5.xlarge may run in us-east-1, at $" in ended.told
+    world.cloud.mend()
+    assert all(one["InstanceId"] in ended.told for one in world.cloud.living()), ended.told
+    assert "awsddp down   # then end them" in ended.told

@@ -1,0 +1,18 @@
+"""`down --orphans` ends no cluster whose instances AWS does not list yet."""
+
+import pytest
+
+from awsddp.cluster.inventory import down_orphans
+from awsddp.cluster.up import up
+from tests.support.world import PHASES, Kill, World, yes
+
+
+@pytest.mark.parametrize("kill", [None, Kill("RunInstances", 1, PHASES[1])], ids=["ready", "launching"])
+def test_a_cluster_that_aws_does_not_list_yet_is_no_orphan(world: World, kill: Kill | None) -> None:
+    world.run(up, confirm=yes, kill=kill)
+    made = {one["InstanceId"] for one in world.cloud.living()}
+    assert len(made) == 2
+    late = ("DescribeInstances", "stale", {"seconds": 30})
+    ended = world.run(down_orphans, fault=late, confirm=yes)
+    assert (ended.code, ended.document["clusters"]) == (0, ()), ended.told
+    assert {one["InstanceId"] for one in world.cloud.living()} == made

@@ -1,0 +1,113 @@
+"""--resume: a job that was interrupted ends with the weights of one that was not."""
+
+import json
+import os
+import re
+import signal
+from typing import Any
+
+import pytest
+import torch
+
+from tests.support.lab import Lab
+from tests.support.seed import drawn
+
+TRAIN = """
+import os, pathlib, sys, time
+import torch, torch.distributed as dist, torch.distributed.checkpoint as dcp
+
+kind, steps = sys.argv[1], int(sys.argv[2])
+dist.init_process_group('gloo')
+torch.manual_seed(0)
+model = torch.nn.Linear(4, 4, dtype=torch.float64)
+momentum = torch.zeros(20, dtype=torch.float64)
+state = {'model': model.state_dict(), 'momentum': momentum, 'step': torch.tensor(0)}
+found = os.environ.get('AWSDDP_RESUME')
+assert found == (sys.argv[3] if sys.argv[3:] else None)
+if found and kind == 'save':
+    state = torch.load(found)
+elif found:
+    dcp.load(state, checkpoint_id=found)
+model.load_state_dict(state['model'])
+parameters, momentum = list(model.parameters()), state['momentum']
+run = pathlib.Path(os.environ['AWSDDP_RUN_DIR'])
+for step in range(int(state['step']) + 1, steps + 1):
+    seeded = torch.Generator().manual_seed(step * 10 + dist.get_rank())
+    x = torch.randn(8, 4, dtype=torch.float64, generator=seeded)
+    model.zero_grad()
+    ((model(x) - x.roll(1, 1)) ** 2).mean().backward()
+    grad = torch.cat([one.grad.flatten() for one in parameters])
+    dist.all_reduce(grad)
+    momentum = 0.9 * momentum + grad
+    with torch.no_grad():
+        torch.nn.utils.vector_to_parameters(
+            torch.nn.utils.parameters_to_vector(parameters) - 0.01 * momentum, parameters
+        )
+    state = {'model': model.state_dict(), 'momentum': momentum, 'step': torch.tensor(step)}
+    if kind == 'dcp':
+        dcp.save(state, checkpoint_id=run / f'step-{step}')
+    elif dist.get_rank() == 0:
+        torch.save(state, run / f'step-{step}.pt')
+if dist.get_rank() == 3:
+    print('weights', torch.nn.utils.parameters_to_vector(parameters).tolist())
+dist.barrier(); time.sleep(0.2); dist.destroy_process_group()
+"""
+
+
+def weights(cluster: Lab, *words: str) -> str:
+    shown = cluster.run("train", "resumed.py", "--nproc-per-node", "2", *words)
+    assert shown.returncode == 0, shown.stderr + shown.stdout
+    found = re.search(r"^\[rank 3 @ node1\] weights (.*)$", shown.stdout, re.MULTILINE)
+    assert found is not None
+    return found[1]
+
+
+@pytest.mark.prove
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("kind", drawn(["save", "dcp"], 1, what="checkpoints"))
+def test_resumed_job_ends_with_the_weights_of_one_that_was_not_interrupted(cluster: Lab, kind: str) -> None:
+    cluster.script("resumed.py", TRAIN)
+    whole = weights(cluster, "--", kind, "5")
+    half = weights(cluster, "--name", f"half-{kind}", "--", kind, "3")
+    assert half != whole
+    assert weights(cluster, "--resume", "last", "--", kind, "5", "{resume}") == whole
+
+
+def last_checkpoint(cluster: Lab, job: str) -> dict[str, Any]:
+    """Return the last checkpoint of main.py in a job's results: weights, momentum, position..."""
+    steps = (cluster.project / "runs" / job / "node0" / "run" / "checkpoints").glob("step-*.pt")
+    state: dict[str, Any] = torch.load(max(steps), map_location="cpu", weights_only=True)
+    return state
+
+
+@pytest.mark.prove
+@pytest.mark.timeout(600)
+def test_bundled_program_that_is_interrupted_resumes_to_the_weights_of_one_that_is_not(cluster: Lab) -> None:
+    words = ("train", "--world-size", "2", "--name")
+    client = cluster.start(*words, "cut", "--", "--epochs", "100000")
+    assert client.stdout is not None
+    for line in client.stdout:
+        if b"Epoch Summary: epoch 2" in line:
+            os.killpg(client.pid, signal.SIGINT)
+            break
+    _, said = client.communicate(timeout=300)
+    assert client.returncode == 130, said
+    cut = last_checkpoint(cluster, "cut")
+    epochs = ("--", "--epochs", str(cut["at"]["epoch"] + 1))
+    resumed = cluster.run(*words, "resumed", "--resume", "cut", *epochs, timeout=300)
+    assert resumed.returncode == 0, resumed.stderr
+    assert f"Resume after step {cut['at']['step']}," in resumed.stdout
+    assert cluster.run(*words, "whole", *epochs, timeout=300).returncode == 0
+    ended, whole = last_checkpoint(cluster, "resumed"), last_checkpoint(cluster, "whole")
+    assert ended["at"]["step"] > cut["at"]["step"]
+    assert json.dumps(ended, default=torch.Tensor.tolist) == json.dumps(whole, default=torch.Tensor.tolist)
+
+
+def test_resume_without_a_checkpoint_is_refused(records: Lab) -> None:
+    records.script("none.py", "")
+    for words, why in (
+        (("last",), "no job of none.py has results here"),
+        (("x",), "job x has no checkpoint here"),
+    ):
+        shown = records.run("train", "none.py", "--resume", *words)
+        assert (shown.returncode, why in shown.stderr) == (3, True), shown.stderr

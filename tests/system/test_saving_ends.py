@@ -1,0 +1,113 @@
+"""--save-to, where nobody is there at the end: the cluster ends by itself, and nothing is lost."""
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import boto3
+import pytest
+
+from awsddp.local import control
+from tests.support.lab import Lab
+from tests.support.seed import drawn
+from tests.system.test_detached import LATE_S
+from tests.system.test_saving import WITH_ROLE, files, job_json, with_bucket
+
+pytestmark = pytest.mark.prove
+
+MADE = """
+import json, os, pathlib
+rank, run = int(os.environ["RANK"]), pathlib.Path(os.environ["AWSDDP_RUN_DIR"])
+print("rank", rank, "writes")
+(run / "state.bin").write_bytes(bytes(range(256)) * (1000 + rank))
+pathlib.Path(f"made by {rank}.txt").write_text(f"of {rank}")
+with (run / "metrics.jsonl").open("w") as rows:
+    for step in range(3):
+        rows.write(json.dumps({"rank": rank, "step": step, "loss": 0.53125 / (step + 1)}) + chr(10))
+if rank == 1:
+    raise SystemExit("no more")
+"""
+
+
+def made(rank: int) -> dict[str, bytes]:
+    """Return what a rank of MADE leaves behind, on a node of its own."""
+    rows = (json.dumps({"rank": rank, "step": step, "loss": 0.53125 / (step + 1)}) for step in range(3))
+    said = f"rank {rank} writes\n" + "no more\n" * rank
+    return {
+        f"logs/rank{rank}.log": said.encode(),
+        f"node{rank}/run/state.bin": bytes(range(256)) * (1000 + rank),
+        f"node{rank}/made by {rank}.txt": f"of {rank}".encode(),
+        f"node{rank}/run/metrics.jsonl": "".join(f"{row}\n" for row in rows).encode(),
+    }
+
+
+def nobody_looks_until(lab: Lab, state: str) -> None:
+    """Wait until all instances are in this state by themselves; a verb of awsddp would release them."""
+    info = control.find(lab.home)
+    assert info is not None
+    keys = {"aws_access_key_id": info.access_key_id, "aws_secret_access_key": info.secret_access_key}
+    ec2 = boto3.client("ec2", endpoint_url=info.endpoint, region_name=info.region, **keys)
+    end = time.monotonic() + LATE_S
+    while True:
+        rows = ec2.describe_instances()["Reservations"]
+        states = {one["State"]["Name"] for row in rows for one in row["Instances"]}
+        if states == {state}:
+            return
+        assert time.monotonic() < end, states
+        time.sleep(1)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("ends", drawn(["it comes back", "second home", "spot"], 1, what="laptops"))
+def test_a_laptop_that_never_comes_back_loses_nothing(lab: Lab, tmp_path: Path, ends: str) -> None:
+    with_bucket(lab)
+    lab.script("made.py", MADE)
+    words = ("run", "--local", "made.py", *WITH_ROLE, "2", *("--spot",) * (ends == "spot"))
+    more = ("--world-size", "2", "--detach", "--idle", "10s", "--save-to", "s3://results/runs")
+    gone = lab.start(*words, "--name", "left", *more)
+    assert gone.stderr is not None
+    assert any(b"job left runs" in line for line in gone.stderr)
+    os.killpg(gone.pid, signal.SIGKILL)
+    gone.communicate()
+    nobody_looks_until(lab, "terminated" if ends == "spot" else "stopped")
+
+    second, info = Lab(tmp_path / "second"), control.find(lab.home)  # it has a login to AWS, and nothing else
+    assert info is not None
+    second.environ |= {
+        "AWS_ENDPOINT_URL": info.endpoint,
+        "AWS_DEFAULT_REGION": info.region,
+        "AWS_ACCESS_KEY_ID": info.access_key_id,
+        "AWS_SECRET_ACCESS_KEY": info.secret_access_key,
+    }
+    job = "s3://results/runs/left"
+    for verb, shown in (("logs", "rank 1 writes"), ("why", "no more"), ("report", "report.html")):
+        said = second.run(verb, job)
+        assert (said.returncode, shown in said.stdout + said.stderr) == (0, True), said.stderr + said.stdout
+    page = second.project / "runs" / "left" / "report.html"
+    assert "0.177" in page.read_text()
+    fetched = second.run("fetch", job)
+    assert fetched.returncode == 0, fetched.stderr
+    assert files(second.project / "runs" / "left") == made(0) | made(1)
+
+    if ends != "spot":  # no node is started for what is saved, and no key is needed for what is home
+        ended = (
+            lab.run("down", "-y") if ends == "it comes back" else second.run("-c", "default", "down", "-y")
+        )
+        assert (ended.returncode, "2 instances terminated" in ended.stdout) == (0, True), ended.stderr
+    late = lab.run("fetch", "left")
+    assert late.returncode == 0, late.stderr
+    assert files(lab.project / "runs" / "left") == made(0) | made(1)
+
+
+@pytest.mark.timeout(400)
+def test_a_job_that_dies_at_once_is_saved_and_leaves_no_claim(lab: Lab) -> None:
+    s3, _ = with_bucket(lab)
+    lab.script("bad.py", "import missing_module_of_mine\n")
+    words = ("run", "--local", "bad.py", *WITH_ROLE, "2", "--world-size", "2")
+    ended = lab.run(*words, "--save-to", "s3://results/runs")
+    assert ended.returncode == 1, ended.stderr
+    assert "the results of bad-1 are in s3://results/runs/bad-1" in ended.stderr
+    assert "its nodes do not go on" not in ended.stderr
+    assert job_json(s3, "bad-1", "failed")["document"]["state"] == "failed"

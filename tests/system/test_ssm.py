@@ -1,0 +1,136 @@
+"""`network.jump = "ssm"` on two real local nodes: no port is open, a session starts in the node itself."""
+
+import os
+import shutil
+import socket
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+
+from awsddp.local import control
+from awsddp.local.machine import Place
+from tests.support.lab import Lab
+from tests.support.local_cloud import needs_root
+from tests.support.ssm import StandIn
+
+pytestmark = [needs_root, pytest.mark.prove]
+SSM = """\
+[cluster]
+nodes = 2
+instance_type = "g4dn.xlarge"
+[network]
+address = "private"
+jump = "ssm"
+[access]
+instance_profile = "trainers"
+"""
+
+
+@pytest.fixture
+def lab() -> Iterator[Lab]:
+    """A lab with a local cloud, an instance profile, and awsddp.toml."""
+    root = Path(tempfile.mkdtemp(prefix="ssm-"))
+    made = Lab(root)
+    shown = made.run("local", "start")
+    assert shown.returncode == 0, shown.stderr
+    client(made, "iam").create_instance_profile(InstanceProfileName="trainers")
+    made.script("awsddp.toml", SSM)
+    made.script("train.py", 'import os\nopen("made.txt", "w").write(os.environ["RANK"])\nprint("ran")\n')
+    yield made
+    made.close()
+    shutil.rmtree(root)
+
+
+def client(lab: Lab, service: str) -> Any:
+    info = control.find(lab.home)
+    assert info is not None
+    return boto3.client(
+        service,
+        endpoint_url=info.endpoint,
+        region_name=info.region,
+        aws_access_key_id=info.access_key_id,
+        aws_secret_access_key=info.secret_access_key,
+    )
+
+
+def answers(address: str) -> bool:
+    """Whether port 22 can be reached from here."""
+    try:
+        socket.create_connection((address, 22), timeout=1.5).close()
+    except OSError:
+        return False
+    return True
+
+
+def agent(lab: Lab, aws: StandIn, stop: threading.Event) -> None:
+    """Report nodes to Systems Manager once they exist, as their agents do."""
+    place = Place(lab.home)
+    while not stop.wait(0.2):
+        names = [path.name for path in Path("/run/netns").glob(f"{place.machine('i-')}*")]
+        aws.know({f"i-{name.rpartition('-i-')[2]}": ("127.0.0.1", name) for name in names})
+
+
+def test_what_is_missing_is_told_before_anything_is_made(lab: Lab) -> None:
+    shown = lab.run("up", "--local", "-y", "-o", "access.instance_profile=")
+    assert (shown.returncode, "needs access.instance_profile" in shown.stderr) == (3, True)
+    lab.environ["PATH"] = f"{Path(shutil.which('aws') or '/').parent}:/usr/bin:/bin:/usr/sbin:/sbin"
+    shown = lab.run("up", "--local", "-y")
+    assert (shown.returncode, "session-manager-plugin not found" in shown.stderr) == (3, True)
+    assert "session-manager-plugin.deb" in shown.stderr
+    assert lab.json("local", "status")["instances"] == []
+
+
+@pytest.mark.timeout(600)
+def test_a_living_cluster_keeps_its_open_port_until_sessions_can_reach_it(lab: Lab) -> None:
+    open_port = ("-o", "network.address=public", "-o", "network.jump=", "-o", "access.instance_profile=")
+    (node,) = lab.json("up", "--local", "-y", "--nodes", "1", *open_port)["nodes"]
+    sessions = ("-o", "network.jump=ssm", "-o", "access.instance_profile=trainers")
+    shown = lab.run("up", "--local", "-y", *sessions)
+    assert (shown.returncode, "node0 without an instance profile" in shown.stderr) == (3, True), shown.stderr
+    assert f"for i in {node['instance_id']}; do " in shown.stderr
+    assert " aws ec2 associate-iam-instance-profile" in shown.stderr
+    client(lab, "ec2").associate_iam_instance_profile(
+        InstanceId=node["instance_id"], IamInstanceProfile={"Name": "trainers"}
+    )
+    lab.environ["PATH"] = f"{Path(shutil.which('aws') or '/').parent}:/usr/bin:/bin:/usr/sbin:/sbin"
+    shown = lab.run("up", "--local", "-y", *sessions)
+    assert (shown.returncode, "session-manager-plugin not found" in shown.stderr) == (3, True), shown.stderr
+    assert lab.run("exec", *open_port[2:4], "--", "true").returncode == 0
+
+
+def test_everything_goes_through_sessions_and_no_port_is_open(lab: Lab) -> None:
+    aws = StandIn(lab.root / "ssm")
+    lab.environ["PATH"] = f"{aws.bin}:{os.environ['PATH']}"
+    plan = lab.run("plan", "--local").stdout
+    assert "private, through ssm; SSH from nowhere: no port is open" in " ".join(plan.split())
+    stop = threading.Event()
+    reporting = threading.Thread(target=agent, args=(lab, aws, stop))
+    reporting.start()
+    try:
+        up = lab.json("up", "--local", "-y")
+        assert up["state"] == "ready"
+        assert not any(answers(node["private_ip"]) for node in up["nodes"])
+        job = lab.json("train", "train.py", "--world-size", "2", "--name", "one")
+        assert job["state"] == "succeeded"
+        assert (lab.project / "runs/one/node1/made.txt").read_text() == "1"
+        shell = lab.run("ssh", "--node", "1", "--", "echo $SSH_CONNECTION")
+        assert (shell.returncode, shell.stdout.split()[:1]) == (0, ["127.0.0.1"]), shell.stderr
+        lab.json("down", "-y")
+    finally:
+        stop.set()
+        reporting.join()
+    ids = {node["instance_id"] for node in up["nodes"]}
+    wanted = [
+        [
+            *("ssm", "start-session", "--target", key, "--document-name", "AWS-StartSSHSession"),
+            *("--parameters", "portNumber=22", "--region", up["region"]),
+        ]
+        for key in sorted(ids)
+    ]
+    assert [words for words in wanted if words not in aws.calls] == []
+    assert [words for words in aws.calls if words not in wanted] == []

@@ -1,0 +1,37 @@
+"""The folder of a cluster, each file of it cut off anywhere: `status` sees the nodes, `down` ends them."""
+
+import random
+import sys
+
+import pytest
+
+from awsddp.cluster.down import down
+from awsddp.cluster.status import status
+from awsddp.cluster.up import up
+from tests.support.seed import FULL, SEED
+from tests.support.world import World, yes
+
+SOME = 12
+
+
+@pytest.mark.prove
+@pytest.mark.timeout(3600 if FULL else 300)
+def test_a_file_cut_off_at_any_byte(world: World) -> None:
+    assert world.run(up, confirm=yes).code == 0
+    world.save("cluster")
+    whole = {path: path.read_bytes() for path in sorted((world.home / "clusters/demo").iterdir())}
+    cuts = [(path, size) for path, data in whole.items() for size in range(len(data))]
+    if not FULL:
+        cuts = random.Random(SEED).sample(cuts, SOME)
+        cuts += [(path, 0) for path in whole]
+    for path, size in cuts:
+        world.restore("cluster")
+        path.write_bytes(whole[path][:size])
+        seen = world.run(status)
+        assert seen.code == 0, (path.name, size, seen.told)
+        assert (seen.document["state"], len(seen.document["nodes"])) == ("ready", 2), (path.name, size)
+        ended = world.run(down, confirm=yes)
+        assert (ended.code, len(ended.document["terminated"])) == (0, 2), (path.name, size, ended.told)
+        assert world.cloud.left() == [], (path.name, size)
+        assert world.run(status).document["state"] == "absent", (path.name, size)
+    sys.stdout.write(f"{len(cuts)} cuts in {len(whole)} files, 0 left\n")

@@ -1,0 +1,74 @@
+"""What ranks decide together: whose checkpoint is read, and with whose statistics a model is judged."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.launching import TRAIN, start, wait_all
+
+pytestmark = pytest.mark.prove
+
+TWO_RANKS = """
+import json, os, sys
+from pathlib import Path
+from types import SimpleNamespace
+sys.path.insert(0, sys.argv[1])
+import torch, torch.distributed as dist
+import checkpoint, group, main, meters
+rank = int(os.environ["RANK"])
+dist.init_process_group("gloo")
+own = Path(f"rank{rank}")
+own.mkdir()
+if rank == 1:
+    checkpoint.save_step({"from": "rank 1"}, own, step=7)
+    checkpoint.save_step({"from": "rank 1, later"}, own, step=9)
+found = {"loaded": checkpoint.load([own])}
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("favourite", torch.full((1,), rank))
+    def forward(self, records):  # right on rank 0 alone
+        return records.roll(int(self.favourite), dims=1)
+
+labels = torch.arange(8) % 6
+records = torch.nn.functional.one_hot(labels, 6).float()
+test_set = type("Set", (), {"labels": labels, "gather": lambda self, index: records[index],
+                            "__len__": lambda self: len(labels)})()
+feed = SimpleNamespace(test_set=test_set, prepare=lambda records: records)
+place = SimpleNamespace(rank=rank, world_size=2)
+seen = main.evaluate(Net(), feed, torch.nn.CrossEntropyLoss(), place=place, device=torch.device("cpu"),
+                     print_every=0)
+found["accuracy"] = seen["accuracy"]
+meter = meters.Progress(torch.device("cpu"), hits=False)
+meter.add(torch.tensor(1.0 + rank), None, labels[: 2 * (rank + 1)])
+found["loss"] = meter.row()["loss"]
+print(json.dumps(found))
+dist.destroy_process_group()
+"""
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What each of two ranks on separate disks says."""
+    folder: Path = tmp_path_factory.mktemp("two")
+    ended = wait_all(start([sys.executable, "-c", TWO_RANKS, str(TRAIN)], ranks=2, folder=folder))
+    assert [one.code for one in ended] == [0, 0], ended
+    return [json.loads(one.out) for one in ended]
+
+
+def test_a_checkpoint_that_lies_with_rank_1_alone_is_read_by_all(found: list[dict[str, Any]]) -> None:
+    assert [one["loaded"] for one in found] == [{"from": "rank 1, later"}] * 2
+
+
+def test_a_model_is_judged_with_the_statistics_of_rank_0_on_every_rank(found: list[dict[str, Any]]) -> None:
+    assert [one["accuracy"] for one in found] == [1.0, 1.0]
+
+
+def test_a_row_of_metrics_is_the_mean_over_the_images_of_all_ranks(found: list[dict[str, Any]]) -> None:
+    assert [one["loss"] for one in found] == [pytest.approx((1.0 * 2 + 2.0 * 4) / 6)] * 2

@@ -1,0 +1,3 @@
+"""Python with torch, as nodes have it."""
+
+from tests.support.lab import ready

@@ -1,0 +1,157 @@
+"""tests/ mirrors the tree: a test lies in the folder of what it tests, and bears its name.
+
+`tests/storage/test_datasets.py` and `tests/storage/test_datasets_WHAT.py` test `awsddp/storage/datasets.py`,
+`tests/plan/test_plan.py` the package `awsddp/plan` itself. So it is with train/, tools/, templates/, docs/,
+benchmarks/. Stories, hosts, campaigns and gangs are in tests/system, what helps tests in tests/support.
+"""
+
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).resolve().parent
+ROOT = TESTS.parent
+PACKAGE = ROOT / "awsddp"
+WHOLE = {"house", "mirror"}
+"""What tests the tree as a whole, in tests/ itself."""
+FREE = {"support", "system"}
+OTHERS = ("benchmarks", "docs", "templates", "tools", "train")
+NO_CODE = {"__init__", "__main__"}
+
+ELSEWHERE = {
+    "agent/diagnosis/test_causes.py": "agent/diagnosis/job_causes",
+    "agent/diagnosis/test_hang.py": "agent/diagnosis/helper agent/diagnosis/stacks",
+    "agent/s3/test_checkpoint_index.py": "agent/s3/list_pages agent/s3/store",
+    "agent/s3/test_uploader.py": "agent/s3/claim",
+    "agent/test_manifest.py": "agent/file_tree",
+    "agent/test_messages.py": "agent/main",
+    "agent/test_metrics.py": "agent/samples model/rank_columns",
+    "agent/test_processes.py": "agent/job_folder",
+    "agent_client/test_launch_requests.py": "agent_client/program",
+    "agent_client/test_launchers.py": "agent_client/launchers/ssh agent_client/launchers/torchrun",
+    "agent_client/test_logs.py": "agent/log_stream",
+    "api/test_cluster.py": "api/run nodes/fabric_group",
+    "aws/test_account_resources.py": "session/locate",
+    "aws/test_clusters.py": "cluster/inventory",
+    "aws/test_login_profiles.py": "aws/credential_process",
+    "aws/test_plan_facts.py": "aws/api_errors",
+    "aws/test_preflight.py": "aws/prices",
+    "cli/test_main.py": "cli/command_line",
+    "cli/test_overview.py": "job/starter_doubts",
+    "cli/test_pages.py": "cli/doctor_page",
+    "cli/test_pages_report.py": "cli/job",
+    "cli/test_screen.py": "util/format",
+    "cli/test_screen_sizes.py": "cli/plan_page",
+    "cluster/test_doctor.py": "session/connect",
+    "cluster/test_status_costs.py": "cluster/stop",
+    "cluster/test_up.py": "cluster/plan cluster/reconcile model/cluster_state session/configured",
+    "compat/test_releases.py": "compat/types",
+    "docs/test_index_and_other_pages.py": "util/version",
+    "job/test_checkpoint.py": "session/resume_option",
+    "job/test_explain.py": "job/rehearsal_gaps",
+    "job/test_fetch.py": "model/node_order",
+    "job/test_registry.py": "job/jobs job/reported session/cost",
+    "job/test_report.py": "storage/results_dir util/html",
+    "job/test_save_to_s3.py": "job/environment",
+    "job/test_submit.py": "agent/cancel job/cancel job/logs job/release",
+    "job/test_unsynced_data.py": "job/script_paths session/context",
+    "local/test_control_refusals.py": "local/hosts local/machine local/nspawn",
+    "local/test_daemon.py": "local/client",
+    "local/test_emulator.py": "local/http_server local/lifecycle",
+    "local/test_listing.py": "local/s3_files",
+    "local/test_request_checks.py": "settings/ec2_limits",
+    "nodes/test_fleet.py": "nodes/node_failures util/parallel",
+    "nodes/test_package_mirror.py": "nodes/catalog nodes/index_pages nodes/upstream",
+    "nodes/test_project_files.py": "nodes/ignores",
+    "nodes/test_provision.py": "model/events util/shipped_files",
+    "plan/test_environment.py": "plan/project",
+    "plan/test_plan.py": "plan/network plan/records plan/selection",
+    "plan/test_policy.py": "local/iam",
+    "plan/test_resolve.py": "plan/uv",
+    "session/test_next_steps.py": "session/advice settings/verbs",
+    "settings/test_spec.py": "settings/starter settings/values",
+    "storage/test_checkpoints.py": "agent/s3/checkpoints",
+    "storage/test_datasets.py": "storage/saved_lists",
+    "storage/test_local_names.py": "storage/excludes",
+    "storage/test_tensorboard.py": "job/report_page model/metric_rows model/saving_text storage/loss_plot",
+    "system/test_gangs.py": "agent/serve",
+    "system/test_hosts.py": "local/cgroups",
+    "system/test_loopback_hosts.py": "local/loopback_cleanup",
+    "system/test_main_job.py": "cluster/prepare",
+    "system/test_torchrun.py": "agent/torchrun_worker",
+    "system/test_verbs.py": "cli/cluster cli/node cluster/remote cluster/sync",
+    "templates/test_rehearse_gpu.py": "local/image",
+    "test_errors.py": "cli/failures",
+    "test_state.py": "model/records",
+}
+"""Modules without a test file of their own, by the test that runs them."""
+
+
+def sources(room: Path) -> set[str]:
+    """Return the names that a test in `tests/ROOM` may bear: its modules and packages, and the room's own."""
+    if not room.parts:
+        return {path.stem for path in PACKAGE.glob("[a-z]*.py")} | WHOLE
+    source = PACKAGE / room if (PACKAGE / room).is_dir() else ROOT / room
+    if not source.is_dir() or (source.parent == ROOT and source.name not in OTHERS):
+        return set()
+    inside = {path.stem.lower() for path in source.iterdir() if path.name[0] not in "._"}
+    return inside | {source.name}
+
+
+def subject(test: str, names: set[str]) -> str | None:
+    """Return the longest of `names` that `test` begins with, as in `test_NAME` and `test_NAME_ASPECT`."""
+    found = [name for name in names if f"{test}_".startswith(f"test_{name}_")]
+    return max(found, key=len, default=None)
+
+
+def misplaced(tests: Path) -> list[str]:
+    """Return the Python files below `tests` that bear no name of what the tree has there."""
+    wrong = []
+    for path in sorted(tests.rglob("*.py")):
+        room = path.relative_to(tests).parent
+        exempt = path.stem in {"__init__", "conftest"} or {*room.parts[:1]} & FREE
+        if not exempt and subject(path.stem, sources(room)) is None:
+            wrong.append(path.relative_to(tests).as_posix())
+    return wrong
+
+
+def test_every_test_lies_where_the_tree_has_what_it_tests() -> None:
+    assert misplaced(TESTS) == []
+
+
+def test_stories_are_tests_and_helpers_are_none() -> None:
+    for path in (TESTS / "system").rglob("*.py"):
+        assert path.parent.name == "system" and path.stem.startswith(("test_", "conftest", "__init__")), path
+    assert [*(TESTS / "support").rglob("test_*.py")] == []
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "storage/test_nothing.py",
+        "nowhere/test_it.py",
+        "storage/helper.py",
+        "test_plan.py",
+        "s3/test_store.py",
+    ],
+)
+def test_a_test_in_the_wrong_place_is_found(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).touch()
+    assert misplaced(tmp_path) == [name]
+
+
+def test_every_module_has_a_test_of_its_name_or_is_told_where_it_is_tested() -> None:
+    modules = {
+        path.relative_to(PACKAGE).with_suffix("").as_posix()
+        for path in PACKAGE.rglob("*.py")
+        if path.stem not in NO_CODE
+    }
+    found = set()
+    for path in TESTS.rglob("test_*.py"):
+        room = path.relative_to(TESTS).parent
+        if (PACKAGE / room).is_dir():
+            found.add((room / str(subject(path.stem, sources(room)))).as_posix())
+    told = {module: test for test, names in ELSEWHERE.items() for module in names.split()}
+    assert modules - found == set(told), "without a test, and told though it has one or is gone"
+    assert [test for test in ELSEWHERE if not (TESTS / test).is_file()] == []
