@@ -1,4 +1,4 @@
-"""Answers in the form of AWS's (tests/aws/recorded/), read by each parser of awsddp/aws/."""
+"""Answers in the form of AWS's (tests/support/recorded/), read by each parser of awsddp/aws/."""
 
 from dataclasses import replace
 from datetime import UTC, datetime

@@ -1,4 +1,4 @@
-"""Answers in the form of AWS's (tests/aws/recorded/), given to awsddp's own gateway.
+"""Answers in the form of AWS's (tests/support/recorded/), given to awsddp's own gateway.
 
 Each file says what it was compared with (public logs, recordings and examples, botocore's model), and has an
 answer as boto3 returns it (times as ISO texts), or an error. The fields and their types are AWS's, most
