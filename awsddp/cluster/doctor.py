@@ -1,4 +1,4 @@
-"""doctor: what a launch needs, what the nodes have, and where the ranks of a job are. Changes nothing."""
+"""doctor: what a launch needs, and what the nodes have. Changes nothing."""
 
 import contextlib
 import json

@@ -1,4 +1,4 @@
-"""down and stop: fetch what is owed, end or stop the machines, and return the cost. Works in every state."""
+"""down: fetch what is not fetched, end the machines, and return the cost. Works in every state."""
 
 import contextlib
 from collections.abc import Callable, Sequence

@@ -1,6 +1,4 @@
-"""From a plan to machines: launch over zones, types, regions and markets, with retries on request; reconcile
-a cluster that exists with the spec: grow, shrink, repair, start, rebuild, keep longer.
-"""
+"""Making an existing cluster match its spec: grow, shrink, repair, start, rebuild, keep longer."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace

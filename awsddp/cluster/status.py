@@ -1,4 +1,4 @@
-"""status: the nodes, their cost and expiry, from AWS; the jobs as last seen. Of one cluster, or of all."""
+"""status: the nodes of a cluster, their cost and expiry, from AWS; its jobs as last seen."""
 
 import contextlib
 import re

@@ -1,4 +1,4 @@
-"""Following a job: its lines to the end, over connections that break, then its results; those of the past."""
+"""Following a job: its lines to the end, over connections that break, then its results."""
 
 import contextlib
 import math

@@ -1,7 +1,4 @@
-"""train: check, lay out the ranks, send the files, launch, stream the logs, fetch the results.
-
-From a job to its ranks: the right to start it, its name and slot, its files, environment, supervisors.
-"""
+"""train: check, lay out the ranks, submit the job, stream the logs, fetch the results."""
 
 import os
 from collections.abc import Callable

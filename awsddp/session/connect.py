@@ -1,6 +1,4 @@
-"""Reaching nodes: which can be used, by which way, and which jobs they know; the folder to them, a command on
-them, a shell on one.
-"""
+"""Connecting to the nodes of a cluster: which can be used, by which way, and which jobs they know."""
 
 import contextlib
 import os

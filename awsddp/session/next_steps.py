@@ -1,7 +1,7 @@
 """What to type next: the commands that messages recommend, as this user has to type them, where it is.
 
 A message names a command ("awsddp up   # continue"), and `advised` adds what selects the cluster and what was
-asked. And what an interrupted command leaves behind; and why a job failed, where only this machine knows.
+asked. And what an interrupted command leaves behind.
 """
 
 import contextlib
