@@ -62,9 +62,31 @@ def start(
     a name that is taken, CloudError, NodeError.
     """
     session = connected.session
-    folder = session.folder
+    nodes, launches = _launch_alone(connected, ranks, listing, checkpoint)
+    launch = next(iter(launches.values()))
+    job = _record_of(session, launch, ranks, nodes)
+    _write_down(session, job)
+    record, gpus = connected.cluster.record, connected.cluster.record.found[ranks[0].node].gpus
+    on_ec2 = record.gpus_per_node if record.pretended else gpus
+    if launch.after:
+        session.say(f"job {job.job} starts when these have ended: {', '.join(launch.after)}")
+    else:
+        session.say(f"job {job.job} runs {ranks_text(session.job_spec, ranks, gpus=gpus, on_ec2=on_ec2)}")
+    return job
+
+
+def _launch_alone(
+    connected: ConnectedCluster,
+    ranks: tuple[Rank, ...],
+    listing: "Listing",
+    checkpoint: "Checkpoint | None",
+) -> tuple[list[Node], dict[int, Launch]]:
+    """Start the job while no other client here may, under the next automatic name where one is taken; return
+    its nodes and what they were sent.
+    """
+    session, fleet = connected.session, connected.fleet
     refused: list[str] = []
-    with folder.lock("train", wait_s=CLAIM_S):
+    with session.folder.lock("train", wait_s=CLAIM_S):
         for attempt in count(1):
             try:
                 nodes, launches = _launched(connected, ranks, listing, checkpoint, refused)
@@ -72,13 +94,16 @@ def start(
             except NameTaken:
                 if session.job_spec.job.name is not None or attempt == TRIES:
                     raise
-        launch = next(iter(launches.values()))
-        name = launch.job
-        if (first := min(connected.fleet.nodes)) not in launches:  # a launch there would have ended the claim
+        if (first := min(fleet.nodes)) not in launches:  # a launch there would have ended the claim
             with contextlib.suppress(AwsddpError):
-                ask(connected.fleet, {first: messages.Unclaim()})
-    job = JobRecord(
-        job=name,
+                ask(fleet, {first: messages.Unclaim()})
+    return nodes, launches
+
+
+def _record_of(session: Session, launch: Launch, ranks: Sequence[Rank], nodes: Sequence[Node]) -> JobRecord:
+    """Return the job that has just been launched."""
+    return JobRecord(
+        job=launch.job,
         state="waiting" if launch.after else "running",
         cause=None,
         world_size=len(ranks),
@@ -88,23 +113,21 @@ def start(
             RankResult(rank=one.rank, local_rank=one.local_rank, node=one.node, exit_code=None, seconds=0.0)
             for one in ranks
         ),
-        home=f"{session.job_spec.job.results}/{name}",
+        home=f"{session.job_spec.job.results}/{launch.job}",
         nodes=tuple(JobNode(node=node.node, instance_id=node.instance_id) for node in nodes),
     )
+
+
+def _write_down(session: Session, job: JobRecord) -> None:
+    """Write a job that has started to the ledger and the record. Raises AwsddpError that says so."""
+    name, home = job.job, str((session.results / job.job).absolute())
     try:
-        folder.note("train", job=name, world_size=len(ranks), home=str((session.results / name).absolute()))
-        folder.remember(job)
-    except AwsddpError as error:  # it has started all the same
+        session.folder.note("train", job=name, world_size=job.world_size, home=home)
+        session.folder.remember(job)
+    except AwsddpError as error:
         follow = f"awsddp logs -f {name}   # follow it then\nawsddp cancel {name}   # or end it"
         error.message, error.next = f"job {name} was started, but {error.message}", f"{error.next}\n{follow}"
         raise
-    record, gpus = connected.cluster.record, connected.cluster.record.found[ranks[0].node].gpus
-    on_ec2 = record.gpus_per_node if record.pretended else gpus
-    if launch.after:
-        session.say(f"job {name} starts when these have ended: {', '.join(launch.after)}")
-    else:
-        session.say(f"job {name} runs {ranks_text(session.job_spec, ranks, gpus=gpus, on_ec2=on_ec2)}")
-    return job
 
 
 def _launched(
