@@ -110,6 +110,13 @@ def test_the_agent_runs_on_a_node_by_itself() -> None:
         assert rooms <= {"agent", "model"}, f"{file.name} imports of {rooms}"
 
 
+def test_the_agents_client_takes_its_messages_and_what_judges_them_only() -> None:
+    pure = {"awsddp.agent", "awsddp.agent.messages", "awsddp.agent.log_stream"}
+    for file in (PACKAGE / "agent_client").rglob("*.py"):
+        taken = {name for name in imports_of(file) if name.startswith("awsddp.agent.")}
+        assert all(name in pure or name.startswith("awsddp.agent.diagnosis.") for name in taken), file.name
+
+
 def test_the_root_holds_the_rooms_and_little_else() -> None:
     files = sorted(path.name for path in PACKAGE.glob("*") if path.is_file())
     assert len(files) <= 6, files
