@@ -25,7 +25,6 @@ import signal
 import subprocess
 import sys
 import time
-from importlib import metadata
 from pathlib import Path
 
 HOME = Path(os.environ.get("HOME") or "~").expanduser()
@@ -271,6 +270,8 @@ def install(pip, place, asked, env, kept=()):
 
 def link_programs(place, folders):
     """Write the programs of packages (torchrun...) in some folders, started by the environment's python."""
+    from importlib import metadata  # here, because a look need not wait for it
+
     python = place / "bin/python"
     entries = [entry for dist in metadata.distributions(path=folders) for entry in dist.entry_points]
     for entry in entries:

@@ -16,10 +16,11 @@ what this node made or changed stays. Then it puts the records in place, each at
 stderr. May be repeated and interrupted.
 """
 
+# contextlib takes 2 ms to import, on each node.
+# ruff: noqa: SIM105
 # File names are bytes here, which pathlib does not take.
 # ruff: noqa: PTH101, PTH103, PTH104, PTH106, PTH108, PTH111, PTH112, PTH114, PTH115, PTH118, PTH119, PTH120, PTH208, PTH123, PTH211
 
-import contextlib
 import os
 import stat
 import sys
@@ -165,8 +166,10 @@ def remove(paths):
         is_ours = path in sent and same(found, sent[path])
         if is_ours and (path not in versions or versions[path][1] == written(found)):
             whole = os.path.join(WORK, path)
-            with contextlib.suppress(OSError):
+            try:
                 (os.rmdir if sent[path][0] == b"d" else os.unlink)(whole)
+            except OSError:
+                pass
             parents.add(os.path.dirname(path))
         sent.pop(path, None)
         versions.pop(path, None)
@@ -198,10 +201,12 @@ def forget_bytecode(path):
     compiled = os.path.join(WORK, os.path.dirname(path), b"__pycache__")
     if end != b"py" or not dot:
         return
-    with contextlib.suppress(OSError):
+    try:
         for one in os.listdir(compiled):
             if one.startswith(name + b".") and one.endswith(b".pyc"):
                 os.unlink(os.path.join(compiled, one))
+    except OSError:
+        pass
 
 
 def receive(data):
@@ -238,8 +243,10 @@ def put(path, kind, mode, mtime, held):
             os.rmdir(path)
         os.rename(new, path)
     except BaseException:
-        with contextlib.suppress(OSError):
+        try:
             os.unlink(new)
+        except OSError:
+            pass
         raise
 
 

@@ -200,7 +200,7 @@ def _request(plan: EnvironmentPlan, do: str, image: str, **more: object) -> Requ
         **more,
     }
     # By stdin: an index URL may hold a password, and everybody on a node may read a command line.
-    return ["python3", "-I", "-c", template("environment.py")], json.dumps(asked).encode()
+    return ["python3", "-I", "-S", "-c", template("environment.py")], json.dumps(asked).encode()
 
 
 def _client() -> str:

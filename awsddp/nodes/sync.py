@@ -153,7 +153,7 @@ class _Push:
 
     def _ask(self, contents: Mapping[int, bytes], *words: str) -> dict[int, bytes]:
         """Run the program of the work folder on nodes, and return its answers; `failures` gets the others."""
-        argv = ["python3", "-I", "-c", template("work_folder.py"), self._folder, *words]
+        argv = ["python3", "-I", "-S", "-c", template("work_folder.py"), self._folder, *words]
         requests = {node: (argv, content) for node, content in contents.items()}
         answers = {}
         for node, end in self._fleet.run_each(requests, timeout_s=_ASK_S).items():
