@@ -1,7 +1,7 @@
 """tests/ mirrors the tree: a test lies in the folder of what it tests, and bears its name.
 
 `tests/storage/test_datasets.py` and `tests/storage/test_datasets_WHAT.py` test `awsddp/storage/datasets.py`,
-`tests/plan/test_plan.py` the package `awsddp/plan` itself. So it is with train/, tools/, templates/, docs/,
+`tests/ROOM/test_ROOM.py` a package itself. So it is with train/, tools/, templates/, docs/,
 benchmarks/. Stories, hosts, campaigns and gangs are in tests/system, what helps tests in tests/support.
 """
 
@@ -65,7 +65,7 @@ ELSEWHERE = {
     "nodes/test_project_files.py": "nodes/ignores",
     "nodes/test_provision.py": "model/events util/shipped_files",
     "plan/test_environment.py": "plan/project",
-    "plan/test_plan.py": "plan/network plan/records plan/selection",
+    "plan/test_launch_plan.py": "plan/network plan/records plan/selection",
     "plan/test_policy.py": "local/iam",
     "plan/test_resolve.py": "plan/uv",
     "session/test_next_steps.py": "session/advice settings/verbs",

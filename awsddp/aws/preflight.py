@@ -15,7 +15,7 @@ from awsddp.aws.api_errors import MOST_SKEW_S, Refused, skew_s
 from awsddp.aws.client import Aws, Identity
 from awsddp.errors import AwsddpError, CapacityError, ConfigError
 from awsddp.model.records import Check
-from awsddp.plan import make_plan
+from awsddp.plan.launch_plan import make_plan
 from awsddp.plan.records import Facts, LaunchPlan, Request
 from awsddp.plan.requests import Values
 from awsddp.settings.spec import ClusterSpec

@@ -108,7 +108,7 @@ def request_quota(session: Session, *, confirm: Callable[[str], None]) -> QuotaD
     `confirm` is called with the request and raises to refuse. Raises CloudError where AWS refuses,
     ConfigError where no plan can be made or the quota is unknown.
     """
-    from awsddp.plan import make_plan
+    from awsddp.plan.launch_plan import make_plan
 
     with target_for(session, record := session.folder.read()) as target:
         aws = aws_of(session, target)

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from awsddp.compat.types import quota_of
 from awsddp.errors import AwsddpError, CapacityError, CloudError
 from awsddp.model.records import Intent
-from awsddp.plan import make_plan
+from awsddp.plan.launch_plan import make_plan
 from awsddp.plan.records import Facts, LaunchPlan, names
 from awsddp.plan.requests import Values
 from awsddp.session.context import LocatedCluster, Session

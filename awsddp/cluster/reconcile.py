@@ -11,8 +11,8 @@ from awsddp.errors import CapacityError, ConfigError, NodeError
 from awsddp.job.fetch import bring
 from awsddp.model.billing import Rate
 from awsddp.model.records import ACTIVE, Listed, Node, unfetched_jobs
-from awsddp.plan import make_plan, spot_rate
 from awsddp.plan.converge import Convergence, Standing, converge
+from awsddp.plan.launch_plan import make_plan, spot_rate
 from awsddp.plan.records import Facts, LaunchPlan
 from awsddp.session.configured import REACH_KEYS
 from awsddp.session.connect import JUMP, connect, reach_jump, reachable, told_jobs

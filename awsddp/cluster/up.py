@@ -13,8 +13,8 @@ from awsddp.job.environment import ensure_environment
 from awsddp.model.documents import ClusterDocument
 from awsddp.nodes import rsync
 from awsddp.nodes.project_files import project_files
-from awsddp.plan import refuse_untried
 from awsddp.plan.environment import refuse_unlike
+from awsddp.plan.launch_plan import refuse_untried
 from awsddp.plan.records import Facts, LaunchPlan
 from awsddp.session.connect import connect, publish, reach_jump
 from awsddp.session.context import LocatedCluster, Session

@@ -10,7 +10,7 @@ import pytest
 from awsddp.aws.account_resources import lacking
 from awsddp.aws.client import Aws
 from awsddp.errors import ConfigError
-from awsddp.plan import make_plan
+from awsddp.plan.launch_plan import make_plan
 from awsddp.session.locate import facts_of
 from awsddp.settings.loader import load
 from tests.support.moto_cloud import Cloud

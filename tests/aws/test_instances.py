@@ -21,7 +21,7 @@ from awsddp.aws.teardown import give_up
 from awsddp.aws.waits import Clock
 from awsddp.errors import AwsddpError, CapacityError, CloudError, NodeError
 from awsddp.model.records import Intent, Node
-from awsddp.plan import make_plan
+from awsddp.plan.launch_plan import make_plan
 from awsddp.plan.records import Request
 from awsddp.settings.spec import CapacitySection
 from tests.support.moto_cloud import (

@@ -8,7 +8,7 @@ from awsddp.aws.launch_resources import move_ssh
 from awsddp.aws.plan_facts import gather
 from awsddp.aws.waits import Clock
 from awsddp.errors import AwsddpError
-from awsddp.plan import make_plan
+from awsddp.plan.launch_plan import make_plan
 from tests.support.moto_cloud import IDS, Cloud, Launcher, plan_for, spec
 
 

@@ -13,7 +13,7 @@ from awsddp.aws.preflight import before_launch, dry_run
 from awsddp.cluster.doctor import request_quota
 from awsddp.errors import ConfigError, Interrupted
 from awsddp.model.records import Check
-from awsddp.plan import make_plan
+from awsddp.plan.launch_plan import make_plan
 from awsddp.session.context import Session
 from awsddp.settings.loader import load
 from awsddp.settings.spec import ClusterSpec, NetworkSection

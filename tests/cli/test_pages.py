@@ -17,8 +17,8 @@ from awsddp.model.records import JobState, Saving, widened
 from awsddp.plan.records import Facts
 from awsddp.state import Folder
 from awsddp.util.format import iso
-from tests.plan.test_plan import DLAMI, FACTS
-from tests.plan.test_plan import plan as planned
+from tests.plan.test_launch_plan import DLAMI, FACTS
+from tests.plan.test_launch_plan import plan as planned
 from tests.session.test_next_steps import RECORD
 from tests.support.records import read
 

@@ -17,7 +17,7 @@ from awsddp.errors import AwsddpError, CloudError, UsageError
 from awsddp.job.train import check_ranks
 from awsddp.local import cgroups
 from awsddp.model.records import TargetName
-from awsddp.plan import make_plan
+from awsddp.plan.launch_plan import make_plan
 from awsddp.plan.records import Facts, LaunchPlan
 from awsddp.session.context import Session
 from awsddp.settings.spec import ClusterSpec, LocalSection

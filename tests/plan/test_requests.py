@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from awsddp.model.records import read_numbers, write_numbers
 from awsddp.plan.records import document, names
 from awsddp.plan.requests import Values
-from tests.plan.test_plan import plan
+from tests.plan.test_launch_plan import plan
 
 IDS = {**names("demo", "0a1b2c3d"), "security_group": "sg-1", "subnet": "subnet-b", "client_token": "token"}
 SECRETS = {"user_data": "#cloud-config\n", "public_key": "ssh-ed25519 AAAA awsddp"}

@@ -6,10 +6,10 @@ import pytest
 from msgspec import structs
 
 from awsddp.errors import ConfigError
-from awsddp.plan import make_plan
+from awsddp.plan.launch_plan import make_plan
 from awsddp.plan.records import LaunchPlan, Saving
 from awsddp.settings.spec import AccessSection, ClusterSection, ClusterSpec, NetworkSection
-from tests.plan.test_plan import FACTS
+from tests.plan.test_launch_plan import FACTS
 
 ROLE = "arn:aws:iam::123456789012:role/trainers"
 THERE = Saving(place="s3://results/runs", region="us-east-1")

@@ -25,7 +25,7 @@ from awsddp.local.ec2_http import Refusal, answered, dry_run, read
 from awsddp.local.offers import OWNER, Call
 from awsddp.model.events import Event
 from awsddp.model.records import Intent, Listed, Node, Target
-from awsddp.plan import make_plan
+from awsddp.plan.launch_plan import make_plan
 from awsddp.plan.records import LaunchPlan, names
 from awsddp.plan.requests import Values
 from awsddp.settings.spec import ClusterSection, ClusterSpec

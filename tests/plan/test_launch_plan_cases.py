@@ -13,7 +13,7 @@ import pytest
 from msgspec import structs
 
 from awsddp.compat.types import GPU_TYPES, QUOTA_G, QUOTA_P, SPOT_G, SPOT_P5
-from awsddp.plan import make_plan
+from awsddp.plan.launch_plan import make_plan
 from awsddp.plan.records import Facts, Group, Image, LaunchPlan, Reservation, Subnet, document, names
 from awsddp.plan.requests import Values
 from awsddp.settings.loader import load

@@ -12,7 +12,7 @@ from awsddp.compat.releases import PARTS_IMAGE
 from awsddp.compat.types import QUOTA_G, QUOTA_P, GpuType
 from awsddp.errors import AwsddpError, CloudError, ConfigError
 from awsddp.model.records import TargetName
-from awsddp.plan import make_plan, refuse_untried
+from awsddp.plan.launch_plan import make_plan, refuse_untried
 from awsddp.plan.policy import least_policy
 from awsddp.plan.records import Data, Facts, Group, Image, LaunchPlan, Reservation, Saving, Subnet, document
 from awsddp.plan.selection import offers
