@@ -20,7 +20,6 @@ from awsddp.agent_client.job_reports import encode
 from awsddp.errors import AwsddpError, Interrupted, NodeError, NotFoundError
 from awsddp.job.registry import JobRegistry
 from awsddp.job.reported import known_jobs, told_job
-from awsddp.job.save_to_s3 import abort, wait_until_saved
 from awsddp.model.documents import FetchDocument, NodeFiles
 from awsddp.model.events import Event
 from awsddp.model.node_answers import Manifest, ResultFile
@@ -250,8 +249,11 @@ def _bring(
     if selected.owed:
         raise _unfetched(job, selected.owed, lost)
     if tagged is not None:
-        if waits and wait_until_saved(connected, job):
-            abort(connected.cluster, [job])
+        if waits:
+            from awsddp.job.save_to_s3 import abort, wait_until_saved
+
+            if wait_until_saved(connected, job):
+                abort(connected.cluster, [job])
         with session.folder.lock("train", part="tags", wait_s=TAGS_S) as free_s:
             # A file's time is up to 10 ms late.
             fresh = time.monotonic() - began < min(free_s - 0.1, FRESH_S)

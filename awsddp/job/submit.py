@@ -22,7 +22,6 @@ from awsddp.job.cancel import end_ranks
 from awsddp.job.environment import ensure_environment
 from awsddp.job.registry import JobRegistry
 from awsddp.job.release import owner, release_unknown
-from awsddp.job.save_to_s3 import claim
 from awsddp.job.script import commit_of
 from awsddp.model.node_answers import Claimed, Slots
 from awsddp.model.records import JobNode, JobRecord, Node, RankResult
@@ -30,7 +29,6 @@ from awsddp.session.context import ConnectedCluster, LocatedCluster, Session
 from awsddp.settings.spec import JobSpec
 from awsddp.state import TAGS_S
 from awsddp.storage.checkpoints import Checkpoint
-from awsddp.storage.datasets import bring, bring_checkpoint
 from awsddp.storage.results_dir import saved_job
 from awsddp.util.format import amount, iso, node_name
 from awsddp.util.parallel import both, soon, split
@@ -152,8 +150,13 @@ def _launched(
         )
         checked.result()
         if checkpoint is not None:
+            from awsddp.storage.datasets import bring_checkpoint
+
             bring_checkpoint(connected, checkpoint, set(launches))
-        claim(connected, launches, refused)
+        if connected.session.job_spec.job.save_to is not None:
+            from awsddp.job.save_to_s3 import claim
+
+            claim(connected, launches, refused)
         told = answers_of(connected.fleet, launches)
         others.update(node for node, one in told.items() if isinstance(one, NameTaken))
         refused += [launch.job] if others else []
@@ -195,7 +198,10 @@ def _requests(
     folder = asked.work_folder if asked.after is None else f"work-{job}"
     sending = partial(push, listing, fleet, folder=folder, nodes=set(used), on_event=session.on_event)
     connected, spec = ensure_environment(connected, send_files=sending)
-    bring(connected, used, spec)
+    if spec.data.sources:
+        from awsddp.storage.datasets import bring
+
+        bring(connected, used, spec)
     slot = launch_requests.choose_slot(answers, first=used[0])
     nodes = [node for node in connected.cluster.nodes if node.node in used]
     resume = f"{checkpoint.folder}/{checkpoint.name}" if checkpoint else None

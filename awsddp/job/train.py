@@ -10,7 +10,6 @@ from awsddp.agent_client.rank_layout import Rank, ordered, ranks_on
 from awsddp.errors import ConfigError, InUse
 from awsddp.job.checkpoint import checkpoint_of
 from awsddp.job.follow import attend
-from awsddp.job.save_to_s3 import rehearsed
 from awsddp.job.script import check_script
 from awsddp.job.submit import check_job_name, start
 from awsddp.local.client import check_memory
@@ -20,7 +19,6 @@ from awsddp.nodes.project_files import project_files
 from awsddp.plan.environment import make_environment_plan
 from awsddp.session.connect import connect, ready_cluster
 from awsddp.session.context import LocatedCluster, Session
-from awsddp.storage.datasets import check_sources
 from awsddp.storage.results_dir import job_result
 
 if TYPE_CHECKING:
@@ -49,7 +47,10 @@ def train(session: Session, *, on_lines: Callable[[bytes], None], detach: bool =
         if cluster.record.pretended and session.job_spec.job.after is None:
             check_memory(len(ranks), nodes=ranks[0].nnodes)
         _say_unfetched(cluster)
-        rehearsed(cluster)
+        if session.job_spec.job.save_to is not None:
+            from awsddp.job.save_to_s3 import rehearsed
+
+            rehearsed(cluster)
         with connect(cluster) as connected:
             try:
                 job = start(connected, ranks, listing, checkpoint)
@@ -86,7 +87,10 @@ def check(session: Session, *, detach: bool) -> None:
     asked = session.job_spec.job
     launch_requests.check_spec(session.job_spec, nodes=1)
     _check_results_dir(session, is_used=not detach)
-    check_sources(session.job_spec)
+    if session.job_spec.data.sources:
+        from awsddp.storage.datasets import check_sources
+
+        check_sources(session.job_spec)
     make_environment_plan(session.job_spec.env, internet=None, driver=None)
     if asked.name is not None:
         check_job_name(session, asked.name)

@@ -78,7 +78,7 @@ def test_who_looks_releases_the_nodes_once_all_is_saved_and_not_while_a_node_has
 @pytest.fixture
 def owed(world: World, monkeypatch: pytest.MonkeyPatch) -> World:
     """A cluster whose job `j` has succeeded, and saves to S3; what its nodes say of that is up to a test."""
-    monkeypatch.setattr(submit, "claim", lambda *_: None)
+    monkeypatch.setattr(save_to_s3, "claim", lambda *_: None)
     monkeypatch.setattr(save_to_s3, "_POLL_S", 0.01)
     start(world, SAVES, name="j", save_to=TO)
     world.homes.wait("j")
@@ -434,7 +434,7 @@ def test_the_nodes_get_the_launch_and_the_secret_with_their_order(
         for one in launches.values():
             one.saving = {}  # no saver runs here
 
-    monkeypatch.setattr(submit, "claim", claim)
+    monkeypatch.setattr(save_to_s3, "claim", claim)
     world.folder.key.write_text("the key")
     orders: list[dict[str, Any]] = []
 
