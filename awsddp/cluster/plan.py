@@ -2,14 +2,12 @@
 
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from awsddp.cluster.launch import plan_everywhere
 from awsddp.cluster.reconcile import changes, plan_of
 from awsddp.compat.types import GPU_TYPES, PRICE_DATE
 from awsddp.errors import ConfigError
-from awsddp.job.save_to_s3 import rehearsed, with_s3
-from awsddp.model.documents import Offer, OffersDocument
 from awsddp.model.records import Target
 from awsddp.plan.environment import make_environment_plan
 from awsddp.plan.records import LIST_PRICE, Facts, LaunchPlan
@@ -20,6 +18,9 @@ from awsddp.session.locate import aws_of, check_account, facts_of, look, owner_o
 from awsddp.settings.loader import settings
 from awsddp.state import Record
 from awsddp.util.parallel import both, import_soon
+
+if TYPE_CHECKING:
+    from awsddp.model.documents import OffersDocument
 
 
 def read_all(requested: Session, target: Target, record: Record | None) -> "tuple[Facts, LocatedCluster]":
@@ -33,8 +34,12 @@ def read_all(requested: Session, target: Target, record: Record | None) -> "tupl
         say_differences(requested, session.spec, record)
     aws = aws_of(session, target)
     there = replace(target, region=aws.region)
-    cluster = rehearsed(LocatedCluster(session=session, target=there, gateway=aws, known=record))
-    session = cluster.session
+    cluster = LocatedCluster(session=session, target=there, gateway=aws, known=record)
+    if session.job_spec.job.save_to is not None:
+        from awsddp.job.save_to_s3 import rehearsed
+
+        cluster = rehearsed(cluster)
+        session = cluster.session
 
     def list_nodes() -> LocatedCluster:
         owner = owner_of(aws, record)
@@ -44,7 +49,11 @@ def read_all(requested: Session, target: Target, record: Record | None) -> "tupl
         return look(cluster, owner=owner)
 
     facts, cluster = both(lambda: facts_of(aws, session.spec, target, record), list_nodes)
-    facts, image = with_s3(cluster, facts), facts.image
+    if session.job_spec.job.save_to is not None or session.job_spec.data.sources:
+        from awsddp.job.save_to_s3 import with_s3
+
+        facts = with_s3(cluster, facts)
+    image = facts.image
     environment = make_environment_plan(session.job_spec.env, internet=image.has_internet, driver=None)
     if environment.lines:
         from awsddp.plan.resolve import check
@@ -97,11 +106,13 @@ def settings_of(session: Session) -> list[tuple[str, Any, str]]:
     return settings(before.spec, before.job_spec)
 
 
-def offers(session: Session) -> OffersDocument:
+def offers(session: Session) -> "OffersDocument":
     """Return every instance type with GPUs that the region offers, its price, and if the quota allows it.
 
     Raises CloudError where AWS does not answer.
     """
+    from awsddp.model.documents import Offer, OffersDocument
+
     with target_for(session, session.folder.read()) as target:
         facts = facts_of(aws_of(session, target), session.spec, target)
         found = offered(facts, session.spec)

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from awsddp.agent_client.node_checks import replacement
 from awsddp.cluster.reconcile import own_or_empty
 from awsddp.model.records import Node, Prepared
 from awsddp.session.connect import REACH_S, connect, publish
@@ -79,6 +78,8 @@ def _log_in(cluster: LocatedCluster) -> None:
         refuse_off(cluster.aws, cluster.nodes)
         layers = {getattr(one, "layer", "") for one in error.failures.values()}
         if layers <= {"refused", "banner"}:  # the machines are there, what answers on them is not
+            from awsddp.agent_client.node_checks import replacement
+
             silent = [node for node in cluster.nodes if node.node in error.failures]
             ways = [*map(replacement, silent)]
             if not any(node.spot for node in silent):

@@ -8,7 +8,6 @@ from typing import Any
 from awsddp.cluster.launch import launch
 from awsddp.compat.types import ADDRESS_USD_PER_HOUR
 from awsddp.errors import CapacityError, ConfigError, NodeError
-from awsddp.job.fetch import bring
 from awsddp.model.billing import Rate
 from awsddp.model.records import ACTIVE, Listed, Node, unfetched_jobs
 from awsddp.plan.converge import Convergence, Standing, converge
@@ -22,7 +21,6 @@ from awsddp.session.locate import end, facts_of
 from awsddp.session.next_steps import costs
 from awsddp.settings.loader import remembered
 from awsddp.state import Record
-from awsddp.storage.results_dir import is_owed
 from awsddp.util.format import node_name
 
 Confirm = Callable[[LaunchPlan | str], None]
@@ -183,6 +181,8 @@ def _refuse_running(cluster: LocatedCluster, own: Listed, ending: Sequence[Node]
             f"awsddp up --nodes {cluster.record.nodes} && awsddp fetch   # first\n"
             "awsddp down --discard   # or end all",
         )
+    from awsddp.storage.results_dir import is_owed
+
     with connect(cluster, reachable(own.live), partial=True) as connected:
         lost = [
             node_name(node.node)
@@ -218,7 +218,9 @@ def _refuse_others(others: Sequence[Listed]) -> None:
 def _end_nodes(cluster: LocatedCluster, own: Listed, ending: Sequence[Node]) -> LocatedCluster:
     """Fetch the nodes' unfetched results, terminate them, and return the cluster that forgot them."""
     from awsddp.aws.teardown import end_nodes, give_up
+    from awsddp.job.fetch import bring
     from awsddp.nodes import hostkeys
+    from awsddp.storage.results_dir import is_owed
 
     session, folder, record = cluster.session, cluster.session.folder, cluster.record
     owed = unfetched_jobs(ending)

@@ -1,18 +1,16 @@
 """up: plan, confirm, launch. An existing cluster is finished, repaired or resized, or stays unchanged."""
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from awsddp.cluster.launch import launch, plan_everywhere
 from awsddp.cluster.plan import read_all, to_reconcile
 from awsddp.cluster.prepare import accept_host_keys, prepare_nodes
 from awsddp.cluster.reconcile import Confirm, own_or_empty, reconcile
 from awsddp.cluster.replaced_nodes import name_left_out
-from awsddp.cluster.status import cluster_document, refresh
 from awsddp.errors import ConfigError
 from awsddp.job.environment import ensure_environment
-from awsddp.model.documents import ClusterDocument
 from awsddp.nodes import rsync
-from awsddp.nodes.project_files import project_files
 from awsddp.plan.environment import refuse_unlike
 from awsddp.plan.launch_plan import refuse_untried
 from awsddp.plan.records import Facts, LaunchPlan
@@ -26,8 +24,11 @@ from awsddp.session.locate import (
 )
 from awsddp.settings.loader import remembered
 
+if TYPE_CHECKING:
+    from awsddp.model.documents import ClusterDocument
 
-def up(session: Session, *, confirm: Confirm) -> ClusterDocument:
+
+def up(session: Session, *, confirm: Confirm) -> "ClusterDocument":
     """Launch the cluster, or change an existing one to match the spec, and return the `up` document.
 
     `confirm` is called with the plan before a launch, with a sentence before instances are only started or
@@ -47,6 +48,8 @@ def up(session: Session, *, confirm: Confirm) -> ClusterDocument:
             confirm(what)
 
         launched = prepare_nodes(_launch_missing(cluster, facts, ask), hosts=hosts)
+        from awsddp.cluster.status import cluster_document, refresh  # not needed before there are nodes
+
         if not hosts:
             return cluster_document(_end_others(launched))
         launched = make_environment(launched)
@@ -59,6 +62,7 @@ def make_environment(cluster: LocatedCluster) -> LocatedCluster:
 
     Raises ConfigError, NodeError also where the nodes differ in torch, CUDA, driver or GPUs.
     """
+    from awsddp.nodes.project_files import project_files
     from awsddp.nodes.sync import push
 
     session, record = cluster.session, cluster.record
