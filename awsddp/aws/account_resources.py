@@ -14,6 +14,7 @@ from awsddp.plan.network import within
 from awsddp.plan.policy import SAVE
 from awsddp.plan.records import Group, Reservation, Subnet, WayOut
 from awsddp.settings.values import s3_place
+from awsddp.util.parallel import soon
 
 
 class _Association(Shape):
@@ -39,26 +40,26 @@ def subnets(aws: Aws, asked: str | None) -> tuple[Subnet, ...]:
 
     Raises ConfigError, CloudError.
     """
-    filters = [{"Name": "default-for-az", "Values": ["true"]}, {"Name": "state", "Values": ["available"]}]
     if asked:
         named = {"SubnetIds": [asked]}
         found = [_one(aws, Subnet, "DescribeSubnets", named, key="network.subnet", what="subnet")]
+        routes = _routes(aws, vpc=found[0].vpc)
     else:
+        reading = soon(_routes, aws)  # those of all VPCs: which one is the default need not be known first
+        filters = [{"Name": "default-for-az", "Values": ["true"]}, {"Name": "state", "Values": ["available"]}]
         found = aws.read(Subnet, "DescribeSubnets", {"Filters": filters})
-    routes = _routes(aws, {subnet.vpc for subnet in found})
+        routes = reading.result()
     return tuple(
         replace(subnet, **routes.get(subnet.id, routes.get(subnet.vpc, {})))
         for subnet in sorted(found, key=lambda subnet: subnet.id)
     )
 
 
-def _routes(aws: Aws, vpcs: set[str]) -> dict[str, dict[str, str]]:
+def _routes(aws: Aws, *, vpc: str | None = None) -> dict[str, dict[str, str]]:
     """Return route tables and where their default routes lead, by subnet, and by VPC for subnets without a
-    table of their own."""
-    if not vpcs:
-        return {}
-    filters = [{"Name": "vpc-id", "Values": sorted(vpcs)}]
-    tables = unless_refused(lambda: aws.read(_RouteTable, "DescribeRouteTables", {"Filters": filters}))
+    table of their own: those of one VPC, or of all."""
+    asked = {"Filters": [{"Name": "vpc-id", "Values": [vpc]}]} if vpc else {}
+    tables = unless_refused(lambda: aws.read(_RouteTable, "DescribeRouteTables", asked))
     return {
         table.vpc_id if one.main else one.subnet_id: {
             "route": _way_out(table.routes),

@@ -146,6 +146,17 @@ def subnet_of(aws: Aws, *, gateway: bool) -> tuple[str, str]:
     return vpc, subnet
 
 
+def test_the_route_tables_are_those_of_all_vpcs_or_of_that_of_a_named_subnet(
+    look: Look, aws: Aws, cloud: Cloud
+) -> None:
+    vpc, subnet = subnet_of(aws, gateway=False)
+    cloud.requests.clear()
+    assert {one.route for one in look().subnets} == {"internet"}
+    look(network__subnet=subnet, network__address="private", network__ssh_cidr="10.0.0.0/8")
+    asked = [form.get("Filter.1.Value.1") for form in cloud.sent("DescribeRouteTables")]
+    assert asked == [None, vpc]
+
+
 def test_a_group_of_another_vpc_is_told(look: Look, aws: Aws) -> None:
     vpc, subnet = subnet_of(aws, gateway=True)
     made = {"GroupName": "own", "Description": "own", "VpcId": vpc}
