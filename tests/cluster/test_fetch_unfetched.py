@@ -21,30 +21,12 @@ from awsddp.job.logs import logs
 from awsddp.job.reported import told_job
 from awsddp.model.records import JobRecord, Node
 from awsddp.nodes.node_failures import NodeFailure
-from awsddp.session import locate
 from awsddp.session.context import ConnectedCluster
 from awsddp.session.locate import require_live
 from tests.support.folder_nodes import FINDERS, World, start
+from tests.support.owed_results import SAVES, at_home
 
-SAVES = """
-import os
-print("line of", os.environ["RANK"])
-open(os.environ["AWSDDP_RUN_DIR"] + "/saved.txt", "w").write(os.environ["RANK"])
-"""
 LOST = "node1 (i-1) is gone; its part of job j is lost"
-
-
-@pytest.fixture
-def owed(world: World) -> World:
-    """A cluster that owes the results of job `j`, which has succeeded."""
-    start(world, SAVES, name="j")
-    world.homes.wait("j")
-    return world
-
-
-def at_home(world: World) -> list[str]:
-    home = world.project / "runs" / "j"
-    return sorted(path.parent.parent.name for path in home.rglob("saved.txt"))
 
 
 def end(world: World) -> None:
@@ -160,16 +142,6 @@ def test_part_on_a_stopped_node_comes_home_once_it_runs(owed: World) -> None:
     assert (at_home(owed), owed.tags) == (["node0", "node1"], {"i-0": [], "i-1": []})
 
 
-def test_node_that_breaks_off_does_not_silence_the_other(owed: World) -> None:
-    owed.cut = {1}
-    [job] = jobs(owed.session())["jobs"]
-    assert (job["job"], job["nodes"][1].instance_id) == ("j", "i-1")
-    assert "node1 was skipped: node1: the connection was lost" in owed.said
-    with pytest.raises(NodeError):
-        fetch(owed.session(), job="j", start=print)
-    assert (at_home(owed), owed.tags) == (["node0"], {"i-0": [], "i-1": ["j"]})
-
-
 def test_what_is_at_home_needs_no_node(owed: World, monkeypatch: pytest.MonkeyPatch) -> None:
     fetch(owed.session(), job="j", start=print)
     connections = owed.lines
@@ -275,30 +247,3 @@ def test_success_of_which_a_part_is_missing_ends_with_6_behind_its_verdict(owed:
     assert (document["fetched"], document["missing"]) == (False, (1,))
     assert "job j succeeded, its results are" in error.value.message
     assert error.value.why == LOST
-
-
-def test_job_that_nobody_follows_is_told_as_last_seen_until_a_node_is_asked(owed: World) -> None:
-    def told() -> tuple[str, str | None, bool]:
-        [job] = cluster_document(owed.located())["jobs"]
-        return job["state"], job["last_seen"], job["fetched"]
-
-    state, seen, fetched = told()
-    assert (state, fetched) == ("running", False)
-    assert seen is not None
-    assert seen.endswith("Z")
-    jobs(owed.session())
-    assert told() == ("succeeded", None, False)
-    fetch(owed.session(), start=print)
-    assert told() == ("succeeded", None, True)
-
-
-def test_a_verb_whose_cluster_another_command_terminated_says_so(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(locate, "_search", lambda *_, **__: world.located())
-    session = world.session()
-    with pytest.raises(NodeError) as refused, locate.find_cluster(session, names_holder=True):
-        world.folder.retire("0a1b2c3d")
-        raise NodeError("node0: the connection was lost", "Channel is not open", "awsddp status")
-    assert refused.value.why == "Channel is not open\nanother command has terminated the cluster"
-    assert refused.value.next.startswith("awsddp up")

@@ -6,14 +6,11 @@ import pytest
 
 from awsddp.cluster.down import down
 from awsddp.cluster.status import status
-from awsddp.cluster.stop import stop
 from awsddp.errors import NotFoundError
 from awsddp.job.jobs import jobs_document
 from awsddp.job.jobs import jobs_of_all as jobs
-from awsddp.session.connect import NoNodes
 from tests.support.machine import Machine, On
-
-MACHINE, ADDRESS, DISK = 1.006, 0.005, 200 * 0.08 / 730
+from tests.support.prices import ADDRESS, DISK, MACHINE
 
 
 def reported(machine: Machine) -> tuple[float | None, float | None]:
@@ -58,18 +55,6 @@ def test_what_was_ended_elsewhere_costs_no_more_and_nothing_is_taken_back(on: On
     assert shown(laptop) == (before, round(MACHINE + ADDRESS + DISK, 4))
     laptop.aws.call("TerminateInstances", {"InstanceIds": [other]})  # as a `down` that is then killed
     assert shown(laptop) == reported(laptop) == (before, 0.0)
-
-
-def test_a_stopped_cluster_costs_its_disks(on: On) -> None:
-    laptop = on("laptop")
-    laptop.first()
-    stopped = stop(laptop.context(), confirm=laptop.questions.append)
-    assert stopped["price_usd_per_hour"] == round(2 * DISK, 4)
-    assert not any("waiting for SSH" in said for said in laptop.said)  # nothing is owed: none is asked
-    with pytest.raises(NoNodes) as error:
-        jobs(laptop.context())
-    assert error.value.result is not None
-    assert error.value.result["clusters"][0]["price_usd_per_hour"] == round(2 * DISK, 4)
 
 
 def test_a_launch_that_was_cut_off_before_its_row_is_counted(on: On) -> None:

@@ -1,0 +1,52 @@
+"""`down` with a second cluster of the same name; the bill after it."""
+
+import pytest
+
+from awsddp.aws.client import Aws
+from awsddp.aws.clusters import find_clusters
+from awsddp.cluster.down import down
+from awsddp.errors import NodeError, UsageError
+from awsddp.job.jobs import jobs_document
+from tests.support.machine import On
+from tests.support.namesake import second
+
+
+def test_down_ends_every_cluster_of_the_name_and_owner(on: On, aws: Aws) -> None:
+    laptop = on("laptop")
+    mine = laptop.first()
+    other = second(aws, mine)
+    asked: list[str] = []
+    ended = down(laptop.context(), confirm=asked.append)
+    assert set(ended["terminated"]) == {other, *(node.instance_id for node in mine.live)}
+    assert asked[0].count("will be terminated") == 2
+    assert find_clusters(aws, "demo", mine.owner) == ()
+
+
+def test_down_loses_no_results_of_a_second_cluster_of_the_name(on: On, aws: Aws) -> None:
+    laptop = on("laptop")
+    mine = laptop.first()
+    other = second(aws, mine)
+    aws.call("CreateTags", {"Resources": [other], "Tags": [{"Key": "awsddp:unfetched", "Value": "theirs"}]})
+    with pytest.raises(NodeError, match="results of theirs are not fetched"):
+        down(laptop.context(), confirm=lambda what: None)
+    assert {one.id for one in find_clusters(aws, "demo", mine.owner) if one.live} == {mine.id, "ffffffff"}
+
+
+def test_yes_alone_ends_no_second_cluster_that_this_machine_did_not_make(on: On, aws: Aws) -> None:
+    laptop = on("laptop")
+    mine = laptop.first()
+    second(aws, mine)
+    with pytest.raises(UsageError, match="-y does not end cluster demo"):
+        down(laptop.context(), known_only=True, confirm=lambda what: None)
+    assert {one.id for one in find_clusters(aws, "demo", mine.owner) if one.live} == {mine.id, "ffffffff"}
+
+
+def test_the_bill_of_a_cluster_that_was_ended_is_closed(on: On) -> None:
+    laptop = on("laptop")
+    laptop.first()
+    [running] = jobs_document(laptop.context(), ())["clusters"]
+    assert running["ended"] is None
+    down(laptop.context(), confirm=lambda what: None)
+    [ended] = jobs_document(laptop.context(), ())["clusters"]
+    assert (ended["id"], ended["nodes"]) == (running["id"], 2)
+    assert ended["ended"] is not None

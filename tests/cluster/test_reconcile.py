@@ -1,0 +1,128 @@
+"""A cluster that exists becomes what is asked for: it grows, shrinks, is repaired or rebuilt."""
+
+import pytest
+
+from awsddp.aws.client import Aws
+from awsddp.aws.clusters import find_clusters, tagged, tags_of
+from awsddp.errors import CapacityError
+from awsddp.model.cluster_state import cluster_state
+from awsddp.plan.records import LaunchPlan
+from tests.support.machine import On
+from tests.support.moto_cloud import Cloud, find_cluster
+from tests.support.namesake import second
+
+
+def test_growing_launches_the_missing_numbers_beside_the_others(on: On, cloud: Cloud, aws: Aws) -> None:
+    laptop = on("laptop")
+    before = laptop.first()
+    result = laptop.up(cluster__nodes=4)
+    [sent] = cloud.sent("RunInstances")
+    assert (sent["MinCount"], sent["MaxCount"], sent["InstanceType"]) == ("2", "2", "g5.xlarge")
+    assert [node["node"] for node in result["nodes"]] == [0, 1, 2, 3]
+    assert {node["instance_id"] for node in result["nodes"]} > {node.instance_id for node in before.live}
+    asked = {"Filters": tagged("awsddp:id", before.id)}
+    described = aws.pages("DescribeInstances", asked, "Reservations")
+    found = [item for reservation in described for item in reservation["Instances"]]
+    for shared in ("KeyName", "ImageId", "SubnetId"):
+        assert len({item[shared] for item in found}) == 1, shared
+    assert len({item["NetworkInterfaces"][0]["Groups"][0]["GroupId"] for item in found}) == 1
+    assert {tags_of(item)["awsddp:expires"] for item in found} == {result["expires"]}
+    assert result["price_usd_per_hour"] == pytest.approx(4 * (1.006 + 0.005 + 200 * 0.08 / 730), abs=1e-2)
+
+
+def test_a_node_that_was_lost_is_not_missed_in_a_cluster_that_is_now_smaller(on: On) -> None:
+    laptop = on("laptop")
+    laptop.first(cluster__nodes=2)
+    cluster = find_cluster(laptop.aws, "demo", laptop.aws.identity().user_id)
+    assert cluster is not None
+    laptop.aws.call("TerminateInstances", {"InstanceIds": [cluster.nodes[1].instance_id]})
+    result = laptop.up(cluster__nodes=1)
+    assert (result["state"], [node["node"] for node in result["nodes"]]) == ("ready", [0])
+
+
+def test_shrinking_ends_the_highest_numbers_and_that_is_no_loss(on: On, cloud: Cloud) -> None:
+    laptop = on("laptop")
+    laptop.first(cluster__nodes=3)
+    result = laptop.up(cluster__nodes=1)
+    assert result["state"] == "ready"
+    assert [node["node"] for node in result["nodes"]] == [0]
+    assert result["price_usd_per_hour"] == pytest.approx(1.006 + 0.005 + 200 * 0.08 / 730, abs=1e-2)
+    assert cloud.sent("RunInstances") == []
+    [question] = laptop.questions
+    assert "end node1" in str(question)
+    assert "end node2" in str(question)
+    elsewhere = find_cluster(laptop.aws, "demo", laptop.aws.identity().user_id)
+    assert cluster_state(elsewhere, prepared=None, launching=False) == "ready"
+    assert laptop.up()["state"] == "ready"
+    assert laptop.questions == []
+
+
+def test_a_lost_node_is_replaced_under_its_number(on: On, aws: Aws) -> None:
+    laptop = on("laptop")
+    first, second = laptop.first().live
+    aws.call("TerminateInstances", {"InstanceIds": [first.instance_id]})
+    result = laptop.up()
+    assert [node["node"] for node in result["nodes"]] == [0, 1]
+    assert result["nodes"][0]["instance_id"] != first.instance_id
+    assert result["nodes"][1]["instance_id"] == second.instance_id
+    assert result["state"] == "ready"
+
+
+def test_another_type_is_asked_about_and_built_anew(on: On) -> None:
+    laptop = on("laptop")
+    old = laptop.first()
+    result = laptop.up(cluster__instance_type="g6.xlarge")
+    [question] = laptop.questions
+    assert isinstance(question, LaunchPlan)
+    assert [step.do for step in question.steps] == ["end", "end", "launch"]
+    assert {node.instance_type for node in laptop.cluster.live} == {"g6.xlarge"}
+    assert laptop.cluster.id == old.id
+    assert result["state"] == "ready"
+
+
+@pytest.mark.prove
+def test_a_growth_without_capacity_leaves_what_is_there(on: On, cloud: Cloud) -> None:
+    laptop = on("laptop")
+    before = laptop.first()
+    for _ in ("in the placement group", "without it"):
+        cloud.fail("RunInstances", "InsufficientInstanceCapacity", status=500)
+    with pytest.raises(CapacityError):
+        laptop.up(cluster__nodes=3)
+    assert laptop.cluster == before
+    result = laptop.up()
+    assert (result["state"], len(result["nodes"])) == ("ready", 2)
+    assert cloud.sent("RunInstances") == []
+
+
+def test_the_expiry_is_moved_in_the_tags_of_all(on: On, aws: Aws) -> None:
+    laptop = on("laptop")
+    laptop.first()
+    result = laptop.up(cluster__expires="48h")
+    assert {node.expires for node in laptop.cluster.live} == {laptop.cluster.expires}
+    assert laptop.cluster.created is not None
+    assert result["expires"] > "2026"
+    assert laptop.cluster.expires is not None
+    assert (laptop.cluster.expires - laptop.cluster.created).total_seconds() == pytest.approx(
+        48 * 3600, abs=120
+    )
+    assert laptop.questions == []
+
+
+def test_up_names_and_ends_a_second_cluster_of_the_name(on: On, aws: Aws) -> None:
+    laptop = on("laptop")
+    mine = laptop.first()
+    other = second(aws, mine)
+    result = laptop.up()
+    assert other in str(laptop.questions)
+    assert [node["instance_id"] for node in result["nodes"]] == [node.instance_id for node in mine.live]
+    assert [one.id for one in find_clusters(aws, "demo", mine.owner)] == [mine.id]
+
+
+def test_ssh_is_opened_for_where_the_user_is_now_without_a_question(on: On) -> None:
+    laptop = on("laptop")
+    laptop.first()
+    laptop.up(network__ssh_cidr="10.0.0.8/32")
+    assert laptop.questions == []
+    assert laptop.cluster.ssh_cidrs == ("10.0.0.8/32",)
+    laptop.up()
+    assert laptop.cluster.ssh_cidrs == ("10.0.0.8/32",)

@@ -1,0 +1,21 @@
+"""`stop` keeps the disks, which cost something."""
+
+import pytest
+
+from awsddp.cluster.stop import stop
+from awsddp.job.jobs import jobs_of_all as jobs
+from awsddp.session.connect import NoNodes
+from tests.support.machine import On
+from tests.support.prices import DISK
+
+
+def test_a_stopped_cluster_costs_its_disks(on: On) -> None:
+    laptop = on("laptop")
+    laptop.first()
+    stopped = stop(laptop.context(), confirm=laptop.questions.append)
+    assert stopped["price_usd_per_hour"] == round(2 * DISK, 4)
+    assert not any("waiting for SSH" in said for said in laptop.said)  # nothing is owed: none is asked
+    with pytest.raises(NoNodes) as error:
+        jobs(laptop.context())
+    assert error.value.result is not None
+    assert error.value.result["clusters"][0]["price_usd_per_hour"] == round(2 * DISK, 4)

@@ -1,0 +1,102 @@
+"""A cluster that exists keeps its settings, whatever awsddp.toml says by now."""
+
+from pathlib import Path
+
+import pytest
+
+from awsddp.aws.client import Aws
+from awsddp.cluster.down import down
+from awsddp.cluster.plan import plan
+from awsddp.errors import ConfigError
+from tests.support.machine import On
+from tests.support.moto_cloud import Cloud
+
+
+def test_what_was_not_said_again_is_as_at_the_launch(on: On, cloud: Cloud, aws: Aws, tmp_path: Path) -> None:
+    made = aws.call("CreateKeyPair", {"KeyName": "mine", "KeyType": "ed25519"})
+    vpc = aws.pages("DescribeSubnets", {}, "Subnets")[0]["VpcId"]
+    group = aws.call("CreateSecurityGroup", {"GroupName": "own", "Description": "own", "VpcId": vpc})[
+        "GroupId"
+    ]
+    own = tmp_path / "mine.pem"
+    own.touch(mode=0o600)
+    own.write_text(made["KeyMaterial"])
+    laptop = on("laptop")
+    laptop.first(access__key_file=str(own), network__security_group=group, tags__team="vision")
+    laptop.up(cluster__nodes=3)
+    [sent] = cloud.sent("RunInstances")
+    assert sent["KeyName"] == "mine"
+    assert sent["NetworkInterface.1.SecurityGroupId.1"] == group
+    assert "vision" in sent.values()
+    assert cloud.sent("CreateSecurityGroup") == []
+    down(laptop.context(), confirm=lambda what: None)
+    assert aws.call("DescribeSecurityGroups", {"GroupIds": [group]})["SecurityGroups"]
+    assert own.read_text() == made["KeyMaterial"]
+
+
+def test_a_login_name_that_was_wrong_can_be_mended(on: On) -> None:
+    laptop = on("laptop")
+    laptop.first(access__user="nobody")
+    for keys in ({"access__user": "ubuntu"}, {}):
+        laptop.up(**keys)
+        assert "User ubuntu\n" in laptop.folder.ssh_config.read_text()
+
+
+@pytest.mark.prove
+def test_ssh_moves_to_a_jump_host_which_is_remembered(
+    on: On, aws: Aws, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    laptop = on(str(tmp_path_factory.mktemp("short")))  # a socket's path is limited to about 100 characters
+    laptop.first()
+    with pytest.raises(ConfigError, match=r"network\.ssh_cidr"):
+        laptop.up(network__jump="bastion", network__ssh_cidr="sg-0123456789abcdef0")
+    made = {"GroupName": "bastion", "Description": "the user's own"}
+    group = aws.call("CreateSecurityGroup", made)["GroupId"]
+    laptop.up(network__jump="bastion", network__ssh_cidr=group)
+    assert laptop.cluster.ssh_cidrs == (group,)
+    laptop.up()
+    record = laptop.folder.read()
+    assert record is not None
+    assert record.asked["network.jump"] == "bastion"
+    assert "ProxyCommand ssh" in laptop.folder.ssh_config.read_text()
+    laptop.up(network__jump="", network__ssh_cidr="10.0.0.8/32")
+    assert laptop.cluster.ssh_cidrs == ("10.0.0.8/32",)
+    assert "ProxyCommand ssh" not in laptop.folder.ssh_config.read_text()
+    aws.call("DeleteSecurityGroup", {"GroupId": group})
+
+
+def test_a_cluster_is_as_requested_in_a_folder_whose_file_asks_for_another(on: On, cloud: Cloud) -> None:
+    laptop = on("laptop")
+    before = laptop.first(cluster__nodes=1)
+    laptop.file.write_text('[cluster]\nnodes = 2\ninstance_type = "g6.xlarge"\nexpires = "48h"\n')
+    made = plan(laptop.context())
+    assert (made.exists, made.steps, made.nodes) == (True, (), 1)
+    laptop.up()
+    assert cloud.sent("RunInstances") == laptop.questions == []
+    assert laptop.cluster == before
+
+
+@pytest.mark.prove
+def test_up_names_what_the_file_says_otherwise_and_the_options_that_apply_it(on: On) -> None:
+    laptop = on("laptop")
+    laptop.first(cluster__nodes=1)
+    laptop.file.write_text('[cluster]\ninstance_type = "g5.xlarge"\nnodes = 1\nexpires = "24h"\n')
+    laptop.said.clear()
+    laptop.up()
+    assert [line for line in laptop.said if "awsddp.toml" in line] == []
+    laptop.file.write_text('[cluster]\nnodes = 2\nexpires = "48h"\n[network]\naddress = "private"\n')
+    line = (
+        "awsddp.toml says network.address = private, which only a new cluster gets; "
+        "expires = 48h, the cluster has 24h; "
+        "nodes = 2, the cluster has 1: awsddp -c demo up --expires 48h --nodes 2"
+    )
+    for verb in (laptop.up, lambda: plan(laptop.context())):
+        laptop.said.clear()
+        verb()
+        assert [said for said in laptop.said if "awsddp.toml" in said] == [line]
+    laptop.file.write_text('[cluster]\nnodes = 2\nexpires = "48h"\n')
+    for keys in ({"cluster__nodes": 2, "cluster__expires": "48h"}, {}):
+        laptop.said.clear()
+        laptop.up(**keys)
+        assert [said for said in laptop.said if "awsddp.toml" in said] == []
+    assert len(laptop.cluster.live) == 2

@@ -1,0 +1,31 @@
+"""Where a cluster is, and what is said where another command has ended it."""
+
+import pytest
+
+from awsddp.cluster.down import down
+from awsddp.errors import NodeError
+from awsddp.nodes.node_failures import NodeFailure
+from awsddp.session import locate
+from tests.support.folder_nodes import World
+from tests.support.machine import On
+
+
+def test_a_verb_whose_cluster_another_command_terminated_says_so(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(locate, "_search", lambda *_, **__: world.located())
+    session = world.session()
+    with pytest.raises(NodeError) as refused, locate.find_cluster(session, names_holder=True):
+        world.folder.retire("0a1b2c3d")
+        raise NodeError("node0: the connection was lost", "Channel is not open", "awsddp status")
+    assert refused.value.why == "Channel is not open\nanother command has terminated the cluster"
+    assert refused.value.next.startswith("awsddp up")
+
+
+def test_nodes_that_another_command_terminates_are_named_with_what_ec2_says(on: On) -> None:
+    laptop = on("laptop")
+    laptop.first()
+    with pytest.raises(NodeFailure) as failed, locate.find_cluster(laptop.context()):
+        down(laptop.context(), confirm=lambda _: None)
+        raise NodeFailure(1, "files", "the transfer was interrupted")
+    assert failed.value.why.splitlines() == [f"EC2 says: node{node} is terminated" for node in (0, 1)]

@@ -1,0 +1,18 @@
+"""A second cluster of the same name."""
+
+from awsddp.aws.client import Aws
+from awsddp.model.records import Listed
+
+
+def second(aws: Aws, mine: Listed) -> str:
+    """Launch a node of a second cluster of the same name and owner, as from another machine."""
+    tags = {
+        "awsddp:cluster": "demo",
+        "awsddp:owner": mine.owner,
+        "awsddp:id": "ffffffff",
+        "awsddp:nodes": "0",
+    }
+    pairs = [{"Key": key, "Value": value} for key, value in tags.items()]
+    asked = {"ImageId": mine.nodes[0].image_id, "InstanceType": "g5.xlarge", "MinCount": 1, "MaxCount": 1}
+    marked = {"TagSpecifications": [{"ResourceType": "instance", "Tags": pairs}]}
+    return str(aws.call("RunInstances", asked | marked)["Instances"][0]["InstanceId"])

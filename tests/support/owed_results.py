@@ -1,0 +1,24 @@
+"""A cluster that owes the results of a job."""
+
+import pytest
+
+from tests.support.folder_nodes import World, start
+
+SAVES = """
+import os
+print("line of", os.environ["RANK"])
+open(os.environ["AWSDDP_RUN_DIR"] + "/saved.txt", "w").write(os.environ["RANK"])
+"""
+
+
+@pytest.fixture
+def owed(world: World) -> World:
+    """A cluster that owes the results of job `j`, which has succeeded."""
+    start(world, SAVES, name="j")
+    world.homes.wait("j")
+    return world
+
+
+def at_home(world: World) -> list[str]:
+    home = world.project / "runs" / "j"
+    return sorted(path.parent.parent.name for path in home.rglob("saved.txt"))
