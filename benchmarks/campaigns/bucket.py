@@ -57,9 +57,9 @@ from awsddp.state import Record
 from awsddp.storage.saved_job import Saved, in_bucket, signing_secret
 from benchmarks.campaigns._campaign import Row, arguments, campaign
 from benchmarks.campaigns.cuts import records
-from tests.agent.s3.test_uploader import MB, Bucket
 from tests.support.local_cloud import Cloud
 from tests.support.saved_job import SavedJob
+from tests.support.saving_bucket import MB, Bucket
 
 JOB, LAUNCH, CREATED = "job-1", "launch-1", "2026-01-01T00:00:00Z"
 _END_S = 240.0

@@ -25,8 +25,8 @@ from awsddp.agent.s3.store import MOST_PART_BYTES, PARTS, Place
 from awsddp.local import control, machine, s3_files
 from benchmarks.campaigns._campaign import Row, arguments, campaign
 from tests.agent.s3 import test_download as test_copying
-from tests.agent.s3.test_uploader import MB, Bucket, until
 from tests.support.local_cloud import Cloud, fault_add, fault_clear
+from tests.support.saving_bucket import MB, Bucket, until
 
 EFFECTS = ("SlowDown", "ServiceUnavailable", "InternalError", "cut", "cut", "lost", "delay", "late")
 UP = (

@@ -1,21 +1,16 @@
 """The progress of a job, from the rows that its ranks write."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from awsddp.agent import messages
-from awsddp.agent.job_folder import JobFolder, read_json
+from awsddp.agent.job_folder import JobFolder
 from awsddp.agent.messages import Told
 from awsddp.agent.metrics import metrics
-from awsddp.agent.samples import Samples, cpu_seconds, network_bytes, read_gpus
 from awsddp.agent_client import job_reports
-from awsddp.model.rank_columns import far_from_others
 from awsddp.model.records import RankProgress
 from tests.support.fleet import launch_of, until
 
@@ -94,58 +89,6 @@ def test_slowest_rank_is_behind_the_best(paces: list[tuple[int, float | None]], 
         RankProgress(rank=rank, step=step, steps_per_second=rate) for rank, (step, rate) in enumerate(paces)
     ]
     assert job_reports.slowest_rank(ranks) == slowest
-
-
-# nvidia-smi 550 with the options of samples.py, as its documentation and issues show it.
-SMI = "0, 97, 40536\n1, 3, 512\n2, [N/A], [N/A]\n"
-
-
-def test_output_of_nvidia_smi_is_read() -> None:
-    assert read_gpus(SMI) == {0: (97.0, 40536 << 20), 1: (3.0, 512 << 20)}
-    assert read_gpus("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.\n") == {}
-
-
-def test_network_of_one_interface_is_counted() -> None:
-    text = "Inter-|   Receive  |  Transmit\n face |bytes ...\n  ens5: 1000 1 0 0 0 0 0 0 2000 1 0 0 0 0 0 0\n"
-    assert (network_bytes(text, "ens5"), network_bytes(text, "ens")) == (3000, None)
-
-
-def test_usage_of_a_rank_is_sampled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\necho '{SMI}'\n")
-    (tmp_path / "nvidia-smi").chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    folder = JobFolder("job", tmp_path)
-    process = {"ranks": [2, 3], "argv": [], "environment": {"GLOO_SOCKET_IFNAME": "lo"}, "log": ""}
-    request = launch_of(1, layout=[[0, 0, 0], [2, 0, 1], [3, 1, 1]], processes=[process])
-    variables = {"RANK": "3", "AWSDDP_RUN_DIR": str(folder.run)}
-    with subprocess.Popen(
-        [sys.executable, "-c", "while True: pass"], env={**os.environ, **variables}
-    ) as busy:
-        samples = Samples(request, folder)
-
-        def sampled() -> Any:
-            samples._next = 0.0
-            samples.take()
-            return read_json(folder.samples)
-
-        until(lambda: (cpu_seconds(busy.pid) or 0) > 0)
-        until(lambda: (sampled() or {"ranks": [{}] * 2})["ranks"][1].get("gpu_percent"))
-        used = cpu_seconds(busy.pid) or 0
-        until(lambda: (cpu_seconds(busy.pid) or 0) > used)
-        second, third = sampled()["ranks"]
-        busy.kill()
-    assert (second["rank"], second["cpu_percent"], second["gpu_percent"]) == (2, None, 97.0)
-    assert (third["rank"], third["gpu_percent"], third["gpu_memory_bytes"]) == (3, 3.0, 512 << 20)
-    assert third["cpu_percent"] > 0
-    assert third["network_bytes_per_second"] >= 0
-
-
-def test_value_far_from_the_others_is_marked() -> None:
-    assert far_from_others({0: 90, 1: 92, 2: 20, 4: 91}, noise=10.0) == {2}
-    assert far_from_others({0: 1, 1: 100}, noise=10.0) == set()  # which of the two?
-    assert far_from_others({0: 1e7, 1: 1e7, 2: 9e7, 3: 9e7}, noise=1e6) == set()  # nor of two nodes
-    assert far_from_others({0: 1e3, 1: 12e3, 2: 12e3}, noise=1e6) == set()  # nothing goes on
-    assert far_from_others({}, noise=10.0) == set()
 
 
 def test_job_that_runs_shows_its_progress(fleet: "Fleet") -> None:

@@ -1,20 +1,16 @@
 """How the processes of a job are ended, and the supervisor's own clock."""
 
 import signal
-import socket
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from awsddp.agent import processes, serve
+from awsddp.agent import processes
 from awsddp.agent.job_folder import JobFolder
 from awsddp.agent.processes import Ranks
-from awsddp.agent.serve import Supervisor
 from tests.support.fleet import launch_of, until
-
-PROCESS = {"ranks": [0], "argv": [], "environment": {}, "log": ""}
-REQUEST = launch_of(processes=[PROCESS])
+from tests.support.one_process import PROCESS, REQUEST
 
 
 def test_later_stop_does_not_lengthen_the_grace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,23 +38,3 @@ def test_supervisor_that_stood_still_past_the_grace_still_kills_and_reaps(
     while not ranks.gone():
         ranks.reap()
     assert ranks.reports[0].exit_code == -9
-
-
-def test_supervisor_that_stood_still_itself_gives_nobody_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now = 1000.0
-    monkeypatch.setattr(serve.time, "monotonic", lambda: now)
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        supervisor = Supervisor(REQUEST, JobFolder("job", tmp_path), listener)
-        lost: list[tuple[int, str, str]] = []
-        monkeypatch.setattr(supervisor._coordinator, "lose", lambda *said: lost.append(said))
-        supervisor._peers._peers[1].joined = True
-        now += 100
-        supervisor._exchange(0)
-        assert lost == []
-        for _ in range(3):
-            now += 3
-            supervisor._exchange(0)
-        assert lost == [(1, "no heartbeat for 5 s", "node_lost")]
-        supervisor._selector.close()

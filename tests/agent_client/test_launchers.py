@@ -83,16 +83,6 @@ def test_every_launcher_starts_the_ranks_with_the_environments_python(fleet: "Fl
         assert sys.executable not in words
 
 
-def test_a_shell_script_runs_in_its_shell(fleet: "Fleet", monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(fleet.workdirs[0])
-    fleet.write(
-        "train.sh", "[[ -n $BASH_VERSION ]] && echo rank $RANK of $WORLD_SIZE $1 $(command -v python)\n"
-    )
-    job = fleet.run("train.sh", args=("a b",))
-    assert job.state == "succeeded", job.cause
-    assert fleet.log(1) == f"rank 1 of 4 a b {Path(sys.executable).parent}/python\n".encode()
-
-
 @pytest.mark.parametrize("name", ["ssh", pytest.param("torchrun", marks=pytest.mark.prove)])
 def test_words_of_the_prefix_stand_before_each_ranks_command(fleet: "Fleet", name: str) -> None:
     script = "import os, sys\nprint(os.environ['SLOT'], sys.argv[1], sys.executable)\n"
@@ -108,10 +98,3 @@ def test_words_of_the_prefix_stand_before_each_ranks_command(fleet: "Fleet", nam
 def test_program_of_the_prefix_that_a_node_does_not_have_is_named_before_the_start(fleet: "Fleet") -> None:
     with pytest.raises(NodeError, match="nsys-nowhere cannot be run on this node"):
         fleet.launch("main.py", prefix=("nsys-nowhere", "profile"))
-
-
-def test_sources_of_a_project_follow_the_users_own_pythonpath(fleet: "Fleet") -> None:
-    fleet.hosts = [replace(host, sources=("src",)) for host in fleet.hosts]
-    for given, paths in (({}, "{}/src"), ({"PYTHONPATH": "vendor"}, "vendor:{}/src")):
-        environ = fleet.requests("main.py", variables=given)[1].processes[0].environment
-        assert environ["PYTHONPATH"] == paths.format(fleet.workdirs[1])

@@ -14,11 +14,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from awsddp.agent import messages
-from awsddp.agent.serve import shutdown
 from awsddp.agent_client.logs import Merger
 from awsddp.errors import JobError, NodeError, NotFoundError, UsageError
 from awsddp.util.parallel import soon
-from tests.support.fleet import launch_of
 
 if TYPE_CHECKING:
     from tests.support.fleet import Fleet
@@ -382,24 +380,6 @@ def test_node_that_shuts_down_interrupts_the_job(fleet: "Fleet") -> None:
     assert job.cause is not None
     assert job.cause.node == 1
     assert "node1 was shut down while the job ran" in job.cause.explanation
-
-
-def test_shutdown_is_named_by_what_the_node_says_of_it(tmp_path: Path) -> None:
-    request = launch_of(1, grace=900.0)
-    (tmp_path / "reason").write_text("expires\n")
-    asked = shutdown(request, tmp_path / "reason")
-    assert (asked.state, asked.grace) == ("interrupted", 110.0)
-    assert "it expired" in asked.cause.explanation
-    assert "SIGTERM" in shutdown(request, tmp_path / "none").cause.explanation
-
-
-def test_a_spot_notice_is_the_cause_with_its_time(tmp_path: Path) -> None:
-    request = launch_of(1)
-    (tmp_path / "reason").write_text("spot 2026-11-23T20:30:00Z\n")
-    cause = shutdown(request, tmp_path / "reason").cause
-    assert (cause.kind, cause.retryable) == ("spot_interruption", True)
-    assert cause.values["time"] == "2026-11-23T20:30:00Z"
-    assert "AWS reclaims the spot instance at 2026-11-23T20:30:00Z" in cause.explanation
 
 
 def test_shutdown_is_still_the_cause_where_the_supervisor_did_not_see_the_end(fleet: "Fleet") -> None:

@@ -7,14 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from awsddp.agent.diagnosis.causes import CONDITIONS, ECHOES, TABLE, Evidence, explain
+from awsddp.agent.diagnosis.causes import CONDITIONS, TABLE, Evidence, explain
 from awsddp.agent.diagnosis.evidence import last_lines, last_loss, read_tail
-from awsddp.agent.diagnosis.job_causes import JOB_TABLE, WAITED, Row, cause_of_node, left_early, rows
+from awsddp.agent.diagnosis.job_causes import JOB_TABLE, Row
 from awsddp.agent_client import program
-from tests.support.fleet import launch_of
+from tests.support.rank_logs import GLOO, TRACEBACK, raised
 
 PAGE = Path(__file__).parents[3] / "docs" / "why.md"
-TRACEBACK = 'Traceback (most recent call last):\n  File "x.py", line 1, in <module>\n    f()\n'
 CRASH = """Fatal Python error: {}
 
 Current thread 0x00007f1926e54b80 (most recent call first):
@@ -24,12 +23,6 @@ Current thread 0x00007f1926e54b80 (most recent call first):
 ABORTED = 'Fatal Python error: Aborted\n File "x", line 2 in destroy_process_group\n'
 
 
-def raised(text: str) -> str:
-    """Return the log of a rank that ended with an exception, as torch prints it in a process group."""
-    return "[rank1]: " + (TRACEBACK + text).replace("\n", "\n[rank1]: ") + "\n"
-
-
-GLOO = "RuntimeError: [/__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp/"
 NCCL = (
     "torch.distributed.DistBackendError: NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp, "
 )
@@ -416,36 +409,6 @@ def test_loss_that_is_not_finite_is_read_in_the_metrics(tmp_path: Path) -> None:
     assert kinds == ["exit", "loss_not_finite", "exit"]
 
 
-def test_kinds_that_another_rank_may_bring_about_are_rows() -> None:
-    assert {row.kind for row in TABLE} >= ECHOES >= set(WAITED)
-
-
-def test_rank_that_waited_for_one_that_had_ended_is_explained_by_that() -> None:
-    words = explain(Evidence(1, raised(f"{GLOO}pair.cc:553] Connection closed by peer [127.0.0.1]:49360.")))
-    plain = left_early(words._replace(tail=["train.py", "in all_reduce"]), "Rank 1 had ended. ")
-    assert (plain.kind, plain.retryable) == ("left_early", False)
-    assert plain.explanation.startswith("Rank 1 had ended. RuntimeError: ")
-    tail = ['  File "/x/torch/autograd/graph.py", line 979, in _engine']
-    uneven = left_early(words._replace(tail=tail), "Rank 1 had ended. ")
-    assert uneven.kind == "uneven_batches"
-
-
-def test_row_of_a_table_has_its_conditions_and_its_next_step() -> None:
-    table = """
-# a comment
-a_kind (retryable): A text: with {value}.
-  said ^one|two
-  said (?P<value>three)
-  killed
-  next do this   # or that
-exit:"""
-    conditions = {"said": "^one|two|(?P<value>three)", "killed": ""}
-    assert rows(table) == (
-        Row("a_kind", "A text: with {value}.", True, conditions, "do this   # or that"),
-        Row("exit", "", False, {}),
-    )
-
-
 def test_every_condition_is_known_and_its_pattern_can_be_read() -> None:
     for row in TABLE:
         assert row.conditions.keys() <= CONDITIONS.keys(), row.kind
@@ -475,14 +438,6 @@ def test_every_row_that_recognizes_has_an_example() -> None:
 
 def test_the_page_has_the_causes() -> None:
     assert page() == PAGE.read_text(), "run: python -m tests.agent.diagnosis.test_causes"
-
-
-def test_cause_of_a_node_names_its_instance_and_what_to_do() -> None:
-    request = launch_of()
-    cause = cause_of_node(request, 1, "node_lost", why="node1 was lost")
-    assert (cause.instance_id, cause.explanation, cause.retryable) == ("i-1", "node1 was lost.", True)
-    assert cause.next.startswith("awsddp up")
-    assert cause_of_node(request, None, "timeout", seconds=90.0).node is None
 
 
 def page() -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from awsddp.agent.diagnosis.evidence import exceptions, full_disk, last_lines, read_tail
-from tests.agent.diagnosis.test_causes import TRACEBACK
+from tests.support.rank_logs import TRACEBACK
 
 
 def test_last_traceback_of_a_chain_counts() -> None:

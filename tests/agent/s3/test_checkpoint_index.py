@@ -1,20 +1,13 @@
 """Which checkpoint is whole, by what the nodes list; and lists in pages."""
 
 import json
-from typing import Any, cast
-
-import pytest
+from typing import Any
 
 from awsddp.agent.s3.checkpoint_index import Shelf, keys
-from awsddp.agent.s3.list_pages import MOST_PAGES, PageReader, Pages
-from awsddp.agent.s3.store import MOST_BYTES, Changed, Place, Store, Thing
 from awsddp.agent.s3.uploader import _folders
+from tests.support.saved_rows import row
 
 MARK, PART = "node0/run/step-1/.metadata", "node1/run/step-1/__1_0.distcp"
-
-
-def row(modified: int = 1, key: str = "k", **more: Any) -> dict[str, Any]:
-    return {"size": 1, "modified": modified, "sample": "", "parts": [[key, 1, "e", ""]], **more}
 
 
 def tell(look: int, *pending: str, **more: Any) -> dict[str, Any]:
@@ -85,79 +78,6 @@ def test_a_link_called_latest_decides() -> None:
     files = {"node0/run/a.pt": row(1), "node0/run/b.pt": row(2)}
     shelf.take({0: tell(1)}, files, {"node0/run/latest": "node0/run/a.pt"})
     assert chosen(shelf) == "run/a.pt"
-
-
-class Bucket:
-    """Objects by key, each with an ETag of its own; it stands in for a store."""
-
-    def __init__(self) -> None:
-        self.objects: dict[str, tuple[bytes, str]] = {}
-        self.puts = 0
-
-    def put(self, where: Place, name: str, body: bytes) -> str:
-        self.puts += 1
-        self.objects[where.key(name)] = body, f"etag{self.puts}"
-        return f"etag{self.puts}"
-
-    def content(self, where: Place, thing: Thing) -> bytes:
-        body, etag = self.objects.get(where.key(thing.key), (b"", ""))
-        if (len(body), etag) != (thing.size, thing.etag):
-            raise Changed(thing.key)
-        return body
-
-
-AT = Place("bucket", "runs/job-1")
-
-
-def test_a_list_that_was_read_stays_whole_until_the_next_one_is_named() -> None:
-    bucket, pages = Bucket(), Pages("lists/node0")
-    store = cast(Store, bucket)
-    for number in range(20_000):
-        pages.set("files", f"node0/many/{number}", row(key="k" * 100))
-    pages.set("links", "node0/l", "node0/many/1")
-    first = pages.write(store, AT)
-    pages.publish()
-    assert 2 < len(first) < MOST_PAGES and max(size for _, size, _ in first) <= MOST_BYTES
-    read = PageReader().read(store, AT, first)
-    assert len(read["files"]) == 20_000 and read["links"] == {"node0/l": "node0/many/1"}
-    puts = bucket.puts
-    for turn in range(3):  # written again and again, and never named
-        pages.set("files", "node0/many/7", row(turn + 5))
-        named = pages.write(store, AT)
-        assert PageReader().read(store, AT, first) == read
-        assert PageReader().read(store, AT, named)["files"]["node0/many/7"]["modified"] == turn + 5
-    assert bucket.puts == puts + 3, "pages that did not change were written"
-    pages.publish()
-    pages.remove("files", "node0/many/7")
-    last = pages.write(store, AT)
-    assert "node0/many/7" not in PageReader().read(store, AT, last)["files"]
-    with pytest.raises(Changed):
-        PageReader().read(store, AT, first)
-
-
-def test_rows_that_come_and_go_leave_no_empty_pages_behind() -> None:
-    bucket, pages = Bucket(), Pages("lists/node0")
-    for number in range(30_000):
-        pages.set("files", f"node0/{number}", "x" * 500)
-        if number >= 100:
-            pages.remove("files", f"node0/{number - 100}")
-    assert len(pages.write(cast(Store, bucket), AT)) == 1
-
-
-def test_a_list_that_no_reader_would_take_is_not_written() -> None:
-    pages = Pages("lists/node0")
-    for number in range(MOST_PAGES + 1):
-        pages.set("files", f"node0/{number}", "x" * (MOST_BYTES // 2 + 1))
-    with pytest.raises(ValueError, match="more than the list has room for"):
-        pages.write(cast(Store, Bucket()), AT)
-
-
-def test_names_of_any_bytes_survive_a_page() -> None:
-    bucket, pages = Bucket(), Pages("lists/node0")
-    for name in ("node0/\udcff", "node0/\N{GRINNING FACE}", 'node0/"\\\n', "node0/é"):
-        pages.set("files", name, row())
-    found = PageReader().read(cast(Store, bucket), AT, pages.write(cast(Store, bucket), AT))
-    assert set(found["files"]) == {"node0/\udcff", "node0/\N{GRINNING FACE}", 'node0/"\\\n', "node0/é"}
 
 
 def test_folders_with_pending_files_are_named_and_where_there_are_many_some_above_them() -> None:

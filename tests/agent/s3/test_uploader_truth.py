@@ -17,12 +17,9 @@ from awsddp.agent.job_folder import write_json
 from awsddp.agent.s3 import uploader
 from awsddp.agent.s3.uploader import Saver
 from awsddp.util.shipped_files import template
-from tests.agent.s3 import test_uploader as test_saver
-from tests.agent.s3.test_uploader import MB, Bucket, Node, until
 from tests.support.fleet import launch_of
 from tests.support.local_cloud import fault_add, fault_clear
-
-cloud, bucket = test_saver.cloud, test_saver.bucket
+from tests.support.saving_bucket import MB, Bucket, Node, until
 
 
 class Steps:

@@ -1,0 +1,50 @@
+"""The running supervisor: its own clock, and the shutdown of its node."""
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from awsddp.agent import serve
+from awsddp.agent.job_folder import JobFolder
+from awsddp.agent.serve import Supervisor, shutdown
+from tests.support.fleet import launch_of
+from tests.support.one_process import REQUEST
+
+
+def test_supervisor_that_stood_still_itself_gives_nobody_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr(serve.time, "monotonic", lambda: now)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        supervisor = Supervisor(REQUEST, JobFolder("job", tmp_path), listener)
+        lost: list[tuple[int, str, str]] = []
+        monkeypatch.setattr(supervisor._coordinator, "lose", lambda *said: lost.append(said))
+        supervisor._peers._peers[1].joined = True
+        now += 100
+        supervisor._exchange(0)
+        assert lost == []
+        for _ in range(3):
+            now += 3
+            supervisor._exchange(0)
+        assert lost == [(1, "no heartbeat for 5 s", "node_lost")]
+        supervisor._selector.close()
+
+
+def test_shutdown_is_named_by_what_the_node_says_of_it(tmp_path: Path) -> None:
+    request = launch_of(1, grace=900.0)
+    (tmp_path / "reason").write_text("expires\n")
+    asked = shutdown(request, tmp_path / "reason")
+    assert (asked.state, asked.grace) == ("interrupted", 110.0)
+    assert "it expired" in asked.cause.explanation
+    assert "SIGTERM" in shutdown(request, tmp_path / "none").cause.explanation
+
+
+def test_a_spot_notice_is_the_cause_with_its_time(tmp_path: Path) -> None:
+    request = launch_of(1)
+    (tmp_path / "reason").write_text("spot 2026-11-23T20:30:00Z\n")
+    cause = shutdown(request, tmp_path / "reason").cause
+    assert (cause.kind, cause.retryable) == ("spot_interruption", True)
+    assert cause.values["time"] == "2026-11-23T20:30:00Z"
+    assert "AWS reclaims the spot instance at 2026-11-23T20:30:00Z" in cause.explanation

@@ -1,0 +1,30 @@
+"""The stacks of all ranks of a fleet, as `awsddp why` shows them."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from awsddp.agent import messages
+from awsddp.agent.diagnosis.hang import diagnose
+from awsddp.agent.diagnosis.stacks import read_stacks
+from awsddp.agent.messages import plain
+
+if TYPE_CHECKING:
+    from tests.support.fleet import Fleet
+
+
+def look(fleet: "Fleet", job: str = "job") -> dict[str, Any]:
+    """Ask all nodes and read their answers, as `why` does."""
+    answers = {
+        node: read_stacks(msgspec.to_builtins(fleet.ask(node, messages.Stacks(job=job))))
+        for node in range(len(fleet.hosts))
+    }
+    layout = [(rank.rank, rank.local_rank, rank.node) for rank in fleet.ranks]
+    return plain(diagnose(layout, answers, exit_codes={}))
+
+
+def wait_until(condition: Callable[[], object]) -> None:
+    from tests.support.fleet import until
+
+    until(condition, seconds=60)
