@@ -1,39 +1,15 @@
 """The Python API in a local cloud: consent, errors, events; and that importing it costs nothing."""
 
-import os
 import re
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import awsddp
-from awsddp.nodes.fabric_group import fabric_group
-from awsddp.nodes.login import Endpoint, Login
 from tests.support.lab import Lab
-
-
-@pytest.fixture(scope="module")
-def records(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    """A lab whose local cloud keeps records only."""
-    made = Lab(tmp_path_factory.mktemp("api"))
-    assert made.run("local", "start", "--no-hosts").returncode == 0
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def here(records: Lab, monkeypatch: pytest.MonkeyPatch) -> Lab:
-    """This process in the lab's home and project."""
-    for key in [key for key in os.environ if key not in records.environ]:
-        monkeypatch.delenv(key)
-    for key, value in records.environ.items():
-        monkeypatch.setenv(key, value)
-    monkeypatch.chdir(records.project)
-    return records
 
 
 def test_a_cluster_is_planned_made_found_again_and_ended_without_a_word(
@@ -77,13 +53,6 @@ def test_an_error_recommends_commands_that_select_its_cluster(here: Lab) -> None
         with pytest.raises(awsddp.NotFoundError) as refused:
             call()
         assert refused.value.next.startswith("awsddp -c missing up --local")
-
-
-def test_run_ends_on_leaving_and_keeps_the_error_of_its_block(here: Lab) -> None:
-    with pytest.raises(ZeroDivisionError), awsddp.run("short", nodes=2, local=True) as cluster:
-        assert cluster.status()["idle"] == "10m"
-        1 / 0  # noqa: B018
-    assert cluster.status()["state"] == "absent"
 
 
 def test_unknown_keyword_and_invalid_name_are_errors_of_the_command_line(here: Lab) -> None:
@@ -145,10 +114,3 @@ def test_the_package_is_typed_and_lists_its_names() -> None:
     assert Path(awsddp.__file__).with_name("py.typed").is_file()
     for name in dir(awsddp):
         assert getattr(awsddp, name) is not None
-
-
-def test_a_fabric_group_without_a_jump_host_has_no_gateway(tmp_path: Path) -> None:
-    login = Login(key=tmp_path / "key", known_hosts=tmp_path / "known", ssh_config=tmp_path / "config")
-    node = Endpoint(node=0, instance_id="i-1", host="10.0.0.1", port=2222, user="ubuntu")
-    (one,) = fabric_group([node], login)
-    assert (one.host, one.port, one.user, one.gateway) == ("10.0.0.1", 2222, "ubuntu", None)

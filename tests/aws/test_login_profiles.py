@@ -9,26 +9,21 @@ import json
 import os
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
-from urllib.parse import parse_qs
 
 import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from awsddp.aws import credential_process
 from awsddp.aws.client import Aws
 from awsddp.errors import AwsddpError, ConfigError
 from awsddp.model.records import Target
+from tests.support.login_answers import LATER, PROGRAM, Answers, keys_of
 
-LATER = datetime.now(UTC) + timedelta(minutes=14)
 BEFORE = datetime.now(UTC) - timedelta(hours=13)
 CONSOLE = "arn:aws:iam::123456789012:user/ann"
 KEYS = "aws_access_key_id = AKIAKEYS\naws_secret_access_key = secret\n"
@@ -50,72 +45,6 @@ def _until(expiration: str) -> str:
     return f"echo '{json.dumps(json.loads(GIVES) | {'Expiration': expiration})}'"
 
 
-class Answers(BaseHTTPRequestHandler):
-    """STS, SSO and sign-in. GetCallerIdentity answers with the access key of the caller as its UserId."""
-
-    refusals: dict[str, tuple[int, dict[str, str]]] = {}
-
-    def do_GET(self) -> None:
-        self._answer(
-            "SSO",
-            {"roleCredentials": {**_keys("ASIASSO"), "expiration": int(LATER.timestamp() * 1000)}},
-        )
-
-    def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers["Content-Length"])).decode()
-        if self.path.startswith("/v1/token"):
-            assert self.headers["DPoP"].count(".") == 2
-            token = {"accessToken": _keys("ASIAREFRESHED"), "refreshToken": "next", "expiresIn": 900}
-            self._answer("signin", token | {"tokenType": "aws_sigv4"})
-            return
-        operation = parse_qs(body)["Action"][0]
-        caller = self.headers["Authorization"].partition("Credential=")[2].partition("/")[0]
-        made = (
-            f"<AssumedRoleUser><Arn>arn</Arn><AssumedRoleId>AROA:x</AssumedRoleId></AssumedRoleUser>{_role()}"
-        )
-        answers = {
-            "GetCallerIdentity": f"<UserId>{caller}</UserId><Account>123456789012</Account><Arn>arn</Arn>",
-            "AssumeRole": made,
-        }
-        told = f"<{operation}Result>{answers[operation]}</{operation}Result>"
-        self._send(200, f"<{operation}Response>{told}</{operation}Response>", "text/xml")
-
-    def _answer(self, service: str, good: dict[str, Any]) -> None:
-        status, refusal = self.refusals.get(service, (200, None))
-        self._send(status, json.dumps(refusal or good), "application/json", (refusal or {}).get("code", ""))
-
-    def _send(self, status: int, text: str, kind: str, code: str = "") -> None:
-        self.send_response(status)
-        self.send_header("Content-Type", kind)
-        if code:
-            self.send_header("x-amzn-ErrorType", code)
-        self.end_headers()
-        self.wfile.write(text.encode())
-
-    def log_message(self, *_: Any) -> None:
-        pass
-
-
-def _keys(key: str) -> dict[str, str]:
-    return {"accessKeyId": key, "secretAccessKey": "secret", "sessionToken": "token"}
-
-
-def _role() -> str:
-    keys = "<AccessKeyId>ASIAROLE</AccessKeyId><SecretAccessKey>s</SecretAccessKey>"
-    ends = f"<SessionToken>t</SessionToken><Expiration>{LATER:%FT%TZ}</Expiration>"
-    return f"<Credentials>{keys}{ends}</Credentials>"
-
-
-@pytest.fixture
-def endpoint() -> Iterator[str]:
-    Answers.refusals = {}
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Answers)
-    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    server.server_close()
-
-
 def sso_token(home: Path, *, until: datetime = LATER) -> None:
     """Leave what `aws sso login` leaves."""
     path = home / ".aws/sso/cache" / f"{hashlib.sha1(b'corp').hexdigest()}.json"
@@ -132,7 +61,7 @@ def login_token(home: Path, *, until: datetime = LATER, begun: datetime = BEFORE
         serialization.Encoding.PEM, kind, serialization.NoEncryption()
     )
     claims = base64.urlsafe_b64encode(json.dumps({"iat": int(begun.timestamp())}).encode())
-    access = _keys("ASIACONSOLE") | {"accountId": "123456789012", "expiresAt": f"{until:%FT%TZ}"}
+    access = keys_of("ASIACONSOLE") | {"accountId": "123456789012", "expiresAt": f"{until:%FT%TZ}"}
     token = {
         "accessToken": access,
         "refreshToken": "refresh",
@@ -176,7 +105,6 @@ class Case:
     refusals: dict[str, tuple[int, dict[str, str]]] = field(default_factory=dict)
 
 
-PROGRAM = "credential_process does not give credentials"
 LOAD = "could not load AWS credentials"
 INVALID = "invalid AWS configuration"
 TAKEN = {"SSO": (403, {"code": "ForbiddenException", "message": "No access"})}
@@ -396,24 +324,6 @@ CASES = [
 ]
 
 
-@pytest.fixture
-def configured(
-    isolated: Path, endpoint: str, monkeypatch: pytest.MonkeyPatch
-) -> Callable[[str], dict[str, str]]:
-    """Write an AWS configuration; return the environment that has it."""
-    cache = str(isolated / ".aws/sso/cache")  # botocore looks for the home when it is imported
-    monkeypatch.setattr("botocore.tokens.SSOTokenProvider._SSO_TOKEN_CACHE_DIR", cache)
-
-    def write(config: str) -> dict[str, str]:
-        (isolated / "config").write_text(config)
-        environ = {"AWS_CONFIG_FILE": str(isolated / "config"), "AWS_ENDPOINT_URL": endpoint}
-        for name, value in environ.items():
-            monkeypatch.setenv(name, value)
-        return environ
-
-    return write
-
-
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_a_profile_logs_in_or_leads_to_the_next_step(
     case: Case, configured: Callable[[str], object], isolated: Path, monkeypatch: pytest.MonkeyPatch
@@ -484,32 +394,6 @@ def test_mfa_without_a_terminal_is_a_usage_error_and_asks_nothing(
     assert shown.stderr.startswith("error: an MFA code is needed, and there is no terminal to ask for it\n")
     assert "next: awsddp --profile gpu --region eu-west-1 status   # in a terminal" in shown.stderr
     assert "getpass" not in shown.stderr.lower()
-
-
-def test_a_credential_process_that_does_not_end_is_announced_and_ended(
-    configured: Callable[[str], object], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    slow = tmp_path / "slow"
-    slow.write_text(f"#!/bin/sh\necho $$ >> {tmp_path}/begun\nexec sleep 1000\n")
-    slow.chmod(0o700)
-    configured(f"[profile slow]\ncredential_process = {slow}\n")
-    monkeypatch.setattr(credential_process, "PROGRAM_S", 1.0)
-    monkeypatch.setattr(credential_process, "QUIET_S", 0.3)
-    said: list[str] = []
-    aws = Aws(Target(region="eu-west-1", profile="slow"), say=said.append)
-    failures = []
-    for call in (aws.identity, lambda: aws.call("DescribeRegions", {})):  # as of calls beside
-        with pytest.raises(AwsddpError) as refused:
-            call()
-        failures.append(refused.value)
-    assert failures[0].why == failures[1].why
-    assert said == [f"waiting for credential_process of profile slow: {slow} (at most 1 s)"]
-    assert refused.value.why == f"profile slow: {slow}: it did not end within 1 s"
-    assert (refused.value.exit_code, refused.value.message) == (4, PROGRAM)
-    assert refused.value.next.startswith("aws configure get credential_process --profile slow")
-    [begun] = (tmp_path / "begun").read_text().split()  # once
-    with pytest.raises(ProcessLookupError):
-        os.kill(int(begun), 0)
 
 
 @pytest.mark.parametrize("name", ["AWS_REGION", "AWS_DEFAULT_REGION", "region of the AWS profile"])

@@ -1,24 +1,16 @@
 """What is read before a plan is made, and how AWS's refusals are told."""
 
-import json
 from contextlib import suppress
-from dataclasses import replace
-from datetime import UTC, datetime, timedelta
-from email.utils import format_datetime
-from pathlib import Path
-from typing import Any
 
 import pytest
-from botocore.exceptions import ClientError
 from moto.core import DEFAULT_ACCOUNT_ID
 
 from awsddp.aws import plan_facts as facts_module
-from awsddp.aws.api_errors import translate
-from awsddp.aws.client import Aws, Call, Trail
+from awsddp.aws.client import Aws, Call
 from awsddp.aws.plan_facts import enabled_regions, gather
 from awsddp.compat.types import GPU_TYPES, QUOTA_G, QUOTA_P
 from awsddp.errors import AwsddpError, CapacityError, CloudError, ConfigError
-from awsddp.model.records import Target, TargetName
+from awsddp.model.records import Target
 from awsddp.plan.records import names
 from awsddp.settings.spec import ClusterSpec, NetworkSection
 from tests.support.http_answers import BAD_ANSWERS, CUT, answering
@@ -224,130 +216,11 @@ def test_the_enabled_regions_are_listed(aws: Aws) -> None:
     assert {"us-east-1", "eu-central-1"} <= set(enabled_regions(aws))
 
 
-def test_a_refusal_says_what_why_and_what_next(aws: Aws, cloud: Cloud) -> None:
-    cases = (
-        ("UnauthorizedOperation", "permission denied: DescribeSubnets"),
-        ("ExpiredToken", "expired"),
-        ("AuthFailure", "rejected the credentials"),
-        ("OptInRequired", "refused DescribeSubnets"),
-    )
-    for code, told in cases:
-        cloud.fail("DescribeSubnets", code)
-        with pytest.raises(CloudError) as caught:
-            aws.call("DescribeSubnets", {})
-        assert told in caught.value.message
-        assert code in caught.value.why
-        assert caught.value.next
-
-
-@pytest.mark.parametrize(
-    ("code", "status", "kind", "told"),
-    [
-        ("InsufficientHostCapacity", 400, "capacity", "another --instance-type"),
-        ("InsufficientCapacity", 500, "capacity", "another --instance-type"),
-        ("InsufficientReservedInstanceCapacity", 400, "capacity", "another --instance-type"),
-        ("VolumeLimitExceeded", 400, "quota", "aws service-quotas list-service-quotas"),
-        ("SecurityGroupLimitExceeded", 400, "quota", "aws service-quotas list-service-quotas"),
-        ("AddressLimitExceeded", 400, "quota", "aws service-quotas list-service-quotas"),
-        ("VcpuLimitExceeded", 400, "quota", "awsddp doctor --request-quota"),
-        ("RequestLimitExceeded", 503, "throttled", "wait a minute"),
-    ],
-)
-def test_each_word_of_ec2_for_a_lack_of_machines_or_a_limit_has_its_kind_and_next_step(
-    code: str, status: int, kind: str, told: str
-) -> None:
-    reply: Any = {"Error": {"Code": code, "Message": "no"}, "ResponseMetadata": {"HTTPStatusCode": status}}
-    error = translate(ClientError(reply, "RunInstances"), "RunInstances", where="us-east-1")
-    assert error.kind == kind
-    assert told in error.next
-
-
 def test_a_start_without_capacity_is_sent_once(aws: Aws, cloud: Cloud) -> None:
     cloud.fail("StartInstances", "InsufficientInstanceCapacity", status=500)
     with pytest.raises(CapacityError):
         aws.call("StartInstances", {"InstanceIds": ["i-0123456789abcdef0"]})
     assert len(cloud.sent("StartInstances")) == 1
-
-
-DENIED = (
-    "You are not authorized to perform this operation. User: arn:aws:iam::1:user/ann is not authorized to"
-)
-BLOB = "4Ou6SyWJ" * 200
-
-
-def test_a_denial_is_cut_before_its_encoded_message_which_the_trail_keeps(
-    aws: Aws, cloud: Cloud, tmp_path: Path
-) -> None:
-    text = f"{DENIED} perform: ec2:StopInstances. Encoded authorization failure message: {BLOB}"
-    cloud.fail("StopInstances", "UnauthorizedOperation", message=text)
-    with pytest.raises(CloudError) as refused:
-        Aws(cloud.target, on_call=Trail(tmp_path)).call("StopInstances", {"InstanceIds": ["i-1"]})
-    assert refused.value.why == f"UnauthorizedOperation: {DENIED} perform: ec2:StopInstances."
-    assert json.loads((tmp_path / "calls.jsonl").read_text())["encoded"] == BLOB
-
-
-@pytest.fixture
-def of_an_account(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let targets without an endpoint of their own lead to the cloud, as they do to AWS."""
-    monkeypatch.setenv("AWS_ENDPOINT_URL", cloud.endpoint)
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
-
-
-@pytest.mark.usefixtures("of_an_account")
-@pytest.mark.parametrize("code", ["AuthFailure", "InvalidClientTokenId"])
-@pytest.mark.parametrize(("region", "closed"), [("af-south-1", True), ("eu-west-1", False)])
-def test_a_region_that_is_not_enabled_is_told_from_bad_credentials(
-    cloud: Cloud, code: str, region: str, closed: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    [af_south] = cloud.backend.describe_regions(["af-south-1"])
-    monkeypatch.setattr(af_south, "opt_in_status", "not-opted-in")
-    cloud.fail("GetCallerIdentity", code)
-    with pytest.raises(CloudError) as refused:
-        Aws(Target(region=region)).identity()
-    assert (f"region {region} is not enabled" in refused.value.message) == closed
-    assert (f"aws account enable-region --region-name {region}" in refused.value.next) == closed
-    assert ("rejected the credentials" in refused.value.message) != closed
-
-
-@pytest.mark.usefixtures("of_an_account")
-def test_credentials_that_are_good_nowhere_are_told_as_such(cloud: Cloud) -> None:
-    cloud.fail("GetCallerIdentity", "AuthFailure")
-    cloud.fail("DescribeRegions", "AuthFailure")
-    with pytest.raises(CloudError, match="AWS rejected the credentials"):
-        Aws(Target(region="af-south-1")).identity()
-
-
-@pytest.mark.parametrize("code", ["SignatureDoesNotMatch", "RequestTimeTooSkewed"])
-@pytest.mark.parametrize(("minutes", "told"), [(10, "600 s behind AWS's"), (-10, "600 s ahead of AWS's")])
-def test_a_wrong_clock_is_named_where_aws_refuses_the_signature(minutes: int, told: str, code: str) -> None:
-    now = datetime(2026, 11, 21, 8, 45, tzinfo=UTC)
-    headers = {"date": format_datetime(now + timedelta(minutes=minutes))}
-    reply: Any = {
-        "Error": {"Code": code, "Message": "Signature expired"},
-        "ResponseMetadata": {"HTTPHeaders": headers, "HTTPStatusCode": 403},
-    }
-    error = translate(ClientError(reply, "RunInstances"), "RunInstances", where="us-east-1", now=now)
-    assert "clock" in error.message
-    assert told in error.why
-    assert "timedatectl" in error.next
-
-
-def test_s3_says_that_a_clock_is_wrong_where_its_answer_has_no_date() -> None:
-    reply: Any = {"Error": {"Code": "RequestTimeTooSkewed", "Message": "The difference is too large"}}
-    error = translate(ClientError(reply, "GetObject"), "GetObject", where="s3://runs/j")
-    assert ("clock" in error.message, error.kind) == (True, "credentials")
-
-
-@pytest.mark.parametrize(
-    ("code", "kind"),
-    [("SlowDown", "throttled"), ("ServiceUnavailable", "unavailable"), ("RequestTimeout", "unavailable")],
-)
-def test_what_s3_refuses_for_a_moment_may_be_tried_again(code: str, kind: str) -> None:
-    status = 400 if code == "RequestTimeout" else 503
-    reply: Any = {"Error": {"Code": code, "Message": "later"}, "ResponseMetadata": {"HTTPStatusCode": status}}
-    error = translate(ClientError(reply, "GetObject"), "GetObject", where="s3://runs/j")
-    assert (error.kind, error.retryable) == (kind, True)
 
 
 def test_every_call_is_told_with_its_request_id_and_no_secret(cloud: Cloud) -> None:
@@ -364,13 +237,6 @@ def test_every_call_is_told_with_its_request_id_and_no_secret(cloud: Cloud) -> N
     assert call.error == "Unsupported"
     assert identity.operation == "GetCallerIdentity"
     assert identity.request_id
-
-
-@pytest.mark.parametrize(("name", "who"), [("aws", "AWS"), ("local", "the local cloud")])
-def test_an_endpoint_that_is_down_is_an_error_of_its_own(cloud: Cloud, name: TargetName, who: str) -> None:
-    aws = Aws(replace(cloud.target, name=name, endpoint="http://127.0.0.1:9"))
-    with pytest.raises(CloudError, match=f"could not reach {who} for"):
-        aws.identity()
 
 
 def test_no_credentials_say_how_to_get_some() -> None:

@@ -5,7 +5,7 @@ import pytest
 from awsddp.aws.client import Aws
 from awsddp.aws.power import keep_on_poweroff, release, stop, unfetched_of
 from awsddp.errors import CloudError
-from awsddp.model.records import MORE, Node, unfetched_jobs
+from awsddp.model.records import MORE, Node
 from tests.support.moto_cloud import Cloud, Launcher, find_cluster, plan_for
 
 
@@ -140,12 +140,3 @@ def test_nodes_that_are_stopped_are_not_ended_by_a_poweroff_on_the_way(
     last = len(sent) - 1 - sent[::-1].index("ModifyInstanceAttribute")
     assert last < sent.index("StopInstances")
     assert state(aws) == {("stop", ())}
-
-
-def test_unfetched_jobs_are_in_the_order_of_the_tags_and_not_of_their_names() -> None:
-    machine = {"state": "running", "instance_type": "g6.xlarge", "zone": "z", "image_id": "ami-0"}
-    nodes = [
-        Node(node=node, instance_id=f"i-{node}", unfetched=jobs, **machine)
-        for node, jobs in enumerate([(MORE, "w-9", "w-10"), ("w-10", "a-1")])
-    ]
-    assert unfetched_jobs(nodes) == ["w-9", "w-10", "a-1", MORE]

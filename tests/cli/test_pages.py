@@ -17,9 +17,9 @@ from awsddp.model.records import JobState, Saving, widened
 from awsddp.plan.records import Facts
 from awsddp.state import Folder
 from awsddp.util.format import iso
-from tests.plan.test_launch_plan import DLAMI, FACTS
-from tests.plan.test_launch_plan import plan as planned
 from tests.session.test_next_steps import RECORD
+from tests.support.plan_facts import DLAMI, FACTS
+from tests.support.plan_facts import plan as planned
 from tests.support.records import read
 
 

@@ -13,7 +13,6 @@ from awsddp.cli.screen import Screen
 from awsddp.cli.table import progress, table_lines
 from awsddp.errors import NodeError
 from awsddp.model.events import Event
-from awsddp.util.format import amount
 from tests.util.test_terminal_safe import on_terminal
 
 CELLS = st.lists(st.text("ab-/.4", min_size=1, max_size=20), min_size=1, max_size=6).map(" ".join)
@@ -30,17 +29,6 @@ def test_every_word_stands_whole_and_in_the_room_there_is(rows: list[list[str]],
         assert max(map(len, lines)) <= width
     else:
         assert [line.split()[0] for line in lines if line[0] != " "] == ["job"] * len(rows)
-
-
-def test_what_travels_is_told_in_units_that_fit() -> None:
-    told = [amount(1, 1), amount(2, 0), amount(3, 12_345), amount(4, 1_500_000), amount(5, 2_000_000_000)]
-    assert told == [
-        "1 file, 1 bytes",
-        "2 files, 0 bytes",
-        "3 files, 12 kB",
-        "4 files, 1.5 MB",
-        "5 files, 2.0 GB",
-    ]
 
 
 def sending(done: float, who: str = "node0") -> Event:

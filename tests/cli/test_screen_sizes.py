@@ -29,7 +29,7 @@ from awsddp.model.documents import RunDocument
 from awsddp.model.events import Event
 from awsddp.plan.records import LaunchPlan, Step
 from awsddp.settings.spec import ClusterSpec
-from tests.plan.test_launch_plan import FACTS, plan
+from tests.support.plan_facts import FACTS, plan
 
 RECORDED: dict[str, Any] = json.loads((Path(__file__).parent / "recorded_run.json").read_text())
 """What `awsddp run --local --nodes 2 --instance-type g6.xlarge` told: events, lines, its document."""

@@ -20,7 +20,7 @@ from awsddp.cli.command_line import WATCH, Globals
 from awsddp.cli.main import cli
 from awsddp.cli.overview import home_page
 from awsddp.errors import ConfigError
-from tests.plan.test_launch_plan import plan
+from tests.support.plan_facts import plan
 from tests.support.schema import DOCUMENTS, verb_of
 
 RECORDED: dict[str, Any] = json.loads((Path(__file__).parent / "recorded.json").read_text())

@@ -13,8 +13,7 @@ from botocore.exceptions import ClientError
 from botocore.handlers import base64_encode_user_data
 
 from awsddp.errors import LocalCloudError
-from awsddp.local import control, machine, network, nspawn
-from awsddp.local.hosts import carry_out
+from awsddp.local import control, network
 from awsddp.local.machine import Place
 from tests.support.local_cloud import Cloud, left_over, needs_root, refusal
 
@@ -28,80 +27,6 @@ def raw(cloud: Cloud) -> Any:
 
 def test_user_data_that_is_no_base64_is_refused(records: Cloud) -> None:
     assert refusal(raw(records).run_instances, **records.request(UserData="#!")) == "InvalidParameterValue"
-
-
-@pytest.mark.parametrize(
-    ("text", "complaint"),
-    [
-        ("#cloud-config\na: [", "Failed loading yaml blob"),
-        ("#cloud-config\n- a list", "not a mapping"),
-        ("#cloud-config\nruncmd: [[/no/such/program]]", "No such file"),
-        ("#cloud-config\nruncmd: ['exit 3']", "exit 3"),
-    ],
-)
-def test_user_data_that_means_nothing_is_said_where_cloud_init_says_it(
-    tmp_path: Path, text: str, complaint: str
-) -> None:
-    (tmp_path / "run/cloud-init").mkdir(parents=True)
-    with (tmp_path / "console").open("ab") as console:
-        carry_out(
-            text.encode(), root=tmp_path, first=True, environ={"PATH": "/usr/bin:/bin"}, console=console
-        )
-    assert complaint in (tmp_path / "run/cloud-init/result.json").read_text()
-
-
-@pytest.mark.parametrize(("error", "is_named"), [("Too many open files", True), ("No such file", False)])
-def test_node_that_got_no_inotify_instance_says_which_limit_to_raise(
-    tmp_path: Path, error: str, is_named: bool
-) -> None:
-    hosts = nspawn.NspawnHosts(Place(tmp_path))
-    hosts.folder("i-1").mkdir(parents=True)
-    last = f"Failed to create control group inotify object: {error}\nExiting PID 1...\n"
-    (hosts.folder("i-1") / "console.log").write_text(last)
-    assert ("sysctl -w fs.inotify.max_user_instances" in hosts.complaint("i-1")) == is_named
-
-
-def test_another_system_and_missing_python_packages_are_named(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(machine.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(LocalCloudError, match="not installed") as bare:
-        machine.choose_mode("records", tmp_path)
-    assert ".[local]" in bare.value.next
-    monkeypatch.setattr(machine.sys, "platform", "darwin")
-    with pytest.raises(LocalCloudError, match="Linux only") as foreign:
-        machine.choose_mode(None, tmp_path)
-    assert "docker build" in foreign.value.next
-
-
-def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(machine, "SEARCH", str(tmp_path))
-    monkeypatch.setattr(machine, "_lack", lambda: None)
-    with pytest.raises(LocalCloudError) as caught:
-        machine.choose_mode(None, tmp_path)
-    assert "systemd-container, cloud-init" in caught.value.why
-    packages, loopback, records = caught.value.next.splitlines()
-    assert packages.startswith("apt-get install")
-    assert loopback.startswith("awsddp local start --loopback ")
-    assert records.startswith("awsddp local start --no-hosts ")
-    with pytest.raises(LocalCloudError) as caught:
-        machine.choose_mode("loopback", tmp_path)
-    assert "openssh-server" in caught.value.why
-    assert caught.value.next.splitlines()[1:] == [records]
-
-
-@pytest.mark.parametrize("lack", ["not root", "no namespaces (Operation not permitted)"])
-def test_without_root_or_namespaces_it_says_so_and_takes_the_next_best(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, lack: str
-) -> None:
-    monkeypatch.setattr(machine, "_lack", lambda: lack)
-    mode, why = machine.choose_mode(None, tmp_path)
-    assert (mode, lack in why) == ("loopback", True)
-
-
-def test_a_home_that_a_shell_would_split_cannot_be_used_without_root(tmp_path: Path) -> None:
-    with pytest.raises(LocalCloudError, match="without spaces"):
-        machine.choose_mode("loopback", tmp_path / "a b")
 
 
 def test_a_folder_that_is_not_there_cannot_be_shared(tmp_path: Path) -> None:

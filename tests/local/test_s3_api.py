@@ -27,6 +27,7 @@ from botocore.exceptions import ClientError, ConnectionClosedError, HTTPClientEr
 from awsddp.local import control
 from awsddp.local.machine import Place
 from tests.support.local_cloud import Cloud, fault_add, fault_clear, refusal
+from tests.support.multipart import in_parts
 
 MB = 1 << 20
 
@@ -141,17 +142,6 @@ def test_an_object_is_read_only_while_it_is_the_one_that_was_listed(records: Clo
     s3.put_object(**named, Body=b"new bytes")
     assert status(s3.get_object, **part) == (412, "PreconditionFailed")
     assert status(s3.head_object, **named, IfMatch=old)[0] == 412
-
-
-def in_parts(s3: Any, named: dict[str, Any], body: bytes) -> dict[str, Any]:
-    """What completes an upload of one part."""
-    begun = s3.create_multipart_upload(**named)["UploadId"]
-    sent = s3.upload_part(**named, UploadId=begun, PartNumber=1, Body=body)
-    return {
-        **named,
-        "UploadId": begun,
-        "MultipartUpload": {"Parts": [{"PartNumber": 1, "ETag": sent["ETag"]}]},
-    }
 
 
 def test_an_object_is_replaced_only_while_it_is_the_one_that_is_expected(records: Cloud, bucket: str) -> None:
@@ -492,27 +482,6 @@ def test_the_aws_cli_copies_there_and_back(records: Cloud, bucket: str, tmp_path
     assert "folder/one" in aws("ls", "--recursive", f"s3://{bucket}")
     aws("cp", "--recursive", f"s3://{bucket}/folder", str(tmp_path / "back"))
     assert (tmp_path / "back/one").read_bytes() == body
-
-
-def test_nobody_else_reads_the_files_of_the_local_s3(tmp_path: Path) -> None:
-    tmp_path.chmod(0o755)
-    place = Place(tmp_path)
-    place.buckets.mkdir(mode=0o755)
-    umask = os.umask(0)
-    try:
-        cloud = Cloud(tmp_path, control.start(tmp_path, mode="records"))
-    finally:
-        os.umask(umask)
-    try:
-        s3, named = cloud.client("s3"), {"Bucket": "mine", "Key": "one"}
-        s3.create_bucket(Bucket="mine")
-        s3.put_object(**named, Body=b"1")
-        in_parts(s3, named, b"part")
-        files = [path for at in (place.buckets, place.uploads) for path in (at, *at.rglob("*"))]
-        modes = {(path.is_dir(), oct(path.stat().st_mode & 0o777)) for path in files}
-        assert (modes, len(files)) == ({(True, "0o700"), (False, "0o600")}, 10)
-    finally:
-        control.stop(tmp_path)
 
 
 def test_stopping_takes_the_buckets_away(tmp_path: Path) -> None:

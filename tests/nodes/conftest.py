@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from awsddp.nodes import hostkeys
+from awsddp.nodes.catalog import Catalog
 from awsddp.nodes.hostkeys import make_key
 from tests.support.ssh_hosts import Host, Lab, make_host
 
@@ -49,3 +50,11 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (torch / "__init__.py").write_text("raise ImportError('asked only on nodes with GPUs')\n")
     (torch / "version.py").write_text("__version__ = '2.13.0+cu130'\ncuda = '13.0'\n")
     return folder
+
+
+@pytest.fixture
+def catalog(monkeypatch: pytest.MonkeyPatch) -> Catalog:
+    """A catalog of all that nodes fetch; this machine has no proxy."""
+    for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    return Catalog(everything=True, key=b"key")

@@ -15,8 +15,8 @@ from awsddp.model.node_answers import ResultFile
 from awsddp.nodes import download
 from awsddp.nodes.download import PART, VERSIONS
 from awsddp.util.parallel import NodesFailed
-from tests.nodes.test_project_files import HELL
 from tests.nodes.test_sync import tree
+from tests.support.project_folder import HELL
 from tests.support.ssh_hosts import Host, Lab
 
 MakeLab = Callable[[int], Lab]

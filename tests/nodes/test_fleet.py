@@ -40,14 +40,6 @@ NASTY = [
 ]
 
 
-def test_nodes_to_which_the_same_happened_share_a_line() -> None:
-    same = {node: NodeFailure(node, "command", "no numpy", "ERROR: none\nfound") for node in (3, 0)}
-    with pytest.raises(NodesFailed) as caught:
-        split({1: "result", **same, 2: NodeFailure(2, "lost", "no answer")})
-    assert caught.value.message == "3 of 4 nodes failed"
-    assert caught.value.why == "node0, node3: no numpy (ERROR: none; found)\nnode2: no answer"
-
-
 def layers(error: NodesFailed) -> dict[int, str]:
     return {
         node: failure.layer for node, failure in error.failures.items() if isinstance(failure, NodeFailure)

@@ -20,7 +20,6 @@ from awsddp.nodes.login import Jump, JumpFailure
 from awsddp.nodes.project_files import files_to_send
 from awsddp.nodes.sync import push
 from awsddp.settings.loader import load
-from awsddp.settings.values import jump_host
 from awsddp.util.parallel import NodesFailed
 from tests.support.ssh_hosts import Host, Lab, make_host, wait_until
 
@@ -276,16 +275,3 @@ def test_a_folder_whose_path_is_too_long_for_a_socket_is_named(bastion: Bastion,
 def test_what_is_no_jump_host_is_refused_with_the_key(name: str) -> None:
     with pytest.raises(ConfigError, match=r"network\.jump"):
         load(environ={}, overrides={"network.jump": name})
-
-
-@pytest.mark.parametrize(
-    ("name", "destination", "port"),
-    [
-        ("bastion", "bastion", None),
-        ("ubuntu@203.0.113.9", "ubuntu@203.0.113.9", None),
-        ("me@corp.example@host.example:2222", "me@corp.example@host.example", 2222),
-        ("u@[2001:db8::1]:22", "u@2001:db8::1", 22),
-    ],
-)
-def test_a_jump_host_is_called_as_ssh_takes_it(name: str, destination: str, port: int | None) -> None:
-    assert jump_host(name) == (destination, port)

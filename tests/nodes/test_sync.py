@@ -16,7 +16,7 @@ from awsddp.nodes.hostkeys import make_key
 from awsddp.nodes.login import Endpoint, Login, ssh_config
 from awsddp.nodes.project_files import files_to_send
 from awsddp.util.parallel import NodesFailed
-from tests.nodes.test_project_files import HELL, make
+from tests.support.project_folder import HELL, make
 from tests.support.ssh_hosts import Host, Lab, wait_until
 
 MakeLab = Callable[[int], Lab]

@@ -15,7 +15,6 @@ from awsddp.plan.environment import (
     refuse_unlike,
 )
 from awsddp.plan.indexes import Indexes
-from awsddp.plan.project import source_folders
 from awsddp.plan.requirements import read_requirements
 from awsddp.settings.spec import EnvSection
 
@@ -480,35 +479,3 @@ def test_nodes_that_differ_are_refused_by_what_differs() -> None:
         refuse_unlike(facts)
     assert refused.value.why == "NCCL: node0 none, node1 2.29"
     refuse_unlike({0: facts[0], 1: facts[0]})
-
-
-@pytest.mark.parametrize(
-    ("text", "found"),
-    [
-        ('[project]\nname = "x"', ("src",)),
-        ('[build-system]\nrequires = ["setuptools"]', ("src",)),
-        ('[tool.setuptools.packages.find]\nwhere = ["python"]', ("python", "src")),
-        ('[tool.setuptools.package-dir]\n"" = "python"', ("python", "src")),
-        ('[tool.poetry]\npackages = [{include = "pkg", from = "python"}]', ("python", "src")),
-        ('[project]\n[tool.hatch.build.targets.wheel]\npackages = ["python/pkg"]', ("python", "src")),
-        ('[project]\n[tool.setuptools]\npackages = ["pkg"]\n[tool.poetry]\npackages = 3', ("src",)),
-        ('[project]\n[tool.setuptools.packages.find]\nwhere = ["..", ".", "/tmp"]', ("src",)),
-        ("[tool.ruff]\nline-length = 80", ()),
-        ("not toml", ()),
-    ],
-)
-def test_folders_of_a_projects_packages(tmp_path: Path, text: str, found: tuple[str, ...]) -> None:
-    for folder in ("src", "python"):
-        (tmp_path / folder / "pkg").mkdir(parents=True)
-        (tmp_path / folder / "pkg" / "__init__.py").touch()
-    (tmp_path / "pyproject.toml").write_text(text)
-    assert source_folders(tmp_path) == found
-
-
-def test_a_src_that_is_a_package_or_empty_is_no_folder_of_packages(tmp_path: Path) -> None:
-    (tmp_path / "pyproject.toml").write_text('[project]\nname = "x"\n')
-    assert source_folders(tmp_path) == ()
-    (tmp_path / "src").mkdir()
-    assert source_folders(tmp_path) == ()
-    (tmp_path / "src" / "__init__.py").touch()
-    assert source_folders(tmp_path) == ()

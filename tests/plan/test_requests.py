@@ -4,13 +4,10 @@ import json
 from datetime import UTC, datetime
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from awsddp.model.records import read_numbers, write_numbers
 from awsddp.plan.records import document, names
 from awsddp.plan.requests import Values
-from tests.plan.test_launch_plan import plan
+from tests.support.plan_facts import plan
 
 IDS = {**names("demo", "0a1b2c3d"), "security_group": "sg-1", "subnet": "subnet-b", "client_token": "token"}
 SECRETS = {"user_data": "#cloud-config\n", "public_key": "ssh-ed25519 AAAA awsddp"}
@@ -142,22 +139,3 @@ def test_an_id_that_is_not_given_is_no_request() -> None:
     values = Values(ids=names("demo", "0a1b2c3d"), secrets=SECRETS, now=NOW)
     with pytest.raises(KeyError):
         list(map(values.resolve, plan().requests))
-
-
-@pytest.mark.parametrize(
-    ("numbers", "text"),
-    [
-        ((0,), "0"),
-        ((1, 0), "0,1"),
-        ((0, 1, 2), "0-2"),
-        (tuple(range(64)), "0-63"),
-        ((0, 2, 3, 7, 8, 9), "0,2,3,7-9"),
-    ],
-)
-def test_node_numbers_as_the_tag_holds_them(numbers: tuple[int, ...], text: str) -> None:
-    assert write_numbers(numbers) == text
-
-
-@given(st.sets(st.integers(0, 999), min_size=1))
-def test_node_numbers_are_read_as_they_were_written(numbers: set[int]) -> None:
-    assert read_numbers(write_numbers(numbers)) == tuple(sorted(numbers))

@@ -3,62 +3,18 @@
 import functools
 import http.server
 import subprocess
-import sys
 import threading
 from pathlib import Path
 
 import pytest
-from uv import find_uv_bin
 
 from awsddp.errors import ConfigError
-from awsddp.model.node_answers import Platform
-from awsddp.plan import resolve
-from awsddp.plan.environment import EnvironmentPlan, make_environment_plan
-from awsddp.plan.indexes import Indexes
+from awsddp.plan.environment import EnvironmentPlan
 from awsddp.plan.requirements import name_of, read_requirements
 from awsddp.plan.resolve import check, choose, target_of
-from awsddp.settings.spec import EnvSection
+from tests.support.resolving import IMAGE, PROJECT, chosen, lock, planned
 from tests.support.servers import make_repository, serve_folder
 from tests.support.wheels import sdist, wheel
-
-IMAGE = Platform(
-    version="3.12.3",
-    machine="x86_64",
-    libc="2.35",
-    packages={"torch": "2.12.1+cu130", "numbers2": "2.0", "Files": "2.0", "nvidia-nccl": "2.29"},
-)
-
-
-@pytest.fixture
-def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """All there is to install from, as this machine's pip is set to; the current folder is the project."""
-    folder = tmp_path / "index"
-    wheel(folder, "small", requires=("torch>=2", "tiny"))
-    wheel(folder, "tiny")
-    for version in ("1.5", "2.0", "3.0"):
-        wheel(folder, "numbers2", version)
-    wheel(folder, "greedy", requires=("torch<2.6",))
-    wheel(folder, "modern", python=">=3.13")
-    wheel(folder, "future", python=">=3.99")
-    wheel(folder, "elsewhere", tag="macosx_11_0_arm64")
-    wheel(folder, "files", "2.0", requires=("web; extra == 'http'",), extras=("http",))
-    wheel(folder, "web")
-    wheel(folder, "torch", "2.12.1", requires=("nvidia_nccl",))
-    wheel(folder, "nvidia_nccl", "2.29")
-    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
-    monkeypatch.chdir(tmp_path)
-    of_pip = Indexes(no_index=True, find_links=("index",))  # as pip tells, which takes half a second
-    monkeypatch.setattr(resolve, "indexes_here", lambda: of_pip)
-    return folder
-
-
-def planned(text: str = "", **keys: object) -> EnvironmentPlan:
-    if text:
-        Path("requirements.txt").write_text(text)
-    env = EnvSection(**{"file": "requirements.txt", **keys})  # type: ignore[arg-type]
-    return make_environment_plan(env, internet=True, driver=None)
 
 
 def checked(plan: EnvironmentPlan, image_torch: str | None = "2.12") -> str:
@@ -158,11 +114,6 @@ def test_versions_are_chosen_once_for_all_nodes_and_those_of_the_image_stay(inde
     assert choose(planned("tiny<2\n"), target, cache=Path("cache"))[0] == ("tiny==1.0",)
 
 
-def chosen(text: str) -> tuple[tuple[str, ...] | None, str]:
-    plan = planned(text)
-    return choose(plan, target_of(plan, IMAGE), cache=Path("cache"))
-
-
 OLD, DYNAMIC = "Metadata-Version: 1.0", "Metadata-Version: 2.2\nDynamic: Requires-Dist"
 
 
@@ -234,45 +185,6 @@ def test_what_holds_a_password_is_not_kept(index: Path) -> None:
         finally:
             server.shutdown()
     assert found == ((f"tiny @ {url}",), "") and not list(Path("cache").glob("*"))
-
-
-PROJECT = """
-[project]
-name = "mine"
-version = "0.1"
-requires-python = ">=3.10"
-dependencies = ["torch", "files[http] ; sys_platform == 'linux'", "lib", "numbers2<2"]
-[dependency-groups]
-dev = ["small"]
-[tool.uv.sources]
-lib = { workspace = true }
-[tool.uv.workspace]
-members = ["lib"]
-"""
-LIB = "[project]\nname = 'lib'\nversion = '1'\nrequires-python = '>=3.10'\ndependencies = ['tiny']\n"
-
-
-def lock(index: Path, project: str = PROJECT) -> Path:
-    """Write a project of two, and have uv lock it."""
-    Path("lib").mkdir()
-    Path("lib/pyproject.toml").write_text(LIB)
-    Path("pyproject.toml").write_text(project)
-    words = ["lock", "--no-config", "--no-index", "--find-links", str(index), "--python", sys.executable]
-    subprocess.run([find_uv_bin(), *words], check=True, capture_output=True)
-    return Path("uv.lock").absolute()
-
-
-def test_settings_of_uv_change_nothing(index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nodes install by pip, which does not know them."""
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(Path("config").absolute()))
-    file = lock(index)
-    Path("others.txt").write_text("tiny==9\n")
-    monkeypatch.setenv("UV_CONSTRAINT", str(Path("others.txt").absolute()))
-    for folder in (Path("config/uv"), Path()):
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "uv.toml").write_text("what uv cannot read")
-    assert chosen("tiny\n") == (("tiny==1.0",), "")
-    assert "tiny==1.0" in read_requirements(file).lines
 
 
 def test_a_lock_gives_what_the_project_needs_without_what_torch_brings(index: Path) -> None:

@@ -9,7 +9,7 @@ from awsddp.errors import ConfigError
 from awsddp.plan.launch_plan import make_plan
 from awsddp.plan.records import LaunchPlan, Saving
 from awsddp.settings.spec import AccessSection, ClusterSection, ClusterSpec, NetworkSection
-from tests.plan.test_launch_plan import FACTS
+from tests.support.plan_facts import FACTS
 
 ROLE = "arn:aws:iam::123456789012:role/trainers"
 THERE = Saving(place="s3://results/runs", region="us-east-1")

@@ -7,8 +7,6 @@ import pytest
 from awsddp.errors import ConfigError
 from awsddp.settings.loader import load, options_of, overlaid, settings, words_of
 from awsddp.settings.spec import KEYS
-from awsddp.settings.starter import write_starter
-from awsddp.settings.values import seconds
 
 
 def written(folder: Path, text: str) -> Path:
@@ -114,13 +112,6 @@ def test_a_name_that_is_no_name_is_refused(name: str) -> None:
         load(name, environ={})
 
 
-@pytest.mark.parametrize(
-    ("text", "value"), [("90", 90), ("30s", 30), ("1.5h", 5400), ("7d", 604800), ("2 m", 120)]
-)
-def test_durations(text: str, value: float) -> None:
-    assert seconds(text) == value
-
-
 @pytest.mark.parametrize("text", ["366d", "10000000000000000000", "9" * 5000 + "h"])
 def test_a_duration_of_more_than_a_year_is_refused_with_the_range(text: str) -> None:
     for key in ("cluster.idle", "cluster.expires", "job.timeout"):
@@ -169,12 +160,6 @@ def test_each_key_says_what_it_takes() -> None:
     for key in KEYS:
         with contextlib.suppress(ConfigError):
             load(environ={}, overrides={key: "\0"})
-
-
-@pytest.mark.parametrize("text", ["", "h", "-1s", "1y", "1h30m", "nan", "1e3"])
-def test_what_is_no_duration_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError):
-        seconds(text)
 
 
 def test_each_setting_names_its_source(tmp_path: Path) -> None:
@@ -262,21 +247,6 @@ def test_a_typed_type_stands_before_that_of_the_cluster_and_of_the_file(tmp_path
     cluster, _ = load(file=file, environ={}, overrides={"cluster.gpus": "L4:1"})
     standing = overlaid(cluster, {"cluster.nodes": 1, "cluster.instance_type": "g6.xlarge"})
     assert (standing.cluster.instance_type, standing.cluster.gpus) == (None, "L4:1")
-
-
-def test_the_starter_file_sets_what_was_chosen_and_nothing_else(tmp_path: Path) -> None:
-    chosen = {
-        "cluster.region": "eu-west-1",
-        "cluster.nodes": 4,
-        "cluster.budget_usd": 7.5,
-        "env.file": "r.txt",
-    }
-    spec, job = load(file=write_starter(tmp_path, chosen), environ={})
-    assert spec.explicit == {"cluster.region", "cluster.nodes", "cluster.budget_usd"}
-    assert (spec.cluster.region, spec.cluster.nodes, spec.cluster.budget_usd) == ("eu-west-1", 4, 7.5)
-    assert (job.env.file, job.job.script) == ("r.txt", None)
-    with pytest.raises(ConfigError, match="already exists"):
-        write_starter(tmp_path)
 
 
 def test_settings_of_a_job_as_words_give_the_same_job_and_no_secret() -> None:

@@ -8,7 +8,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -156,25 +155,6 @@ def test_a_node_is_what_a_deep_learning_image_is(pair: Pair) -> None:
     assert pair.run(0, "ip -brief -4 address show ens5").split()[2].startswith(pair.address(0))
 
 
-LIBRARIES = """\
-import threading
-from awsddp.local import image
-at_once, found = threading.Barrier(8), set()
-def boot():
-    at_once.wait()
-    found.add(image.library())
-hosts = [threading.Thread(target=boot) for _ in range(8)]
-[host.start() for host in hosts]
-[host.join() for host in hosts]
-print(*found, sep="\\n")
-"""
-
-
-def test_hosts_that_boot_at_once_are_shown_the_same_library_of_python() -> None:
-    found = subprocess.run([sys.executable, "-c", LIBRARIES], capture_output=True, text=True, check=True)
-    assert len(found.stdout.splitlines()) == 1
-
-
 METADATA = """\
 import sys, urllib.error, urllib.request
 base = "http://169.254.169.254/latest/"
@@ -258,15 +238,6 @@ def test_user_data_of_another_kind_is_refused(cloud: Cloud) -> None:
     parts = "Content-Type: multipart/mixed; boundary=x\n\n--x\n\n#cloud-config\nswap: {}\n--x--\n"
     launch = cloud.client("ec2").run_instances
     assert refusal(launch, **cloud.request(UserData=parts)) == "UnsupportedOperation"
-
-
-def test_a_host_whose_disk_cannot_be_mounted_has_failed(tmp_path: Path) -> None:
-    """Where a container has no loop devices, it was taken for a node that had shut itself down."""
-    argv = ["sh", "-c", nspawn.WRAPPER, "sh", "", str(tmp_path), "true"]
-    done = subprocess.run(argv, capture_output=True, text=True)
-    assert (done.returncode, "mount" in done.stderr) == (0, True)
-    assert (tmp_path / "exit").read_text().strip() != "0"
-    assert not (tmp_path / "pid").exists()
 
 
 def test_a_node_shows_none_of_the_machines_files(pair: Pair, tmp_path: Path) -> None:

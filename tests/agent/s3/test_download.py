@@ -439,43 +439,6 @@ def test_a_stamp_that_is_broken_is_none(tmp_path: Path) -> None:
     assert Stamp(tmp_path / "set").files == {}
 
 
-@pytest.mark.parametrize(
-    ("text", "told"),
-    [
-        ("s3://my-bucket/a/b/", ("b", "s3", "my-bucket", "a/b")),
-        ("s3://my-bucket", ("my-bucket", "s3", "my-bucket", "")),
-        ("x=s3://my-bucket/year=2024", ("x", "s3", "my-bucket", "year=2024")),
-        ("hf://datasets/org/set@v1/x", ("set", "hf", "org/set", "v1/x")),
-        ("hf://datasets/mnist", ("mnist", "hf", "mnist", "main")),
-        ("d=./a=b", ("d", "folder", "./a=b", "")),
-        ("./folder/", ("folder", "folder", "./folder/", "")),
-    ],
-)
-def test_a_source_is_read(text: str, told: tuple[str, ...]) -> None:
-    assert data_sources([text]) == (told,)
-
-
-@pytest.mark.parametrize(
-    "texts",
-    [
-        ["folder"],
-        ["s3://"],
-        ["s3://B/x"],
-        ["s3://my-bucket/a\nb"],
-        ["s3://my-bucket/year=2024"],
-        ["hf://datasets/--token"],
-        ["hf://datasets/a@--x"],
-        ["hf://models/a"],
-        ["..=s3://my-bucket"],
-        ["a.sent=s3://my-bucket"],
-        ["a=s3://my-bucket", "s3://my-bucket/a"],
-    ],
-)
-def test_a_source_that_is_none_is_refused(texts: list[str]) -> None:
-    with pytest.raises(ConfigError):
-        data_sources(texts)
-
-
 def test_the_size_of_sources_is_listed_for_a_plan(node: Node, tmp_path: Path) -> None:
     from awsddp.model.records import Target
     from awsddp.settings.spec import DataSection, JobSpec

@@ -1,0 +1,13 @@
+"""A cluster for the time of a with block."""
+
+import pytest
+
+import awsddp
+from tests.support.lab import Lab
+
+
+def test_run_ends_on_leaving_and_keeps_the_error_of_its_block(here: Lab) -> None:
+    with pytest.raises(ZeroDivisionError), awsddp.run("short", nodes=2, local=True) as cluster:
+        assert cluster.status()["idle"] == "10m"
+        1 / 0  # noqa: B018
+    assert cluster.status()["state"] == "absent"

@@ -1,0 +1,27 @@
+"""What carries an instance."""
+
+from pathlib import Path
+
+import pytest
+
+from awsddp.local.hosts import carry_out
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("#cloud-config\na: [", "Failed loading yaml blob"),
+        ("#cloud-config\n- a list", "not a mapping"),
+        ("#cloud-config\nruncmd: [[/no/such/program]]", "No such file"),
+        ("#cloud-config\nruncmd: ['exit 3']", "exit 3"),
+    ],
+)
+def test_user_data_that_means_nothing_is_said_where_cloud_init_says_it(
+    tmp_path: Path, text: str, complaint: str
+) -> None:
+    (tmp_path / "run/cloud-init").mkdir(parents=True)
+    with (tmp_path / "console").open("ab") as console:
+        carry_out(
+            text.encode(), root=tmp_path, first=True, environ={"PATH": "/usr/bin:/bin"}, console=console
+        )
+    assert complaint in (tmp_path / "run/cloud-init/result.json").read_text()

@@ -1,0 +1,39 @@
+"""The endpoint: who may ask it, and for what."""
+
+from typing import Any
+
+import pytest
+from botocore.exceptions import ClientError
+
+from awsddp.local.machine import Place
+from tests.support.local_cloud import Cloud, refusal
+
+
+def test_only_the_credentials_open_it(records: Cloud) -> None:
+    wrong = {"aws_secret_access_key": "x" * 40}
+    unknown = {"aws_access_key_id": "AKIAUNKNOWN"}
+    assert refusal(records.client("ec2", **wrong).describe_regions) == "AuthFailure"
+    assert refusal(records.client("ec2", **unknown).describe_regions) == "AuthFailure"
+    assert refusal(records.client("sts", **wrong).get_caller_identity) == "SignatureDoesNotMatch"
+    assert refusal(records.client("sts", **unknown).get_caller_identity) == "InvalidClientTokenId"
+
+
+@pytest.mark.parametrize(
+    ("service", "operation", "parameters", "code"),
+    [
+        ("pricing", "get_products", {"ServiceCode": "AmazonEC2"}, "UnknownOperationException"),
+        ("efs", "describe_file_systems", {}, "UnknownOperationException"),
+        ("ssm", "start_session", {"Target": "i-12345678"}, "UnknownOperationException"),
+        ("ec2", "describe_network_insights_paths", {}, "UnsupportedOperation"),
+    ],
+)
+def test_what_the_endpoint_does_not_speak_is_refused_in_the_services_form(
+    records: Cloud, service: str, operation: str, parameters: dict[str, Any], code: str
+) -> None:
+    log = Place(records.home).log
+    before = log.read_text()
+    with pytest.raises(ClientError, match="The local cloud") as caught:
+        getattr(records.client(service), operation)(**parameters)
+    assert caught.value.response["Error"]["Code"] == code
+    assert caught.value.response["ResponseMetadata"]["HTTPStatusCode"] == 400
+    assert log.read_text() == before

@@ -1,0 +1,106 @@
+"""What the mirror reaches for nodes, and at which addresses."""
+
+import socket
+from functools import partial
+from typing import Any
+
+import pytest
+
+from awsddp.nodes.catalog import Catalog
+from awsddp.nodes.upstream import NodeRequest, Upstream, is_public
+from tests.support.mirrored_node import REPLIES, mirrored, resolved
+from tests.support.servers import Reply, page, serve_proxy, serve_replies
+
+
+@pytest.mark.parametrize(
+    ("address", "expected"),
+    [
+        ("93.184.215.14", True),
+        ("2606:2800:21f:cb07::1", True),
+        ("10.1.2.3", False),
+        ("100.64.0.1", False),
+        ("169.254.169.254", False),
+        ("0.0.0.0", False),
+        ("224.0.0.1", False),
+        ("fd00:ec2::254", False),
+        ("fe80::1%1", False),
+        ("::ffff:10.0.0.1", False),
+        ("2002:7f00:1::", False),
+        ("64:ff9b::a9fe:a9fe", False),
+        ("64:ff9b::5db8:d70e", True),
+    ],
+)
+def test_addresses_of_the_internet(address: str, expected: bool) -> None:
+    assert is_public(address) is expected
+
+
+def test_the_address_that_was_checked_is_the_one_that_is_reached(
+    catalog: Catalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A name that leads elsewhere when it is asked again leads nobody there."""
+    dialed: list[str] = []
+    turns = iter(("93.184.215.14", "127.0.0.1", "127.0.0.1"))
+
+    def resolve(host: str, port: int, **_: Any) -> Any:
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (next(turns), port))]
+
+    def dial(address: tuple[str, int], *_: Any) -> socket.socket:
+        dialed.append(address[0])
+        raise OSError("not in a test")
+
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="not in a test"):
+        patch.setattr(socket, "getaddrinfo", resolve)
+        patch.setattr(socket, "create_connection", dial)
+        upstream = Upstream(catalog.grants, ca="", proxies={})
+        upstream.fetch("http://turns.example/x.whl", NodeRequest("GET", {}), is_named=False)
+    assert dialed == ["93.184.215.14"]
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "127.0.0.1",
+        "localhost",
+        "2130706433",
+        "[::1]",
+        "[::ffff:127.0.0.1]",
+        "[64:ff9b::7f00:1]",
+        "private.example",
+    ],
+)
+@pytest.mark.parametrize("by", ["link", "redirect"])
+def test_a_page_leads_no_node_to_an_address_that_is_not_public(
+    catalog: Catalog, monkeypatch: pytest.MonkeyPatch, host: str, by: str
+) -> None:
+    monkeypatch.setattr(socket, "getaddrinfo", partial(resolved, socket.getaddrinfo))
+    with serve_replies({"/small-1.0.whl": Reply(b"secret")}) as other:
+        url = f"http://{host}:{other.port}/small-1.0.whl"
+        moved = {"/files/small-1.0.whl": Reply(status=302, headers={"location": url})}
+        replies = {"/simple/small/": page(url if by == "link" else "/files/small-1.0.whl"), **moved}
+        with serve_replies(replies) as server, mirrored(catalog) as node:
+            links = node.links(catalog.show_index(f"{server.url}/simple") + "/small/")
+            status, text = node.ask(links[0])
+            assert status == 403 and b"secret" not in text and not other.asked
+            assert f"{other.port}: its address is not public" in node.mirror.translate("")
+            catalog.show_links(f"http://{host}:{other.port}/")  # now the user names it
+            if host in ("127.0.0.1", "localhost"):
+                assert (
+                    node.ask(node.links(catalog.show_index(f"{server.url}/simple") + "/small/")[0])[0] == 200
+                )
+
+
+def test_behind_a_proxy_the_names_of_the_configuration_count_alone(
+    catalog: Catalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which address a name has is then the proxy's to know."""
+    with serve_replies(REPLIES) as files, serve_proxy() as upstream:
+        replies = {"/simple/small/": page(f"http://localhost:{files.port}/files/small-2.0.whl")}
+        monkeypatch.setenv("no_proxy", "")
+        monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{upstream.port}")
+        with serve_replies(replies) as server, mirrored(catalog) as node:
+            index = catalog.show_index(f"{server.url}/simple") + "/small/"
+            assert node.ask(node.links(index)[0])[0] == 403 and not files.asked
+            assert "localhost" in node.mirror.translate("")
+            catalog.show_links(f"http://localhost:{files.port}/files/")
+            assert node.ask(node.links(index)[0]) == (200, b"two")
+            assert f"GET http://localhost:{files.port}/files/small-2.0.whl" in upstream.asked

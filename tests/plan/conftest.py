@@ -1,0 +1,34 @@
+"""An index of packages in a folder."""
+
+from pathlib import Path
+
+import pytest
+
+from awsddp.plan import resolve
+from awsddp.plan.indexes import Indexes
+from tests.support.wheels import wheel
+
+
+@pytest.fixture
+def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """All there is to install from, as this machine's pip is set to; the current folder is the project."""
+    folder = tmp_path / "index"
+    wheel(folder, "small", requires=("torch>=2", "tiny"))
+    wheel(folder, "tiny")
+    for version in ("1.5", "2.0", "3.0"):
+        wheel(folder, "numbers2", version)
+    wheel(folder, "greedy", requires=("torch<2.6",))
+    wheel(folder, "modern", python=">=3.13")
+    wheel(folder, "future", python=">=3.99")
+    wheel(folder, "elsewhere", tag="macosx_11_0_arm64")
+    wheel(folder, "files", "2.0", requires=("web; extra == 'http'",), extras=("http",))
+    wheel(folder, "web")
+    wheel(folder, "torch", "2.12.1", requires=("nvidia_nccl",))
+    wheel(folder, "nvidia_nccl", "2.29")
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
+    monkeypatch.chdir(tmp_path)
+    of_pip = Indexes(no_index=True, find_links=("index",))  # as pip tells, which takes half a second
+    monkeypatch.setattr(resolve, "indexes_here", lambda: of_pip)
+    return folder

@@ -1,0 +1,69 @@
+"""Values of settings: durations, sources of data, jump hosts."""
+
+import pytest
+
+from awsddp.errors import ConfigError
+from awsddp.settings.values import data_sources, jump_host, seconds
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("90", 90), ("30s", 30), ("1.5h", 5400), ("7d", 604800), ("2 m", 120)]
+)
+def test_durations(text: str, value: float) -> None:
+    assert seconds(text) == value
+
+
+@pytest.mark.parametrize("text", ["", "h", "-1s", "1y", "1h30m", "nan", "1e3"])
+def test_what_is_no_duration_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError):
+        seconds(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("s3://my-bucket/a/b/", ("b", "s3", "my-bucket", "a/b")),
+        ("s3://my-bucket", ("my-bucket", "s3", "my-bucket", "")),
+        ("x=s3://my-bucket/year=2024", ("x", "s3", "my-bucket", "year=2024")),
+        ("hf://datasets/org/set@v1/x", ("set", "hf", "org/set", "v1/x")),
+        ("hf://datasets/mnist", ("mnist", "hf", "mnist", "main")),
+        ("d=./a=b", ("d", "folder", "./a=b", "")),
+        ("./folder/", ("folder", "folder", "./folder/", "")),
+    ],
+)
+def test_a_source_is_read(text: str, told: tuple[str, ...]) -> None:
+    assert data_sources([text]) == (told,)
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [
+        ["folder"],
+        ["s3://"],
+        ["s3://B/x"],
+        ["s3://my-bucket/a\nb"],
+        ["s3://my-bucket/year=2024"],
+        ["hf://datasets/--token"],
+        ["hf://datasets/a@--x"],
+        ["hf://models/a"],
+        ["..=s3://my-bucket"],
+        ["a.sent=s3://my-bucket"],
+        ["a=s3://my-bucket", "s3://my-bucket/a"],
+    ],
+)
+def test_a_source_that_is_none_is_refused(texts: list[str]) -> None:
+    with pytest.raises(ConfigError):
+        data_sources(texts)
+
+
+@pytest.mark.parametrize(
+    ("name", "destination", "port"),
+    [
+        ("bastion", "bastion", None),
+        ("ubuntu@203.0.113.9", "ubuntu@203.0.113.9", None),
+        ("me@corp.example@host.example:2222", "me@corp.example@host.example", 2222),
+        ("u@[2001:db8::1]:22", "u@2001:db8::1", 22),
+    ],
+)
+def test_a_jump_host_is_called_as_ssh_takes_it(name: str, destination: str, port: int | None) -> None:
+    assert jump_host(name) == (destination, port)

@@ -1,0 +1,46 @@
+"""A project's folder with odd files, and which of these are sent."""
+
+from pathlib import Path
+
+from awsddp.nodes.project_files import files_to_send
+
+HELL = [
+    " ",
+    "a b",
+    "'",
+    '"',
+    "$(touch canary)",
+    "-rf",
+    "--delete",
+    "new\nline",
+    "tab\t",
+    "*",
+    "?",
+    "[a]",
+    "#x",
+    ";",
+    "\\",
+    "end\\",
+    "%s",
+    "@@{key}",
+    ":",
+    "node0:",
+    "~",
+    "ünï",
+    "\udcff\udcfe",
+    "...",
+    "..a",
+    " lead",
+    "trail ",
+    "x" * 200,
+]
+
+
+def make(root: Path, *paths: str) -> None:
+    for path in paths:
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_text(path.encode("utf-8", "surrogateescape").hex())
+
+
+def names(root: Path, *ignore: str, **settings: object) -> list[str]:
+    return [entry.path for entry in files_to_send(root, ignore, **settings).entries]  # type: ignore[arg-type]

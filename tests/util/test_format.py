@@ -1,0 +1,14 @@
+"""Sizes and times in words."""
+
+from awsddp.util.format import amount
+
+
+def test_what_travels_is_told_in_units_that_fit() -> None:
+    told = [amount(1, 1), amount(2, 0), amount(3, 12_345), amount(4, 1_500_000), amount(5, 2_000_000_000)]
+    assert told == [
+        "1 file, 1 bytes",
+        "2 files, 0 bytes",
+        "3 files, 12 kB",
+        "4 files, 1.5 MB",
+        "5 files, 2.0 GB",
+    ]
