@@ -37,11 +37,11 @@ def _ways_on(job: JobRecord, *, is_known: bool) -> tuple[str, str]:
     """Return what becomes of a job without a node, and the commands that start it on all nodes; `is_known` is
     whether the nodes that are left know it.
     """
-    cancel = f"awsddp cancel {job.job} && " if is_known and job.state in ACTIVE else ""
+    cancel = [f"awsddp cancel {job.job}"] if is_known and job.state in ACTIVE else []
     if cancel and job.state == "running":
         what = "job {name} runs without {lost}, which was replaced; with it: "
-        return what, f"{cancel}awsddp fetch {job.job}; awsddp train --resume {job.job}"
+        return what, " && ".join([*cancel, f"awsddp fetch {job.job}; awsddp train --resume {job.job}"])
     if job.state == "waiting" or (job.state in ("failed", "interrupted") and job.started is None):
         what = "job {name} waited for {lost}, which was replaced: "
-        return what, cancel + ("awsddp train" if is_known else "awsddp train --after all")
+        return what, " && ".join([*cancel, "awsddp train" if is_known else "awsddp train --after all"])
     return "", ""
