@@ -19,15 +19,9 @@ OTHERS = ("benchmarks", "docs", "templates", "tools", "train")
 NO_CODE = {"__init__", "__main__"}
 
 ELSEWHERE = {
-    "agent/diagnosis/test_hang.py": "agent/diagnosis/stacks",
     "agent/test_messages.py": "agent/main",
-    "agent/test_processes.py": "agent/job_folder",
-    "agent_client/test_launch_requests.py": "agent_client/program",
     "cli/test_main.py": "cli/command_line",
     "cli/test_overview.py": "job/starter_doubts",
-    "cli/test_pages.py": "cli/doctor_page",
-    "cli/test_pages_report.py": "cli/job",
-    "cli/test_screen_sizes.py": "cli/plan_page",
     "cluster/test_up.py": "model/cluster_state",
     "docs/test_index_and_other_pages.py": "util/version",
     "job/test_checkpoint.py": "session/resume_option",
@@ -36,21 +30,17 @@ ELSEWHERE = {
     "job/test_registry.py": "job/jobs job/reported",
     "job/test_report.py": "storage/results_dir util/html",
     "job/test_save_to_s3.py": "job/environment",
-    "job/test_submit.py": "agent/cancel job/cancel job/logs job/release",
+    "job/test_submit.py": "job/cancel job/logs job/release",
     "job/test_unsynced_data.py": "job/script_paths session/context",
-    "nodes/test_fleet.py": "nodes/node_failures",
-    "nodes/test_provision.py": "model/events util/shipped_files",
-    "plan/test_policy.py": "local/iam",
+    "nodes/test_provision.py": "model/events",
     "session/test_next_steps.py": "session/advice settings/verbs",
     "storage/test_checkpoints.py": "agent/s3/checkpoints",
     "storage/test_datasets.py": "storage/saved_lists",
     "storage/test_local_names.py": "storage/excludes",
     "storage/test_tensorboard.py": "job/report_page model/metric_rows model/saving_text storage/loss_plot",
     "system/test_hosts.py": "local/cgroups",
-    "system/test_loopback_hosts.py": "local/loopback_cleanup",
     "system/test_main_job.py": "cluster/prepare",
     "system/test_verbs.py": "cli/cluster cli/node cluster/remote cluster/sync",
-    "test_errors.py": "cli/failures",
 }
 """Modules without a test file of their own, by the test that runs them."""
 

@@ -61,14 +61,6 @@ def test_of_two_clients_that_launch_a_job_of_one_name_at_once_one_is_told_that_i
     assert [json.loads((fleet.folder(0) / "job.json").read_text())["launch"]] == won
 
 
-def test_cancel_of_a_refused_launch_leaves_another_launchs_job_of_the_name_alone(fleet: "Fleet") -> None:
-    fleet.launch(SLEEP)
-    mine = json.loads((fleet.folder(0) / "job.json").read_text())["launch"]
-    assert fleet.ask(0, messages.Cancel(job="job", grace=0, launch="other")).state == "running"
-    assert fleet.document(1)["state"] == "running"
-    assert fleet.ask(0, messages.Cancel(job="job", grace=0, launch=mine)).state == "cancelled"
-
-
 def test_second_client_waits_for_the_claim_and_is_told_who_holds_it(fleet: "Fleet") -> None:
     first = messages.Claim(owner="ann on laptop", wait_s=0)
     holder = fleet.start(0, first, close=False)

@@ -3,23 +3,17 @@
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from awsddp.cli.doctor_page import checks_page
 from awsddp.cli.failures import run
 from awsddp.cli.main import cli
 from awsddp.cli.pages import cluster_page, job_lines, ranks_table, sync_page
-from awsddp.cli.plan_page import offers_page, plan_page
 from awsddp.model.documents import ExecDocument, JobDocument, NodeOutput, SeenJob
 from awsddp.model.records import JobState, Saving, widened
-from awsddp.plan.records import Facts
 from awsddp.state import Folder
 from awsddp.util.format import iso
 from tests.session.test_next_steps import RECORD
-from tests.support.plan_facts import DLAMI, FACTS
-from tests.support.plan_facts import plan as planned
 from tests.support.records import read
 
 
@@ -168,101 +162,6 @@ def test_results_are_told_where_they_are() -> None:
     assert job_lines(job("succeeded", fetched=True)) == ["Job j: succeeded", "  results: runs/j/", page]
     partly = "  results: runs/j/, incomplete, missing node1: awsddp fetch j"
     assert job_lines(job("failed", fetched=False, missing=(1,))) == ["Job j: failed", partly, page]
-
-
-ARN = "arn:aws:sts::123456789012:assumed-role/AWSReservedSSO_Administrator_0123456789abcdef/me@example.com"
-
-
-def test_every_check_is_within_80_columns_with_whole_commands(capsys: pytest.CaptureFixture[str]) -> None:
-    def check(name: str, ok: bool | None, value: str, hint: str = "") -> dict[str, object]:
-        return {"name": name, "ok": ok, "value": value, "hint": hint, "node": None, "expected": ""}
-
-    command = "awsddp up --nodes 1 --instance-type g6.12xlarge   # 4 x L4 per node, $4.60 per hour"
-    checks_page(
-        read(
-            {
-                "checks": [
-                    check("credentials", True, ARN),
-                    check("quota", False, "too small " * 20, f"{command}\nawsddp doctor --request-quota"),
-                    *(
-                        check(f"permission {name}Instances", None, "not checked: needs plan")
-                        for name in "ABCDEFG"
-                    ),
-                ]
-            }
-        )
-    )
-    lines = capsys.readouterr().out.splitlines()
-    assert max(map(len, lines)) <= 80
-    assert any("--instance-type g6.12xlarge" in line for line in lines)
-    assert {line[:8].strip() for line in lines} == {"ok", "FAILED", "-", ""}
-
-
-def test_a_plan_over_a_cluster_that_is_as_requested_says_so(capsys: pytest.CaptureFixture[str]) -> None:
-    made = planned(nodes=1, instance_type="g6.48xlarge")
-    plan_page(replace(made, exists=True))
-    assert "nothing would change" in capsys.readouterr().out
-    plan_page(made)
-    assert "nothing would change" not in capsys.readouterr().out
-
-
-ORDINARY = replace(
-    FACTS,
-    offers={**FACTS.offers, "g6.xlarge": ("us-east-1a", "us-east-1b"), "g6.2xlarge": ("us-east-1a",)},
-)
-REHEARSED = replace(ORDINARY, target="local", image=replace(DLAMI, tags={"awsddp:gpus": "rehearsed"}))
-
-
-@pytest.mark.parametrize(
-    ("facts", "cluster"),
-    [
-        (ORDINARY, {"instance_type": "g6.xlarge", "nodes": 2}),
-        (ORDINARY, {"nodes": 2, "budget_usd": 20.0}),
-        (ORDINARY, {"nodes": 4, "gpus": "L4", "spot": True}),
-        (REHEARSED, {"nodes": 2}),
-        (REHEARSED, {"nodes": 2, "budget_usd": 20.0}),
-    ],
-)
-def test_a_plan_of_an_ordinary_cluster_is_on_one_screen_with_the_price_among_the_first_lines(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, facts: Facts, cluster: dict[str, Any]
-) -> None:
-    monkeypatch.setattr("awsddp.cli.table.width", lambda stderr: 80)
-    plan_page(planned(facts, **cluster))
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) <= 23  # and the prompt
-    assert any(line.startswith("price") for line in lines[:4])
-    first = [line.partition(" ")[0] for line in lines]
-    assert first[:2] == ["cluster", "nodes"]
-    assert not {"EFA", "placement"} & {*first}
-    assert not any("(Running" in line and "L-" in line for line in lines)
-
-
-def test_the_details_of_a_plan_are_behind_v(capsys: pytest.CaptureFixture[str]) -> None:
-    plan_page(planned(ORDINARY, instance_type="g6.xlarge", nodes=2), verbose=True)
-    shown = capsys.readouterr().out
-    for detail in ("EFA ", "placement ", "L-DB2E81BA", "ami-0123456789abcdef0", "data transfer out"):
-        assert detail in shown, detail
-
-
-def test_offers_name_the_date_of_each_price(capsys: pytest.CaptureFixture[str]) -> None:
-    def offer(name: str, usd: float | None, date: str) -> dict[str, Any]:
-        known = {"gpus_per_node": 1, "gpu": "L4", "fits_quota": True, "zones": ["us-east-1a"]}
-        return {"instance_type": name, "price_usd_per_hour": usd, "price_date": date, **known}
-
-    page = {"region": "us-east-1", "nodes": 1, "price_source": "list price", "price_date": "2026-07-20"}
-    some = [offer("g6f.large", 0.2, "2026-02-09"), offer("g6.xlarge", 0.8, "2026-07-20")]
-    offers_page(read({**page, "offers": [*some, offer("g7.2xlarge", None, "2026-02-09")]}))
-    first, *_, last = capsys.readouterr().out.splitlines()
-    assert first == "us-east-1, list price, 2026-07-20; quota for 1 node:"
-    assert last == "list price of 2026-02-09: g6f.large"
-
-
-@pytest.mark.parametrize("facts", [ORDINARY, REHEARSED])
-def test_a_price_that_is_not_known_is_one_word(capsys: pytest.CaptureFixture[str], facts: Facts) -> None:
-    offers = {**facts.offers, "p5e.48xlarge": ("us-east-1a",)}
-    plan_page(planned(replace(facts, offers=offers), instance_type="p5e.48xlarge", nodes=1))
-    [price] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("price")]
-    assert price.split(maxsplit=1)[1] == ("free; on EC2 unknown" if facts is REHEARSED else "unknown")
 
 
 def test_usage_of_a_rank_that_is_far_from_the_others_has_a_star(capsys: pytest.CaptureFixture[str]) -> None:

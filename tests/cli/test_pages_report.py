@@ -6,9 +6,7 @@ from typing import Any
 import pytest
 
 from awsddp.cli import table
-from awsddp.cli.job import _moment
 from awsddp.cli.pages import job_page, jobs_page, report_page
-from awsddp.errors import UsageError
 from awsddp.util.format import iso
 from tests.support.records import read
 
@@ -113,13 +111,6 @@ def test_end_of_a_job_that_failed_says_why_and_what_continues_it(capsys: pytest.
     ]
     job_page(read(failed))
     assert "  | Traceback" in capsys.readouterr().err.splitlines()
-
-
-def test_a_moment_is_a_date_in_utc_or_refused() -> None:
-    assert _moment("2026-11-01") == datetime(2026, 11, 1, tzinfo=UTC) and _moment(None) is None
-    assert _moment("2026-11-01T12:00") == datetime(2026, 11, 1, 12, tzinfo=UTC)
-    with pytest.raises(UsageError, match="--since: invalid date '3'"):
-        _moment("3")
 
 
 def test_a_sum_since_a_day_says_what_it_covers(capsys: pytest.CaptureFixture[str]) -> None:

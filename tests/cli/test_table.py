@@ -15,12 +15,10 @@ import click
 import msgspec
 import pytest
 
-from awsddp.cli import command_line, doctor_page, failures, local, pages, plan_page, table
-from awsddp.cli.command_line import WATCH, Globals
+from awsddp.cli import doctor_page, local, pages, table
 from awsddp.cli.main import cli
 from awsddp.cli.overview import home_page
-from awsddp.errors import ConfigError
-from tests.support.plan_facts import plan
+from tests.support.narrow_terminal import narrow, too_long
 from tests.support.schema import DOCUMENTS, verb_of
 
 RECORDED: dict[str, Any] = json.loads((Path(__file__).parent / "recorded.json").read_text())
@@ -60,24 +58,6 @@ def helps(columns: int) -> Iterator[tuple[str, list[str]]]:
         yield name, command.get_help(context).splitlines()
 
 
-def narrow(monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
-    """Let the pages believe that they are on a terminal of so many columns."""
-    for module in (table, doctor_page):
-        monkeypatch.setattr(module, "width", lambda *, stderr=False: columns)
-
-
-def too_long(text: str, columns: int) -> list[str]:
-    """Return the lines that do not fit, but commands and paths, to be copied whole, and lines of a rank."""
-    return [
-        line
-        for line in text.splitlines()
-        if len(line) > columns
-        and "awsddp " not in line
-        and not line.startswith(("  export ", "  git checkout ", "  | "))
-        and len(line.split()) > 2
-    ]
-
-
 def test_every_help_page_fits_in_80_columns_and_cuts_no_summary() -> None:
     shown = dict(helps(80))
     assert len(shown) > 24
@@ -98,49 +78,6 @@ def test_a_page_fits(
     shown = capsys.readouterr()
     assert shown.out + shown.err
     assert too_long(shown.out + shown.err, columns) == []
-
-
-@pytest.mark.parametrize("columns", [80, 60])
-def test_a_plan_and_its_choices_fit(
-    columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    narrow(monkeypatch, columns)
-    plan_page.plan_page(plan(nodes=4, spot=True))
-    assert too_long(capsys.readouterr().out, columns) == []
-
-
-def test_an_error_that_holds_a_long_blank_line_is_shown(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    narrow(monkeypatch, 80)
-    failures.show(ConfigError("failed", f"before\n{' ' * 200}\nafter", "awsddp status"))
-    assert [line.split()[-1] for line in capsys.readouterr().err.splitlines() if line.strip()] == [
-        "failed",
-        "before",
-        "after",
-        "status",
-    ]
-
-
-def test_an_error_is_wrapped_and_its_commands_stay_whole(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    name = "a-cluster-with-a-name-that-long"
-    monkeypatch.setattr(WATCH, "options", Globals(cluster=name))
-    monkeypatch.setenv("NO_COLOR", "1")
-    narrow(monkeypatch, 80)
-    command = "awsddp train --env requirements.txt"
-    failures.show(
-        ConfigError("word " * 20, "why " * 40, f"{command}   # {'comment ' * 12}\nor look " + "at it " * 20)
-    )
-    lines = capsys.readouterr().err.splitlines()
-    assert max(map(len, lines)) <= 80
-    assert [line for line in lines if not line.startswith("       ")] == [
-        "error: " + ("word " * 14).strip(),
-        "  why: " + ("why " * 18).strip(),
-        " next: " + command_line.named(command),
-    ]
-    assert all(line.lstrip().startswith("# ") for line in lines if "comment" in line)
 
 
 @pytest.mark.parametrize("columns", [80, 60])

@@ -1,3 +1,16 @@
 """A cloud with hosts, beside the one of records."""
 
-from tests.support.local_cloud import cloud
+import uuid
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.local_cloud import Cloud, cloud, fault_clear
+
+
+@pytest.fixture
+def bucket(records: Cloud) -> Iterator[str]:
+    name = f"bucket-{uuid.uuid4().hex}"
+    records.client("s3").create_bucket(Bucket=name)
+    yield name
+    fault_clear(records.info)

@@ -8,11 +8,9 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 
-from awsddp.cli.plan_page import _node_line
 from awsddp.local import offers, operations
 from tests.local.test_ec2_http import send
 from tests.support.local_cloud import Cloud, refusal, until
-from tests.support.records import read
 
 
 @pytest.fixture(scope="module")
@@ -321,9 +319,3 @@ def test_an_endpoint_without_a_type_is_a_gateway_and_can_be_deleted(records: Clo
     assert ec2.delete_vpc_endpoints(VpcEndpointIds=ids)["Unsuccessful"] == []
     ec2.delete_route_table(RouteTableId=table)
     ec2.delete_vpc(VpcId=vpc)
-
-
-def test_a_plan_of_a_type_without_gpus_says_so() -> None:
-    machine = {"gpus": 0, "gpu": "", "memory_gb": 0, "vcpus": 2, "ram_gb": 8, "network": "<=10"}
-    plan = {"kind": machine, "disk_gb": 200}
-    assert _node_line(read(plan)) == "no GPU, 2 vCPUs, 8 GiB, <=10 Gbit/s, 200 GB disk"

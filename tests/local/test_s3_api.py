@@ -7,9 +7,7 @@ import os
 import subprocess
 import sys
 import threading
-import uuid
 import zlib
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from io import BytesIO
 from pathlib import Path
@@ -26,18 +24,11 @@ from botocore.exceptions import ClientError, ConnectionClosedError, HTTPClientEr
 
 from awsddp.local import control
 from awsddp.local.machine import Place
-from tests.support.local_cloud import Cloud, fault_add, fault_clear, refusal
+from tests.support.local_cloud import Cloud, fault_add, refusal
 from tests.support.multipart import in_parts
+from tests.support.s3_role import role
 
 MB = 1 << 20
-
-
-@pytest.fixture
-def bucket(records: Cloud) -> Iterator[str]:
-    name = f"bucket-{uuid.uuid4().hex}"
-    records.client("s3").create_bucket(Bucket=name)
-    yield name
-    fault_clear(records.info)
 
 
 def keys(s3: Any, bucket: str) -> list[str]:
@@ -313,81 +304,6 @@ def test_a_body_may_come_in_signed_or_unsigned_chunks(records: Cloud, bucket: st
     assert records.client("s3").get_object(Bucket=bucket, Key="chunks")["Body"].read() == b"hello, world"
     if trailer:
         assert put(body.replace(b"world", b"World")) == 400
-
-
-def role(records: Cloud, bucket: str, *actions: str, listed: str = "in/*") -> Any:
-    """A client with the credentials of a role that has these rights in the bucket, and listing in `in/`."""
-    iam, name = records.client("iam"), f"role-{uuid.uuid4().hex}"
-    arn = iam.create_role(RoleName=name, AssumeRolePolicyDocument="{}")["Role"]["Arn"]
-    at = f"arn:aws:s3:::{bucket}"
-    listing = {"Effect": "Allow", "Action": "s3:ListBucket", "Resource": at}
-    statements = [
-        {"Effect": "Allow", "Action": list(actions), "Resource": [at, f"{at}/in/*"]},
-        {**listing, "Condition": {"StringLike": {"s3:prefix": [listed]}}},
-        {"Effect": "Deny", "Action": "S3:get*", "Resource": f"{at}/in/secret?"},
-    ]
-    document = json.dumps({"Version": "2012-10-17", "Statement": statements})
-    iam.put_role_policy(RoleName=name, PolicyName="rights", PolicyDocument=document)
-    given = records.client("sts").assume_role(RoleArn=arn, RoleSessionName="i-1")["Credentials"]
-    return arn, records.client(
-        "s3",
-        aws_access_key_id=given["AccessKeyId"],
-        aws_secret_access_key=given["SecretAccessKey"],
-        aws_session_token=given["SessionToken"],
-    )
-
-
-def test_a_role_may_do_what_its_policies_say(records: Cloud, bucket: str) -> None:
-    records.client("s3").put_object(Bucket=bucket, Key="in/secret1", Body=b"")
-    arn, s3 = role(records, bucket, "s3:GetObject", "s3:PutObject")
-    s3.put_object(Bucket=bucket, Key="in/one", Body=b"1")
-    assert s3.get_object(Bucket=bucket, Key="in/one")["Body"].read() == b"1"
-    assert len(s3.list_objects_v2(Bucket=bucket, Prefix="in/")["Contents"]) == 2
-    with pytest.raises(ClientError) as caught:
-        s3.put_object(Bucket=bucket, Key="out", Body=b"")
-    name = arn.rpartition("/")[2]
-    assert caught.value.response["Error"]["Message"] == (
-        f"User: arn:aws:sts::123456789012:assumed-role/{name}/i-1 is not authorized to perform: "
-        f's3:PutObject on resource: "arn:aws:s3:::{bucket}/out" because no identity-based policy allows '
-        "the s3:PutObject action"
-    )
-    named = {"Bucket": bucket, "Key": "in/one"}
-    assert refusal(s3.delete_object, **named) == "AccessDenied"
-    assert refusal(s3.get_object, Bucket=bucket, Key="in/secret1") == "AccessDenied"
-    assert refusal(s3.get_object, Bucket=bucket, Key="in/none") == "AccessDenied"
-    assert refusal(s3.list_objects_v2, Bucket=bucket) == "AccessDenied"
-    assert refusal(s3.list_multipart_uploads, Bucket=bucket) == "AccessDenied"
-
-
-def test_who_may_list_by_prefix_alone_is_not_told_what_is_not_there(records: Cloud, bucket: str) -> None:
-    _, s3 = role(records, bucket, "s3:GetObject", listed="*")
-    assert refusal(s3.get_object, Bucket=bucket, Key="in/none") == "AccessDenied"
-    assert refusal(s3.list_objects_v2, Bucket=bucket) == "AccessDenied"
-    assert s3.list_objects_v2(Bucket=bucket, Prefix="")["KeyCount"] == 0
-
-
-def test_the_rights_of_a_role_can_be_asked_for(records: Cloud, bucket: str) -> None:
-    arn, _ = role(records, bucket, "s3:GetObject")
-    at, iam = f"arn:aws:s3:::{bucket}", records.client("iam")
-
-    def decisions(resource: str, **more: Any) -> list[str]:
-        answer = iam.simulate_principal_policy(
-            PolicySourceArn=arn,
-            ActionNames=["s3:GetObject", "s3:PutObject", "s3:ListBucket"],
-            ResourceArns=[resource],
-            **more,
-        )
-        return [one["EvalDecision"] for one in answer["EvaluationResults"]]
-
-    prefix = {"ContextKeyName": "s3:prefix", "ContextKeyValues": ["in/a"], "ContextKeyType": "string"}
-    assert decisions(f"{at}/in/x") == ["allowed", "implicitDeny", "implicitDeny"]
-    assert decisions(f"{at}/in/secret1")[0] == "explicitDeny"
-    assert decisions(at, ContextEntries=[prefix])[2] == "allowed"
-    name = arn.rpartition("/")[2]
-    assert iam.list_role_policies(RoleName=name)["PolicyNames"] == ["rights"]
-    iam.delete_role_policy(RoleName=name, PolicyName="rights")
-    iam.delete_role(RoleName=name)
-    assert refusal(iam.get_role, RoleName=name) == "NoSuchEntity"
 
 
 def test_a_cut_leaves_nothing_and_a_lost_reply_leaves_all(records: Cloud, bucket: str) -> None:

@@ -17,17 +17,10 @@ from awsddp.agent import messages
 from awsddp.agent_client.logs import Merger
 from awsddp.errors import JobError, NodeError, NotFoundError, UsageError
 from awsddp.util.parallel import soon
+from tests.support.gangs import SLEEP, codes, wait
 
 if TYPE_CHECKING:
     from tests.support.fleet import Fleet
-
-SLEEP = "import time\nprint('up', flush=True)\ntime.sleep(600)\n"
-
-
-def wait(condition: Any, seconds: float = 30) -> None:
-    from tests.support.fleet import until
-
-    until(condition, seconds=seconds)
 
 
 def unread_bytes(port: int) -> list[int]:
@@ -40,10 +33,6 @@ def unread_bytes(port: int) -> list[int]:
     found = [(int(here, 16), int(there, 16), sent, unread) for here, there, sent, unread in ends]
     on_way = [int(sent, 16) for here, _, sent, _ in found if here == port]
     return on_way + [int(unread, 16) for _, there, _, unread in found if there == port]
-
-
-def codes(job: Any) -> list[int | None]:
-    return [rank.exit_code for rank in job.ranks]
 
 
 def test_job_of_four_ranks_on_two_nodes_succeeds(fleet: "Fleet") -> None:
@@ -329,30 +318,6 @@ def test_node_with_another_secret_does_not_join(fleet: "Fleet") -> None:
     job = fleet.wait()
     assert job.cause is not None
     assert (job.state, job.cause.node, codes(job)) == ("failed", 1, [None] * 4)
-
-
-def test_cancel_gives_time_to_save(fleet: "Fleet") -> None:
-    fleet.launch(
-        "import os, signal, sys, time\n"
-        "def save(*_):\n    time.sleep(1.5); print('saved', flush=True); sys.exit(1)\n"
-        "signal.signal(signal.SIGTERM, save)\nprint('up', flush=True)\ntime.sleep(600)\n"
-    )
-    wait(fleet.up)
-    answer = fleet.ask(1, messages.Cancel(job="job", grace=20))
-    assert (answer.state, answer.cause and answer.cause.kind) == ("cancelled", "cancelled")
-    assert all(b"saved" in fleet.log(rank) for rank in range(4))
-    assert fleet.wait().state == "cancelled"
-    assert fleet.ask(0, messages.Cancel(job="job")).state == "cancelled"
-
-
-def test_cancel_kills_after_the_grace(fleet: "Fleet") -> None:
-    fleet.launch(
-        "import signal, time\nsignal.signal(15, signal.SIG_IGN)\nprint('up', flush=True)\ntime.sleep(600)\n"
-    )
-    wait(fleet.up)
-    fleet.ask(0, messages.Cancel(job="job", grace=0.5))
-    job = fleet.wait()
-    assert (job.state, codes(job)) == ("cancelled", [-9] * 4)
 
 
 def test_timeout_ends_the_job_and_is_its_cause(fleet: "Fleet") -> None:

@@ -1,16 +1,13 @@
 """What people type wrong: the documented exit code, a message that names the place, never a traceback."""
 
-import errno
 import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
-import click
 import pytest
 
-from awsddp.cli import failures
 from awsddp.errors import NotFoundError
 from awsddp.job.reported import choose_job
 from awsddp.model.records import JobRecord
@@ -252,29 +249,6 @@ def test_python_whose_locale_cannot_write_every_name_is_refused_before_any_reque
     )
     assert "cannot write every file name" in shown.stderr
     assert "PYTHONUTF8=1" in shown.stderr
-
-
-@pytest.mark.parametrize(
-    ("error", "next"),
-    [
-        (OSError(errno.EACCES, "Permission denied", "runs/j/job.json"), "your user"),
-        (OSError(errno.EROFS, "Read-only file system", "runs"), "another folder"),
-        (OSError(errno.EMFILE, "Too many open files"), "ulimit -n"),
-    ],
-)
-def test_fault_of_this_machine_is_no_bug_of_ours(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: OSError, next: str
-) -> None:
-    @click.command()
-    def verb() -> None:
-        raise error
-
-    monkeypatch.setattr(sys, "argv", ["awsddp"])
-    assert failures.run(verb) == 3
-    shown = capsys.readouterr().err
-    assert "bug" not in shown
-    assert f"{error.strerror}" in shown
-    assert next in shown
 
 
 def test_without_a_cluster_the_way_to_one_is_named(lab: Lab) -> None:

@@ -1,7 +1,6 @@
 """What runs in every rank and writes its stacks on a signal."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from benchmarks.campaigns.hangs import line_of
@@ -58,13 +57,3 @@ while True: time.sleep(0.1)  # here
     wait_until(lambda: fleet.log(0).endswith(b"\n"))
     file = fleet.workdirs[0] / "own" / "sitecustomize.py"
     assert fleet.log(0) == f"up mine {file} []\n".encode()
-
-
-def test_process_without_the_helper_is_not_signalled(make_fleet: "Callable[[int], Fleet]") -> None:
-    fleet = make_fleet(1)
-    fleet.hosts[0] = replace(fleet.hosts[0], prepared=replace(fleet.hosts[0].prepared, python="/bin/sleep"))
-    fleet.write("600", "")
-    fleet.launch("600", world_size=1)
-    wait_until(lambda: look(fleet)["ranks"][0]["pid"])
-    assert look(fleet)["ranks"][0]["state"] == "silent"
-    assert fleet.document(0)["state"] == "running"

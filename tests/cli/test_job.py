@@ -1,0 +1,15 @@
+"""The options of the verbs of jobs."""
+
+from datetime import UTC, datetime
+
+import pytest
+
+from awsddp.cli.job import _moment
+from awsddp.errors import UsageError
+
+
+def test_a_moment_is_a_date_in_utc_or_refused() -> None:
+    assert _moment("2026-11-01") == datetime(2026, 11, 1, tzinfo=UTC) and _moment(None) is None
+    assert _moment("2026-11-01T12:00") == datetime(2026, 11, 1, 12, tzinfo=UTC)
+    with pytest.raises(UsageError, match="--since: invalid date '3'"):
+        _moment("3")

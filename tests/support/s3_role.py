@@ -1,0 +1,29 @@
+"""A role with some rights in a bucket, and S3 with its credentials."""
+
+import json
+import uuid
+from typing import Any
+
+from tests.support.local_cloud import Cloud
+
+
+def role(records: Cloud, bucket: str, *actions: str, listed: str = "in/*") -> Any:
+    """A client with the credentials of a role that has these rights in the bucket, and listing in `in/`."""
+    iam, name = records.client("iam"), f"role-{uuid.uuid4().hex}"
+    arn = iam.create_role(RoleName=name, AssumeRolePolicyDocument="{}")["Role"]["Arn"]
+    at = f"arn:aws:s3:::{bucket}"
+    listing = {"Effect": "Allow", "Action": "s3:ListBucket", "Resource": at}
+    statements = [
+        {"Effect": "Allow", "Action": list(actions), "Resource": [at, f"{at}/in/*"]},
+        {**listing, "Condition": {"StringLike": {"s3:prefix": [listed]}}},
+        {"Effect": "Deny", "Action": "S3:get*", "Resource": f"{at}/in/secret?"},
+    ]
+    document = json.dumps({"Version": "2012-10-17", "Statement": statements})
+    iam.put_role_policy(RoleName=name, PolicyName="rights", PolicyDocument=document)
+    given = records.client("sts").assume_role(RoleArn=arn, RoleSessionName="i-1")["Credentials"]
+    return arn, records.client(
+        "s3",
+        aws_access_key_id=given["AccessKeyId"],
+        aws_secret_access_key=given["SecretAccessKey"],
+        aws_session_token=given["SessionToken"],
+    )
