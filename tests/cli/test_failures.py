@@ -1,15 +1,20 @@
-"""How an error is shown."""
+"""From an error to what the user reads and the exit code."""
 
 import errno
+import subprocess
 import sys
 
 import click
 import pytest
 
+from awsddp import errors
 from awsddp.cli import command_line, failures
 from awsddp.cli.command_line import WATCH, Globals
 from awsddp.errors import ConfigError
+from tests.support.exit_codes import CODES
 from tests.support.narrow_terminal import narrow
+
+CLASSES = {name: getattr(errors, name) for name in CODES}
 
 
 def test_an_error_that_holds_a_long_blank_line_is_shown(
@@ -67,3 +72,21 @@ def test_fault_of_this_machine_is_no_bug_of_ours(
     assert "bug" not in shown
     assert f"{error.strerror}" in shown
     assert next in shown
+
+
+@pytest.mark.parametrize("name", CODES)
+def test_command_that_raises_an_error_ends_with_its_number(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail() -> None:
+        raise CLASSES[name]("it failed", "because", "try again")
+
+    monkeypatch.setattr(sys, "argv", ["awsddp"])
+    assert failures.run(click.Command("awsddp", callback=fail)) == CODES[name]
+    assert capsys.readouterr().err == "error: it failed\n  why: because\n next: try again\n"
+
+
+def test_reader_that_goes_away_is_128_and_the_signal_of_a_broken_pipe() -> None:
+    line = f"{sys.executable} -m awsddp --help | true; echo ${{PIPESTATUS[0]}}"
+    ended = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=True)
+    assert (ended.stdout, ended.stderr) == ("141\n", "")

@@ -1,11 +1,8 @@
 """`awsddp init`: a few questions at a terminal, none without one."""
 
-import contextlib
 import io
 import os
-import pty
 import re
-import tomllib
 from dataclasses import asdict
 from pathlib import Path
 
@@ -18,29 +15,8 @@ from awsddp.cli.main import cli
 from awsddp.cli.screen import Screen
 from awsddp.errors import UsageError
 from awsddp.model.records import JobRecord
+from tests.support.init_questions import started
 from tests.support.terminal import CTRL_C, Terminal
-
-
-def started(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, option: str | None, answers: str
-) -> tuple[dict[str, dict[str, object]], str]:
-    """Return what `init` wrote into the folder, and what the terminal showed."""
-    monkeypatch.chdir(folder)
-    monkeypatch.setattr("sys.argv", ["awsddp", "init", *([option] if option else [])])
-    master, slave = pty.openpty()
-    os.write(master, answers.encode())
-    with os.fdopen(slave) as typed, os.fdopen(os.dup(slave), "w") as shown:
-        monkeypatch.setattr("sys.stdin", typed)
-        monkeypatch.setattr("sys.stderr", shown)
-        assert run(cli) == 0
-        shown.flush()
-        os.set_blocking(master, False)
-        pieces = []
-        with contextlib.suppress(BlockingIOError):
-            while True:
-                pieces.append(os.read(master, 1 << 16))
-    os.close(master)
-    return tomllib.loads((folder / "awsddp.toml").read_text()), b"".join(pieces).decode()
 
 
 @pytest.mark.parametrize(
@@ -65,30 +41,6 @@ def test_questions_are_asked_at_a_terminal_only(
         return
     assert written["cluster"] == {"nodes": 4, "instance_type": "g6.xlarge", "budget_usd": 25.0}
     assert (written["job"], written["env"]) == ({"script": "train.py"}, env)
-
-
-def test_answer_that_cannot_be_right_is_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("train.py", "requirements.txt"):
-        (tmp_path / name).touch()
-    answers = [
-        *("us-est-1", "us-east-1"),
-        *("0", "3"),
-        *("g6.xlrge", "p2.xlarge", "t3.micro,g6.xlarge"),
-        *("-5", "20"),
-        *("tran.py", "abc", "abc"),
-        *("5", "requirments.txt", "requirements.txt"),
-    ]
-    written, shown = started(tmp_path, monkeypatch, None, "\n".join([*answers, ""]))
-    assert written["cluster"] == {
-        "region": "us-east-1",
-        "nodes": 3,
-        "instance_type": "t3.micro,g6.xlarge",
-        "budget_usd": 20.0,
-    }
-    assert (written["job"], written["env"]) == ({"script": "abc"}, {"file": "requirements.txt"})
-    for hint in ("us-east-1", "g6.xlarge", "train.py", "requirements.txt"):
-        assert re.search(rf"Did you mean .*{re.escape(hint)}", shown), shown
-    assert "p2.xlarge is no longer offered by AWS" in shown
 
 
 def test_interrupted_questions_speak_of_no_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

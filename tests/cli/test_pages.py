@@ -13,7 +13,7 @@ from awsddp.model.documents import ExecDocument, JobDocument, NodeOutput, SeenJo
 from awsddp.model.records import JobState, Saving, widened
 from awsddp.state import Folder
 from awsddp.util.format import iso
-from tests.session.test_next_steps import RECORD
+from tests.support.launched_cluster import RECORD
 from tests.support.records import read
 
 

@@ -4,7 +4,6 @@ import json
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,14 +16,13 @@ from awsddp.job import follow as watching
 from awsddp.job.fetch import bring, fetch
 from awsddp.job.follow import Watch, attend, finish, merger_of
 from awsddp.job.jobs import jobs_of_all as jobs
-from awsddp.job.logs import logs
 from awsddp.job.reported import told_job
 from awsddp.model.records import JobRecord, Node
 from awsddp.nodes.node_failures import NodeFailure
 from awsddp.session.context import ConnectedCluster
 from awsddp.session.locate import require_live
 from tests.support.folder_nodes import FINDERS, World, start
-from tests.support.owed_results import SAVES, at_home
+from tests.support.owed_results import SAVES, at_home, lines
 
 LOST = "node1 (i-1) is gone; its part of job j is lost"
 
@@ -32,12 +30,6 @@ LOST = "node1 (i-1) is gone; its part of job j is lost"
 def end(world: World) -> None:
     """Do what `down` does before the nodes end."""
     fetch_all(*require_live(world.located()))
-
-
-def lines(world: World, **options: Any) -> bytes:
-    shown: list[bytes] = []
-    logs(world.session(), job="j", follow=False, on_lines=shown.append, **options)
-    return b"".join(shown)
 
 
 def test_tags_are_read_with_the_results_and_again_if_another_client_had_them_since(

@@ -1,31 +1,23 @@
 """Which job --resume takes a checkpoint of."""
 
 import os
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from awsddp.agent_client import job_reports
-from awsddp.cli.command_line import WATCH, resuming
+from awsddp.cli.command_line import WATCH
 from awsddp.cli.pages import job_page
 from awsddp.errors import ConfigError, Interrupted
 from awsddp.job import follow
 from awsddp.job.checkpoint import checkpoint_of
 from awsddp.model.records import JobRecord, JobState
-from awsddp.session.context import ConnectedCluster, LocatedCluster, Session
-from awsddp.settings.loader import load
+from awsddp.session.context import ConnectedCluster, LocatedCluster
 from awsddp.storage.results_dir import job_result
+from tests.support.resuming import NOTE, session_of
 
-NOTE = "   # the script has to read $AWSDDP_RESUME"
 BUNDLED = "/home/ubuntu/awsddp/train/main.py"
-
-
-def session_of(tmp_path: Path, script: str | None) -> Session:
-    overrides = {"sync.workdir": str(tmp_path), "job.script": script, "job.resume": "last"}
-    settings = load("default", overrides=overrides, environ={})
-    return Session(name="default", home=tmp_path / "home", settings=settings)
 
 
 @pytest.mark.parametrize(
@@ -82,47 +74,6 @@ def test_job_names_its_checkpoint_and_what_continues_one_that_did_not_succeed(
     again = f"; continue from it: awsddp train --resume unlucky train.py{NOTE}"
     ends = "" if state == "succeeded" else again
     assert f"  checkpoint: {checkpoint}{ends}" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("script", "text", "args", "expected"),
-    [
-        ("a.py", "os.environ['AWSDDP_RESUME']", (), "a.py"),
-        ("a.py", "", ("--from", "{resume}"), "a.py -- --from '{resume}'"),
-        ("a.py", "add_argument('--resume')", ("--lr", "1"), "a.py -- --lr 1 --resume '{resume}'"),
-        ("m.n", 'add_argument("--resume-from", type=str)', (), "m.n -- --resume-from '{resume}'"),
-        ("a.py", "HfArgumentParser(TrainingArguments)", (), "a.py -- --resume_from_checkpoint '{resume}'"),
-        ("a.py", "add_argument('--resume', action='store_true')", (), f"a.py{NOTE}"),
-        ("a.py", "add_argument('--checkpoint', help='where to save')", (), f"a.py{NOTE}"),
-        ("gone.py", None, (), f"gone.py{NOTE}"),
-    ],
-)
-def test_what_continues_a_job_gives_its_script_the_checkpoint_or_says_that_it_must_read_it(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    script: str,
-    text: str | None,
-    args: tuple[str, ...],
-    expected: str,
-) -> None:
-    monkeypatch.setattr(WATCH, "session", session_of(tmp_path, script))
-    if text is not None:
-        path = tmp_path / ("m/n.py" if script == "m.n" else script)
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(text)
-    job = JobRecord(
-        job="oom",
-        state="failed",
-        cause=None,
-        ranks=(),
-        home="",
-        script=script,
-        args=args,
-        options=("-o", "env.file=requirements.txt", "-o", "job.after=hang"),
-        started="2026-11-28T00:00:00Z",
-    )
-    assert resuming(job) == f"awsddp train --env requirements.txt --resume oom {expected}"
-    assert "--after hang" in resuming(replace(job, started=None)), "what it waits for may still run"
 
 
 def test_job_that_ctrl_c_ended_says_what_continues_it(

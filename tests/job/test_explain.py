@@ -7,18 +7,13 @@ import pytest
 
 from awsddp.agent.diagnosis.causes import Evidence, explain
 from awsddp.job.explain import explained
-from awsddp.job.rehearsal_gaps import lacking
-from awsddp.model.records import Cause, JobRecord, Target
+from awsddp.model.records import Cause, JobRecord
 from awsddp.nodes.project_files import files_to_send
 from awsddp.session.context import Session
 from awsddp.settings.loader import load
-from awsddp.state import Folder
-from tests.session.test_next_steps import RECORD
+from tests.support.causes import MISSING
 
 TRACEBACK = 'Traceback (most recent call last):\n  File "t.py", line 1, in <module>\n'
-MISSING = (
-    "ModuleNotFoundError: No module named '{0}'. {0} is not installed for the python that runs the ranks."
-)
 NO_FILE = "FileNotFoundError: [Errno 2] No such file or directory: '{0}'. The node does not have this file."
 PACKAGE = {"pyproject.toml": '[project]\nname = "x"\n', "src/mypkg/__init__.py": ""}
 
@@ -310,63 +305,3 @@ def test_a_bare_folder_in_the_message_is_enough(tmp_path: Path) -> None:
     assert (
         "data/ is here, and .gitignore keeps it" in cause_of(tmp_path, files, said, script="t.py").explanation
     )
-
-
-LOCAL = Target(name="local", endpoint="http://127.0.0.1:5000", node_s3="http://10.77.0.1:5000")
-TRITON = Cause(
-    rank=0,
-    node=0,
-    kind="import_error",
-    values={"module": "triton"},
-    explanation=MISSING.format("triton"),
-    next="-",
-)
-NO_OPERATORS = Cause(
-    rank=0,
-    node=0,
-    kind="packages_mismatch",
-    explanation="RuntimeError: Couldn't load custom C++ ops.",
-    next="-",
-)
-OFFLINE = Cause(
-    rank=0,
-    node=0,
-    kind="no_internet",
-    explanation="The node could not reach a host on the internet.",
-    next="-",
-)
-
-
-@pytest.mark.parametrize(
-    ("cause", "why", "next"),
-    [
-        (TRITON, "comes with torch for CUDA, and a rehearsal has torch for the CPU", "(rehearsed)"),
-        (NO_OPERATORS, "its torchvision has no operators", "(rehearsed)"),
-        (
-            OFFLINE,
-            "reach this machine alone; a node on AWS reaches the internet",
-            "awsddp train --data FOLDER",
-        ),
-    ],
-    ids=lambda one: one.kind if isinstance(one, Cause) else "",
-)
-def test_what_a_rehearsal_lacks_is_said_there_and_not_on_aws(cause: Cause, why: str, next: str) -> None:
-    lack = lacking(LOCAL, cause)
-    assert lack is not None and why in lack[0] and next in lack[1]
-    assert lacking(Target(), cause) is None
-    assert lacking(LOCAL, replace(cause, kind="exit")) is None
-
-
-def test_a_loopback_node_has_the_network_of_this_machine() -> None:
-    assert lacking(replace(LOCAL, node_s3=LOCAL.endpoint), OFFLINE) is None
-
-
-def test_the_cause_of_a_job_in_a_rehearsal_says_what_that_lacks(tmp_path: Path) -> None:
-    folder = Folder(tmp_path / "home", "default")
-    folder.write(replace(RECORD, target=LOCAL))
-    settings = load(environ={}, overrides={"sync.workdir": str(tmp_path)})
-    session = Session(name="default", home=tmp_path / "home", settings=settings, on_event=print)
-    told = explained(
-        session, JobRecord(job="j", state="failed", cause=TRITON, ranks=(), home="runs/j", script="t.py")
-    )
-    assert told.cause is not None and told.cause.explanation.endswith("the image of a GPU node has it.")

@@ -3,9 +3,8 @@
 import contextlib
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,35 +12,34 @@ import pytest
 
 from awsddp.agent.messages import Launch
 from awsddp.agent_client.calls import answers_of
-from awsddp.agent_client.job_reports import encode
 from awsddp.agent_client.rank_layout import layout
 from awsddp.aws import clusters
 from awsddp.cluster import down as ending
 from awsddp.cluster import status as looking
 from awsddp.cluster.fetch_unfetched import fetch_all
-from awsddp.errors import CloudError, ConfigError, NodeError
-from awsddp.job import environment, save_to_s3, submit
+from awsddp.errors import CloudError, NodeError
 from awsddp.job import fetch as fetching
 from awsddp.job import follow as watching
+from awsddp.job import save_to_s3, submit
 from awsddp.job import train as starting
 from awsddp.job.follow import Watch, merger_of
 from awsddp.job.jobs import jobs_of_all
 from awsddp.job.save_to_s3 import abort, wait_until_saved
 from awsddp.model.documents import FetchDocument
 from awsddp.model.node_answers import Tried
-from awsddp.model.records import MORE, JobNode, JobRecord, Saving
+from awsddp.model.records import MORE, JobRecord, Saving
 from awsddp.nodes import rsync
 from awsddp.nodes.node_failures import NodeFailure
 from awsddp.session.connect import told_jobs
 from awsddp.session.context import ConnectedCluster
 from awsddp.session.locate import require_live
-from awsddp.storage.results_dir import missing, refuse_another
+from awsddp.storage.results_dir import missing
 from awsddp.storage.saved_job import signing_secret
 from tests.support.fleet import until
 from tests.support.folder_nodes import World, start
+from tests.support.places import TO
 
 WHOLE = {"files": 1, "bytes": 1, "pending_files": 0, "pending_bytes": 0, "error": "", "ended": True}
-TO = "s3://results/runs"
 SAVES = """
 import os
 open(os.environ["AWSDDP_RUN_DIR"] + "/saved.txt", "w").write(os.environ["RANK"])
@@ -243,26 +241,6 @@ def test_results_that_the_next_job_may_overwrite_are_named(owed: World) -> None:
     assert owed.said[said:] == []
 
 
-@pytest.mark.parametrize(
-    ("line", "shows"),
-    [
-        ("--index-url https://bob:secret@host/simple", True),
-        ("git+https://me:token@host/org/lib", True),
-        ("--index-url https://${USER}:${TOKEN}@host/simple", False),
-        ("git+https://git@host/org/lib", False),
-        ("six==1.16.0", False),
-    ],
-)
-def test_a_password_that_goes_to_the_nodes_with_the_folder_is_seen(
-    tmp_path: Path, line: str, *, shows: bool
-) -> None:
-    file = tmp_path / "project" / "requirements.txt"
-    file.parent.mkdir()
-    file.write_text(f"six\n{line}\n")
-    assert environment._shows_password(file, file.parent) == shows
-    assert not environment._shows_password(file, tmp_path / "another")
-
-
 class Clock:
     """Time that only sleeping moves, `step` seconds at a time."""
 
@@ -367,43 +345,6 @@ def test_the_secret_of_a_job_follows_from_the_clusters_key(world: World) -> None
     assert made != signing_secret(session, "j")
 
 
-Other = Callable[[JobRecord], JobRecord]
-OTHERS: dict[str, tuple[Other, str]] = {
-    "no nodes": (lambda job: replace(job, nodes=()), "has no nodes"),
-    "other nodes": (lambda job: replace(job, nodes=(JobNode(node=0, instance_id="i-9"),)), "another cluster"),
-    "one of its nodes": (lambda job: replace(job, nodes=job.nodes[:1]), "another cluster"),
-    "another place": (lambda job: replace(job, save_to="s3://results/other"), f"was saved to {TO}"),
-}
-
-
-@pytest.mark.parametrize("what", OTHERS)
-def test_a_place_in_s3_of_another_job_does_not_write_into_the_folder_of_one_of_its_name(
-    world: World, what: str
-) -> None:
-    nodes = (JobNode(node=0, instance_id="i-0"), JobNode(node=1, instance_id="i-1"))
-    job = JobRecord(job="j", state="succeeded", cause=None, ranks=(), home="runs/j", nodes=nodes, save_to=TO)
-    folder = world.project / "runs" / "j"
-    folder.mkdir(parents=True)
-    (folder / "job.json").write_bytes(encode(job))
-    refuse_another(world.session(), replace(job, save_to=f"{TO}/"), strict=True)
-    change, why = OTHERS[what]
-    with pytest.raises(ConfigError) as refused:
-        refuse_another(world.session(), change(job), strict=True)
-    assert why in refused.value.why
-    assert refused.value.next.startswith("aws s3 ls s3://" if what == "no nodes" else "mv ")
-
-
-def test_a_place_in_s3_is_not_brought_into_the_folder_of_a_job_that_was_not_saved(world: World) -> None:
-    nodes = (JobNode(node=0, instance_id="i-0"),)
-    job = JobRecord(job="j", state="succeeded", cause=None, ranks=(), home="runs/j", nodes=nodes)
-    folder = world.project / "runs" / "j"
-    folder.mkdir(parents=True)
-    (folder / "job.json").write_bytes(encode(job))
-    with pytest.raises(ConfigError, match="no folder") as refused:
-        refuse_another(world.session(), replace(job, save_to=TO), strict=True)
-    assert "was not saved to S3" in refused.value.why
-
-
 def begin(world: World, monkeypatch: pytest.MonkeyPatch, *outcomes: Tried) -> list[dict[str, Any]]:
     """Start job `j` where its first node's claim in S3 has these outcomes; return the orders that it got."""
     orders: list[dict[str, Any]] = []
@@ -500,15 +441,6 @@ def test_status_asks_the_nodes_while_a_job_that_has_ended_still_saves(
     say(owed, 0, 1)
     looking.refresh(owed.located())
     assert owed.tags == {"i-0": [], "i-1": []}
-
-
-def test_no_node_chooses_a_folder_of_the_users(world: World) -> None:
-    start(world, "", name="mine")
-    world.homes.wait("mine")
-    world.folder.write(replace(world.record, jobs=()))  # as where another machine has started it
-    assert [job.job for job in told_jobs(world.connected())] == ["mine"]
-    (world.project / "runs/mine").mkdir(parents=True)
-    assert told_jobs(world.connected()) == ()
 
 
 @pytest.mark.parametrize("is_saved", [True, False])

@@ -1,9 +1,7 @@
 """Starting a job: one a node, one client at a time, and a refused launch undoes only what it did itself."""
 
 import os
-import shutil
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,22 +10,16 @@ import pytest
 
 from awsddp.agent import messages as requests
 from awsddp.agent_client.rank_layout import layout
-from awsddp.cluster.status import refresh
-from awsddp.errors import InUse, NodeError, NotFoundError, UsageError
+from awsddp.errors import InUse, NodeError, UsageError
 from awsddp.job import submit
 from awsddp.job import train as starting
-from awsddp.job.cancel import cancel, end_ranks
-from awsddp.job.fetch import fetch
-from awsddp.job.jobs import jobs_of_all
-from awsddp.job.logs import logs
+from awsddp.job.cancel import end_ranks
 from awsddp.model.node_answers import Slots
 from awsddp.model.records import MORE
 from awsddp.session.connect import told_jobs
 from awsddp.session.next_steps import advise
 from awsddp.state import read_rows
-from tests.support.folder_nodes import Line, World, start
-
-SLEEPS = "import time; time.sleep(600)\n"
+from tests.support.folder_nodes import SLEEPS, Line, World, start
 
 
 def states(world: World) -> dict[str, str]:
@@ -153,77 +145,6 @@ def test_name_that_only_the_tag_of_a_node_names_which_is_not_asked_is_taken(worl
     told = "node1 holds results of a job of that name, by its tag"
     assert submit._why_taken(cluster, "away", {0: known}) == told
     assert submit._why_taken(cluster, "away", {0: known, 1: known}) == ""
-
-
-def tagged_and_killed(world: World, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """Kill a client after it has tagged the nodes with a job, and before it launches that."""
-
-    class Killed(BaseException):
-        pass
-
-    def killed(*_: object, **__: object) -> None:
-        raise Killed
-
-    with monkeypatch.context() as patched, pytest.raises(Killed):
-        patched.setattr(submit, "answers_of", killed)
-        patched.setattr(submit, "end_ranks", killed)  # nor does it undo anything
-        start(world, SLEEPS, name=name)
-    assert world.tags == {"i-0": [name], "i-1": [name]}
-
-
-def test_name_of_a_job_that_never_began_is_free_and_other_such_tags_go(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tagged_and_killed(world, monkeypatch, "first")
-    world.tags = {key: [*jobs, "second"] for key, jobs in world.tags.items()}
-    start(world, SLEEPS, name="first")
-    assert world.tags == {"i-0": ["first"], "i-1": ["first"]}
-
-
-@pytest.mark.parametrize("verb", ["jobs", "status", "fetch", "logs", "cancel"])
-def test_who_looks_releases_nodes_of_a_job_that_never_began(
-    world: World, monkeypatch: pytest.MonkeyPatch, verb: str
-) -> None:
-    tagged_and_killed(world, monkeypatch, "j")
-    looks: dict[str, Callable[[], object]] = {
-        "jobs": lambda: jobs_of_all(world.session()),
-        "status": lambda: refresh(world.located()),
-        "fetch": lambda: fetch(world.session(), job="j", start=print),
-        "logs": lambda: logs(world.session(), job="j", follow=False, on_lines=print),
-        "cancel": lambda: cancel(world.session(), job="j"),
-    }
-    if verb in ("jobs", "status"):
-        looks[verb]()
-    else:
-        with pytest.raises(NotFoundError, match="job j never began") as told:
-            looks[verb]()
-        assert told.value.next == "awsddp train --name j SCRIPT   # its name is free"
-    assert world.tags == {"i-0": [], "i-1": []}
-
-
-def test_tags_stay_while_another_client_may_be_about_to_launch(world: World) -> None:
-    world.tags = {"i-0": ["j"], "i-1": ["j"]}
-    holder = world.homes.start(0, requests.Claim(owner="ann", wait_s=0), close=False)
-    assert holder.stdout is not None
-    while b"claimed" not in holder.stdout.readline():
-        pass
-    jobs_of_all(world.session())
-    assert world.tags == {"i-0": ["j"], "i-1": ["j"]}
-    holder.communicate(b"")
-    world.cut = {0}  # the node that gives the right to launch cannot be asked
-    jobs_of_all(world.session())
-    assert world.tags == {"i-0": ["j"], "i-1": ["j"]}
-    world.cut = set()
-    jobs_of_all(world.session())
-    assert world.tags == {"i-0": [], "i-1": []}
-
-
-def test_tag_of_a_job_that_one_node_knows_stays_there_alone(world: World) -> None:
-    start(world, SLEEPS, name="j")
-    end_ranks(world.connected(), "j", grace_s=0)
-    shutil.rmtree(world.homes.folder(1, "j"))
-    jobs_of_all(world.session())
-    assert world.tags == {"i-0": ["j"], "i-1": ["j"]}, "whoever fetches it releases both"
 
 
 @pytest.mark.prove

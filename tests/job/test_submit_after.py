@@ -1,33 +1,15 @@
 """--after: a job that waits on its nodes for the end of others, with no client."""
 
-import os
-import signal
-
 import pytest
 
-from awsddp.errors import InUse, NotFoundError, UsageError
-from awsddp.job.cancel import cancel_jobs, end_ranks
+from awsddp.errors import InUse, NotFoundError
+from awsddp.job.cancel import end_ranks
 from awsddp.job.fetch import fetch, fetch_jobs
 from awsddp.job.why import why
 from awsddp.model.documents import FetchDocument
-from awsddp.model.records import JobRecord
-from awsddp.session.connect import told_jobs
 from tests.support.fleet import until
 from tests.support.folder_nodes import World, start
-
-NOTES = "import os, time; print('code', {code}, os.getcwd(), flush=True); time.sleep({sleep})\n"
-
-
-def script(code: int, sleep: float = 0.0) -> str:
-    return NOTES.format(code=code, sleep=sleep)
-
-
-def jobs(world: World) -> dict[str, JobRecord]:
-    return {job.job: job for job in told_jobs(world.connected())}
-
-
-def states(world: World) -> dict[str, str]:
-    return {name: job.state for name, job in jobs(world).items()}
+from tests.support.waiting_jobs import jobs, script, states
 
 
 @pytest.mark.prove
@@ -58,21 +40,6 @@ def test_why_without_a_name_is_of_the_job_that_runs_and_not_of_one_that_waits(wo
     assert (why(world.session(), "two").job, why(world.session(), "two").state) == ("two", "waiting")
 
 
-def test_several_jobs_are_ended_by_one_command_those_that_wait_first(world: World) -> None:
-    start(world, script(1, 600), name="one")
-    for name in ("two", "three", "four"):
-        start(world, script(2), name=name, after="one")
-    with pytest.raises(NotFoundError, match="no job none"):
-        cancel_jobs(world.session(), ["two", "none"])
-    assert set(states(world).values()) == {"running", "waiting"}
-    assert [one.job for one in cancel_jobs(world.session(), ["two", "two"])] == ["two"]
-    assert [one.job for one in cancel_jobs(world.session(grace="1s"), ["all"])] == ["four", "three", "one"]
-    assert set(states(world).values()) == {"cancelled"}
-    with pytest.raises(NotFoundError, match="no job is running"):
-        cancel_jobs(world.session(), ["all"])
-    assert cancel_jobs(world.session(), ["one"])[0].state == "cancelled"
-
-
 def test_several_jobs_are_fetched_by_one_command_and_one_that_cannot_be_stops_no_other(world: World) -> None:
     for name in ("one", "two"):
         start(world, script(0), name=name)
@@ -92,22 +59,3 @@ def test_several_jobs_are_fetched_by_one_command_and_one_that_cannot_be_stops_no
     assert shown == ["one", "two"] and (world.project / "runs/two/job.json").exists()
     assert fetch_these("two", "one", "two") == shown == ["two", "one"]
     assert fetch_these("all") == ["one", "two"]
-
-
-def test_job_that_waits_can_be_cancelled_and_fails_without_one_of_its_nodes(world: World) -> None:
-    start(world, script(1, 600), name="one")
-    start(world, script(2), name="two", after="on")
-    start(world, script(3), name="three", after="one")
-    with pytest.raises(UsageError, match="several jobs have o in their name"):
-        start(world, script(4), after="o")
-    end_ranks(world.connected(), "two")
-    os.kill(world.homes.document(1, "three")["pid"], signal.SIGKILL)
-    until(lambda: states(world) == {"one": "running", "two": "cancelled", "three": "failed"}, seconds=60)
-    found = jobs(world)
-    cause = found["three"].cause
-    assert cause is not None
-    assert (cause.node, cause.kind) == (1, "node_lost")
-    assert cause.explanation.startswith("node1 left the job while it waited: ")
-    assert found["two"].started is None
-    end_ranks(world.connected(), "one", grace_s=0)
-    assert world.homes.processes() == []

@@ -9,12 +9,7 @@ from awsddp.agent.diagnosis.stacks import DUMP, Answer, Process, sources
 from awsddp.agent.messages import plain
 from awsddp.cli.doctor_page import why_page
 from awsddp.job.why import why
-from tests.job.test_report import CAUSE, Home
-
-
-@pytest.fixture
-def home(tmp_path: Path) -> Home:
-    return Home(tmp_path)
+from tests.support.ended_cluster import CAUSE, Home
 
 
 def test_of_a_job_that_failed_it_shows_the_cause_once(home: Home, capsys: pytest.CaptureFixture[str]) -> None:

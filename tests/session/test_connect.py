@@ -1,11 +1,14 @@
 """Nodes that can be reached, and those that cannot."""
 
+from dataclasses import replace
+
 import pytest
 
 from awsddp.errors import NodeError
 from awsddp.job.fetch import fetch
 from awsddp.job.jobs import jobs_of_all as jobs
-from tests.support.folder_nodes import World
+from awsddp.session.connect import told_jobs
+from tests.support.folder_nodes import World, start
 from tests.support.owed_results import at_home
 
 
@@ -17,3 +20,12 @@ def test_node_that_breaks_off_does_not_silence_the_other(owed: World) -> None:
     with pytest.raises(NodeError):
         fetch(owed.session(), job="j", start=print)
     assert (at_home(owed), owed.tags) == (["node0"], {"i-0": [], "i-1": ["j"]})
+
+
+def test_no_node_chooses_a_folder_of_the_users(world: World) -> None:
+    start(world, "", name="mine")
+    world.homes.wait("mine")
+    world.folder.write(replace(world.record, jobs=()))  # as where another machine has started it
+    assert [job.job for job in told_jobs(world.connected())] == ["mine"]
+    (world.project / "runs/mine").mkdir(parents=True)
+    assert told_jobs(world.connected()) == ()

@@ -1,14 +1,19 @@
 """What a cluster costs is the same wherever it is shown, and never falls."""
 
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
 from awsddp.cluster.down import down
+from awsddp.cluster.fetch_unfetched import fetch_all
+from awsddp.cluster.inventory import home
 from awsddp.cluster.status import status
-from awsddp.errors import NotFoundError
+from awsddp.errors import AwsddpError, NotFoundError
 from awsddp.job.jobs import jobs_document
 from awsddp.job.jobs import jobs_of_all as jobs
+from awsddp.session.locate import require_live
+from tests.support.desk import BEGAN, Desk
 from tests.support.machine import Machine, On
 from tests.support.prices import ADDRESS, DISK, MACHINE
 
@@ -62,3 +67,43 @@ def test_a_launch_that_was_cut_off_before_its_row_is_counted(on: On) -> None:
     laptop.first()
     laptop.folder.ledger.unlink()
     assert shown(laptop) == reported(laptop) == (0.03, round(2 * (MACHINE + ADDRESS + DISK), 4))
+
+
+def costs(desk: Desk) -> tuple[float, float]:
+    """Return the price and the cost of the cluster, on which `jobs`, that looks first, and `status` agree."""
+    with pytest.raises(AwsddpError) as away:
+        jobs(desk.session())
+    [cluster] = away.value.document()["clusters"]  # type: ignore[misc, str-bytes-safe]
+    told = desk.status()
+    assert cluster["price_usd_per_hour"] == told["price_usd_per_hour"]
+    assert cluster["cost_usd"] == pytest.approx(told["cost_usd"], abs=0.02)
+    return told["price_usd_per_hour"], told["cost_usd"]
+
+
+def test_a_cluster_that_stopped_by_itself_has_one_price_and_one_cost(desk: Desk) -> None:
+    stopped = BEGAN + timedelta(hours=1)
+    desk.listed = tuple(
+        replace(node, state="stopped", changed=stopped, unfetched=("j",)) for node in desk.listed
+    )
+    assert costs(desk) == (0.2, pytest.approx(2.4, abs=0.2))
+    assert home(desk.session())["clusters"][0]["price_usd_per_hour"] == 0.2
+
+
+def test_a_cluster_that_outlives_the_expiry_that_is_known_here_has_one_cost(desk: Desk) -> None:
+    desk.note("extended", BEGAN, expires=(BEGAN + timedelta(hours=1)).isoformat())
+    desk.listed = tuple(replace(node, private_ip=None) for node in desk.listed)
+    hours = (datetime.now(UTC) - BEGAN) / timedelta(hours=1)
+    assert costs(desk) == (2.2, pytest.approx(2.2 * hours, abs=0.05))
+
+
+def test_the_error_of_down_names_the_price_of_what_runs(desk: Desk) -> None:
+    first, second = desk.listed
+    stopped = replace(second, state="stopped", changed=BEGAN, unfetched=("j",))
+    desk.listed = (first, stopped)
+    located = desk.located()
+    desk.folder.key.unlink()
+    with pytest.raises(AwsddpError, match="the results of j are not fetched") as refused:
+        fetch_all(*require_live(located))
+    price = desk.status()["price_usd_per_hour"]
+    assert price == 1.2
+    assert refused.value.why.endswith(f"until then the nodes cost ${price:.2f} per hour")

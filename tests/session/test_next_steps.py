@@ -6,7 +6,6 @@ import signal
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
@@ -22,34 +21,17 @@ from awsddp.cli.main import cli
 from awsddp.errors import CloudError, Interrupted, LetGo
 from awsddp.local import control
 from awsddp.model.records import JobRecord as JobRecord
-from awsddp.model.records import Prepared, Target, TargetName
+from awsddp.model.records import Target, TargetName
 from awsddp.nodes.node_failures import NodeFailure
 from awsddp.session.context import Session
 from awsddp.session.next_steps import advised, costs, interruption
 from awsddp.settings.loader import load, option_words
 from awsddp.settings.spec import OPTIONS
 from awsddp.settings.verbs import HAS_OPTION
-from awsddp.state import Folder, Record
+from awsddp.state import Folder
 from tests.support.advice_lines import texts, type_in
 from tests.support.lab import Lab
-
-RECORD = Record(
-    id="0a1b2c3d",
-    owner="AIDAEXAMPLE",
-    target=Target(region="eu-west-1", profile="work"),
-    created=datetime(2026, 11, 22, tzinfo=UTC),
-    expires=datetime(2026, 11, 23, tzinfo=UTC),
-    instance_type="p4d.24xlarge",
-    nodes=2,
-    gpus_per_node=8,
-    pretended=False,
-    ssh_user="ubuntu",
-    price_usd_per_hour=65.54,
-    prepared=tuple(
-        Prepared(node=n, instance_id=f"i-{n}", home="/home/ubuntu", python="python3", nic="ens5")
-        for n in range(2)
-    ),
-)
+from tests.support.launched_cluster import RECORD
 
 
 @pytest.fixture

@@ -6,9 +6,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from awsddp.errors import ConfigError
 from awsddp.model.node_answers import Manifest, ResultFile
-from awsddp.storage.excludes import exclude_patterns
 from awsddp.storage.local_names import name_at_home, over_limit
 
 
@@ -127,8 +125,3 @@ def test_over_the_limit_the_largest_are_left_out(tmp_path: Path) -> None:
         ["m/40", "n/50", "n/60"],
         ["n/10", "m/40", "n/50", "n/60"],
     )
-
-
-def test_pattern_that_is_none_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"job\.exclude"):
-        exclude_patterns(["!"])

@@ -272,3 +272,6 @@ def start(world: World, script: str, **job: Any) -> JobRecord:
     ranks = layout([0, 1], gpus=0, world_size=2)
     connected = world.connected(world.session(script="w.py", **job))
     return submit.start(connected, ranks, None)  # type: ignore[arg-type]
+
+
+SLEEPS = "import time; time.sleep(600)\n"

@@ -1,7 +1,10 @@
 """A cluster that owes the results of a job."""
 
+from typing import Any
+
 import pytest
 
+from awsddp.job.logs import logs
 from tests.support.folder_nodes import World, start
 
 SAVES = """
@@ -22,3 +25,9 @@ def owed(world: World) -> World:
 def at_home(world: World) -> list[str]:
     home = world.project / "runs" / "j"
     return sorted(path.parent.parent.name for path in home.rglob("saved.txt"))
+
+
+def lines(world: World, **options: Any) -> bytes:
+    shown: list[bytes] = []
+    logs(world.session(), job="j", follow=False, on_lines=shown.append, **options)
+    return b"".join(shown)

@@ -3,14 +3,9 @@
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
-from typing import cast
 
 import pytest
 
-from awsddp.errors import NotFoundError
-from awsddp.job.reported import choose_job
-from awsddp.model.records import JobRecord
 from tests.support.lab import Lab
 
 
@@ -187,17 +182,6 @@ def test_a_world_size_that_does_not_fit_names_what_does(cluster: Lab) -> None:
 def test_a_job_that_nobody_knows(cluster: Lab) -> None:
     assert "no job nope" in refused(cluster, "fetch", "nope", code=7)
     assert "no job nope" in refused(cluster, "logs", "nope", code=7)
-
-
-def test_a_job_that_nobody_knows_names_the_newest_alone() -> None:
-    jobs = [cast(JobRecord, SimpleNamespace(job=f"job{number}")) for number in range(50)]
-    with pytest.raises(NotFoundError) as raised:
-        choose_job(jobs, "nope")
-    assert raised.value.why == "the newest jobs: job45, job46, job47, job48, job49"
-    assert raised.value.next.startswith("awsddp jobs")
-    with pytest.raises(NotFoundError) as raised:
-        choose_job(jobs, "jbo7")
-    assert raised.value.next.splitlines() == ["did you mean job7?", "awsddp jobs   # all of them"]
 
 
 @pytest.mark.prove

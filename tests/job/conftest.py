@@ -1,0 +1,6 @@
+"""A machine that knows a cluster, one whose cluster has ended, one that owes results; a project with data."""
+
+from tests.support.desk import desk
+from tests.support.ended_cluster import home
+from tests.support.owed_results import owed
+from tests.support.project_with_data import project

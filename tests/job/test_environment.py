@@ -1,0 +1,27 @@
+"""What the nodes get to build an environment from."""
+
+from pathlib import Path
+
+import pytest
+
+from awsddp.job import environment
+
+
+@pytest.mark.parametrize(
+    ("line", "shows"),
+    [
+        ("--index-url https://bob:secret@host/simple", True),
+        ("git+https://me:token@host/org/lib", True),
+        ("--index-url https://${USER}:${TOKEN}@host/simple", False),
+        ("git+https://git@host/org/lib", False),
+        ("six==1.16.0", False),
+    ],
+)
+def test_a_password_that_goes_to_the_nodes_with_the_folder_is_seen(
+    tmp_path: Path, line: str, *, shows: bool
+) -> None:
+    file = tmp_path / "project" / "requirements.txt"
+    file.parent.mkdir()
+    file.write_text(f"six\n{line}\n")
+    assert environment._shows_password(file, file.parent) == shows
+    assert not environment._shows_password(file, tmp_path / "another")

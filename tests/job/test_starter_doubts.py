@@ -1,0 +1,32 @@
+"""Answers of `awsddp init` that cannot be right."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.support.init_questions import started
+
+
+def test_answer_that_cannot_be_right_is_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("train.py", "requirements.txt"):
+        (tmp_path / name).touch()
+    answers = [
+        *("us-est-1", "us-east-1"),
+        *("0", "3"),
+        *("g6.xlrge", "p2.xlarge", "t3.micro,g6.xlarge"),
+        *("-5", "20"),
+        *("tran.py", "abc", "abc"),
+        *("5", "requirments.txt", "requirements.txt"),
+    ]
+    written, shown = started(tmp_path, monkeypatch, None, "\n".join([*answers, ""]))
+    assert written["cluster"] == {
+        "region": "us-east-1",
+        "nodes": 3,
+        "instance_type": "t3.micro,g6.xlarge",
+        "budget_usd": 20.0,
+    }
+    assert (written["job"], written["env"]) == ({"script": "abc"}, {"file": "requirements.txt"})
+    for hint in ("us-east-1", "g6.xlarge", "train.py", "requirements.txt"):
+        assert re.search(rf"Did you mean .*{re.escape(hint)}", shown), shown
+    assert "p2.xlarge is no longer offered by AWS" in shown

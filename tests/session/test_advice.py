@@ -1,0 +1,21 @@
+"""Advice is read as commands and what stands between them, and written as it was."""
+
+import pytest
+
+from awsddp.session.advice import read_advice
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("awsddp down && awsddp up   # anew", "awsddp -c a down && awsddp -c b up   # anew"),
+        ("awsddp up; awsddp logs 'a b'", "awsddp -c a up; awsddp -c a logs 'a b'"),
+        ("see awsddp jobs, or wait", "see awsddp -c a jobs, or wait"),
+        ("awsddp -c other up", "awsddp -c other up"),
+        ("aws s3 ls\nawsddp fetch", "aws s3 ls\nawsddp -c a fetch"),
+    ],
+)
+def test_options_go_into_each_command_and_the_rest_is_as_it_was_read(text: str, said: str) -> None:
+    advice = read_advice(text)
+    assert "\n".join(map(str, advice)) == text
+    assert "\n".join(str(line.with_options(["-c", "a"], ["-c", "b"])) for line in advice) == said

@@ -1,0 +1,51 @@
+"""How a script takes the checkpoint to continue from."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from awsddp.cli.command_line import WATCH, resuming
+from awsddp.model.records import JobRecord
+from tests.support.resuming import NOTE, session_of
+
+
+@pytest.mark.parametrize(
+    ("script", "text", "args", "expected"),
+    [
+        ("a.py", "os.environ['AWSDDP_RESUME']", (), "a.py"),
+        ("a.py", "", ("--from", "{resume}"), "a.py -- --from '{resume}'"),
+        ("a.py", "add_argument('--resume')", ("--lr", "1"), "a.py -- --lr 1 --resume '{resume}'"),
+        ("m.n", 'add_argument("--resume-from", type=str)', (), "m.n -- --resume-from '{resume}'"),
+        ("a.py", "HfArgumentParser(TrainingArguments)", (), "a.py -- --resume_from_checkpoint '{resume}'"),
+        ("a.py", "add_argument('--resume', action='store_true')", (), f"a.py{NOTE}"),
+        ("a.py", "add_argument('--checkpoint', help='where to save')", (), f"a.py{NOTE}"),
+        ("gone.py", None, (), f"gone.py{NOTE}"),
+    ],
+)
+def test_what_continues_a_job_gives_its_script_the_checkpoint_or_says_that_it_must_read_it(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    script: str,
+    text: str | None,
+    args: tuple[str, ...],
+    expected: str,
+) -> None:
+    monkeypatch.setattr(WATCH, "session", session_of(tmp_path, script))
+    if text is not None:
+        path = tmp_path / ("m/n.py" if script == "m.n" else script)
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    job = JobRecord(
+        job="oom",
+        state="failed",
+        cause=None,
+        ranks=(),
+        home="",
+        script=script,
+        args=args,
+        options=("-o", "env.file=requirements.txt", "-o", "job.after=hang"),
+        started="2026-11-28T00:00:00Z",
+    )
+    assert resuming(job) == f"awsddp train --env requirements.txt --resume oom {expected}"
+    assert "--after hang" in resuming(replace(job, started=None)), "what it waits for may still run"

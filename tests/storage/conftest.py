@@ -1,0 +1,4 @@
+"""A bucket with the objects of a job, and a machine that knows a cluster."""
+
+from tests.support.desk import desk
+from tests.support.shelf import shelf, store

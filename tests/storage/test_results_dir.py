@@ -1,0 +1,124 @@
+"""Whether the results of a job are here, and that those of another are not overwritten."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from awsddp.agent_client.job_reports import encode
+from awsddp.errors import ConfigError
+from awsddp.job.fetch import bring
+from awsddp.job.follow import merger_of
+from awsddp.job.jobs import jobs_document
+from awsddp.job.report import write_report as report
+from awsddp.model.records import JobNode, JobRecord
+from awsddp.session.context import ConnectedCluster
+from awsddp.storage.results_dir import job_result, refuse_another
+from tests.support.desk import Desk, one
+from tests.support.folder_nodes import World
+from tests.support.places import TO
+
+Other = Callable[[JobRecord], JobRecord]
+
+
+OTHERS: dict[str, tuple[Other, str]] = {
+    "no nodes": (lambda job: replace(job, nodes=()), "has no nodes"),
+    "other nodes": (lambda job: replace(job, nodes=(JobNode(node=0, instance_id="i-9"),)), "another cluster"),
+    "one of its nodes": (lambda job: replace(job, nodes=job.nodes[:1]), "another cluster"),
+    "another place": (lambda job: replace(job, save_to="s3://results/other"), f"was saved to {TO}"),
+}
+
+
+@pytest.mark.parametrize("what", OTHERS)
+def test_a_place_in_s3_of_another_job_does_not_write_into_the_folder_of_one_of_its_name(
+    world: World, what: str
+) -> None:
+    nodes = (JobNode(node=0, instance_id="i-0"), JobNode(node=1, instance_id="i-1"))
+    job = JobRecord(job="j", state="succeeded", cause=None, ranks=(), home="runs/j", nodes=nodes, save_to=TO)
+    folder = world.project / "runs" / "j"
+    folder.mkdir(parents=True)
+    (folder / "job.json").write_bytes(encode(job))
+    refuse_another(world.session(), replace(job, save_to=f"{TO}/"), strict=True)
+    change, why = OTHERS[what]
+    with pytest.raises(ConfigError) as refused:
+        refuse_another(world.session(), change(job), strict=True)
+    assert why in refused.value.why
+    assert refused.value.next.startswith("aws s3 ls s3://" if what == "no nodes" else "mv ")
+
+
+def test_a_place_in_s3_is_not_brought_into_the_folder_of_a_job_that_was_not_saved(world: World) -> None:
+    nodes = (JobNode(node=0, instance_id="i-0"),)
+    job = JobRecord(job="j", state="succeeded", cause=None, ranks=(), home="runs/j", nodes=nodes)
+    folder = world.project / "runs" / "j"
+    folder.mkdir(parents=True)
+    (folder / "job.json").write_bytes(encode(job))
+    with pytest.raises(ConfigError, match="no folder") as refused:
+        refuse_another(world.session(), replace(job, save_to=TO), strict=True)
+    assert "was not saved to S3" in refused.value.why
+
+
+def missing(job: JobRecord) -> JobRecord:
+    return replace(job, missing=(1,))
+
+
+def elsewhere(job: JobRecord) -> JobRecord:
+    return replace(job, nodes=(JobNode(node=0, instance_id="i-other"),))
+
+
+@pytest.mark.parametrize(
+    ("change", "fetched"),
+    [
+        (None, False),
+        (lambda job: job, True),
+        (missing, False),
+        (elsewhere, False),
+        (lambda job: replace(job, state="running"), False),
+    ],
+    ids=["nothing", "all", "a part", "another job of its name", "as it ran"],
+)
+@pytest.mark.parametrize("owed", [True, False], ids=["tagged", "released"])
+def test_results_are_fetched_for_all_or_for_none(
+    desk: Desk, change: Callable[[JobRecord], JobRecord] | None, fetched: bool, owed: bool
+) -> None:
+    job = desk.train("j", "succeeded")
+    if change is not None:
+        desk.save(change(job))
+    desk.listed = tuple(replace(node, unfetched=("j",) if owed else ()) for node in desk.listed)
+    session, away = desk.session(), desk.session(desk.project.parent)
+    surfaces = {
+        "status": one(desk.status()["jobs"], "j")["fetched"],
+        "status, from another folder": one(desk.status(desk.project.parent)["jobs"], "j")["fetched"],
+        "train, logs, cancel": job_result(session, job)["fetched"],
+        "report": report(session, job="j")["fetched"],
+        "report, from another folder": report(away, job="j")["fetched"],
+    }
+    assert surfaces == dict.fromkeys(surfaces, fetched)
+
+
+def test_results_that_were_moved_or_fetched_elsewhere_are_of_the_same_job(desk: Desk, tmp_path: Path) -> None:
+    job = desk.train("j", "succeeded")
+    other = tmp_path / "moved"
+    desk.save(job, other)
+    [row] = jobs_document(desk.session(other), ())["jobs"]
+    assert (row["job"], row["cluster"]) == ("j", "default")
+    assert report(desk.session(other), job="j")["fetched"]
+    assert desk.status(other)["jobs"][0]["fetched"]
+
+
+def test_results_of_another_job_of_that_name_are_neither_mixed_nor_lost(desk: Desk) -> None:
+    theirs = desk.train("train-1", "succeeded")
+    desk.save(replace(theirs, nodes=(JobNode(node=0, instance_id="i-older"),)))
+    before = {path: path.stat().st_mtime_ns for path in desk.session().results.rglob("*")}
+    fleet: Any = None
+    connected = ConnectedCluster(cluster=desk.located(), fleet=fleet)
+    writes: tuple[Callable[[], object], ...] = (
+        lambda: bring(connected, theirs),
+        lambda: merger_of(desk.session(), theirs),
+    )
+    for write in writes:
+        with pytest.raises(ConfigError, match="job train-1 has no folder for its results") as refused:
+            write()
+        assert refused.value.next.startswith("mv ")
+    assert {path: path.stat().st_mtime_ns for path in desk.session().results.rglob("*")} == before

@@ -1,0 +1,65 @@
+"""A project whose data .gitignore keeps here, and who is asked about it."""
+
+from pathlib import Path
+
+import pytest
+
+from awsddp.job.unsynced_data import with_named_data
+from awsddp.nodes.project_files import project_files
+from awsddp.session.context import Session
+from awsddp.settings.loader import load
+
+READS = 'rows = open("data/train.csv").read()\n'
+
+
+class Project:
+    """A project folder, and who is asked about it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder / "project"
+        self.home = folder / "home"
+        self.said: list[str] = []
+        self.asked: list[str] = []
+        self.folder.mkdir()
+
+    def add(self, files: dict[str, str]) -> None:
+        """Write files, by path."""
+        for name, text in files.items():
+            (self.folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (self.folder / name).write_text(text)
+
+    def checked(self, answer: bool | None = None, *, nodes: int = 2, **keys: object) -> Session:
+        """Return the session after the questions, each answered by `answer`."""
+        given = {key.replace("__", "."): value for key, value in keys.items()}
+        overrides = {
+            "sync.workdir": str(self.folder),
+            "cluster.nodes": nodes,
+            "job.script": "train.py",
+            **given,
+        }
+        known = {key: value for key, value in overrides.items() if value is not None}
+        settings = load(environ={}, overrides=known)
+
+        def ask(question: str) -> bool | None:
+            self.asked.append(question)
+            return answer
+
+        session = Session(
+            name="default",
+            home=self.home,
+            settings=settings,
+            on_event=lambda event: self.said.append(event.text),
+            ask=ask,
+        )
+        return with_named_data(session)
+
+    def sent(self, session: Session) -> set[str]:
+        """Return the paths that the nodes get."""
+        return {one.path for one in project_files(session.job_spec, home=self.home).entries}
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    made = Project(tmp_path)
+    made.add({"train.py": READS, "data/train.csv": "1,2,3", ".gitignore": "data/\n"})
+    return made

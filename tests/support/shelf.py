@@ -1,0 +1,127 @@
+"""A bucket with the objects of a job, and who reads them."""
+
+import contextlib
+import uuid
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from awsddp.agent.s3.store import Place, Store
+from awsddp.aws.login import translated
+from awsddp.model.documents import NodeFiles
+from awsddp.model.events import Event
+from awsddp.model.records import JobNode, JobRecord, Target
+from awsddp.session.context import Session
+from awsddp.settings.loader import load
+from awsddp.state import Record
+from awsddp.storage.saved_job import Saved, store_at
+from tests.support.local_cloud import Cloud
+from tests.support.saved_job import SavedJob
+
+BODY, HOME = b"weights", "node0/run/model.pt"
+
+
+Change = Callable[[SavedJob], object]
+
+
+def job_of_one_file() -> SavedJob:
+    """What a job of one rank has saved: a file, which is a checkpoint."""
+    return SavedJob({HOME: BODY}, checkpoint="run/model.pt")
+
+
+class Shelf:
+    """A bucket with the objects of a job, and who reads them."""
+
+    def __init__(self, store: Store, home: Path) -> None:
+        self.store, self.s3, self.home = store, store.client, home
+        self.where = Place(f"saved-{uuid.uuid4().hex}", "runs of mine/first")
+        self.s3.create_bucket(Bucket=self.where.bucket)
+        settings = load("default", overrides={"sync.workdir": str(home / "project")}, environ={})
+        self.said: list[Event] = []
+        self.session = Session(
+            name="default", home=home / "home", settings=settings, on_event=self.said.append
+        )
+
+    def put(self, name: str, body: bytes) -> None:
+        self.s3.put_object(Bucket=self.where.bucket, Key=self.where.key(name), Body=body)
+
+    def read(self) -> dict[int, NodeFiles]:
+        """Read all of the job, and its checkpoint."""
+        with translated(Target(name="local"), where=str(self.where)):
+            saved = Saved(self.session, self.store, self.where)
+            if saved._index.checkpoint is not None:
+                saved.checkpoint()
+            return saved.bring(whole=True)
+
+    @contextlib.contextmanager
+    def on_get(self, do: Callable[[str], object]) -> Iterator[None]:
+        """Do something before each read of an object, by its key below the job."""
+        events, name, own = self.s3.meta.events, "before-parameter-build.s3.GetObject", uuid.uuid4().hex
+
+        def hook(params: dict[str, Any], **_: object) -> None:
+            do(params["Key"].removeprefix(f"{self.where.prefix}/"))
+
+        events.register(name, hook, own)
+        try:
+            yield
+        finally:
+            events.unregister(name, unique_id=own)
+
+    @property
+    def folder(self) -> Path:
+        """Where the results come."""
+        return self.session.results / "first"
+
+    @property
+    def files(self) -> dict[str, bytes]:
+        """The results that came, without what awsddp writes itself."""
+        paths = [path for path in self.folder.rglob("*") if path.is_file() and path.name != "job.json"]
+        return {str(path.relative_to(self.folder)): path.read_bytes() for path in paths}
+
+
+@pytest.fixture(scope="module")
+def store(records: Cloud) -> Iterator[Store]:
+    info = records.info
+    keys = {"access_key_id": info.access_key_id, "secret_access_key": info.secret_access_key}
+    target = Target(name="local", region=info.region, endpoint=info.endpoint, **keys)
+    with store_at(target, Place("any", "")) as store:
+        yield store
+
+
+@pytest.fixture
+def shelf(store: Store, tmp_path: Path) -> Shelf:
+    (tmp_path / "project").mkdir()
+    return Shelf(store, tmp_path)
+
+
+def put(attribute: str, *keys: Any, to: Any) -> Change:
+    """Change what is found by `keys` in an attribute of the job."""
+
+    def change(made: SavedJob) -> None:
+        inner: Any = getattr(made, attribute)
+        for key in keys[:-1]:
+            inner = inner[key]
+        inner[keys[-1]] = to
+
+    return change
+
+
+JOB, NODE, PAGE, OF_CHECKPOINT = "job.json", "node0.json", "lists/node0-0", "lists/checkpoint-0"
+
+
+def knows(
+    shelf: Shelf, save_to: str, target: Target | None = None, *, nodes: tuple[JobNode, ...] = ()
+) -> None:
+    """Have this machine the cluster's key, and know the job."""
+    shelf.session.folder.path.mkdir(parents=True)
+    shelf.session.folder.key.write_text("the cluster's key")
+    of_job = {"job": "first", "state": "running", "cause": None, "ranks": (), "home": "runs/first"}
+    job = JobRecord(**of_job, save_to=save_to, nodes=nodes)
+    now = datetime.now(UTC)
+    of_cluster: dict[str, Any] = {"id": "c", "owner": "o", "created": now, "expires": now}
+    of_cluster["target"] = target or Target(name="local")
+    more = {"instance_type": "t", "nodes": 1, "gpus_per_node": 1, "pretended": False, "ssh_user": "u"}
+    shelf.session.folder.write(Record(**of_cluster, **more, jobs=(job,)))
