@@ -19,7 +19,6 @@ OTHERS = ("benchmarks", "docs", "templates", "tools", "train")
 NO_CODE = {"__init__", "__main__"}
 
 ELSEWHERE = {
-    "agent/test_messages.py": "agent/main",
     "cli/test_main.py": "cli/command_line",
     "cluster/test_up.py": "model/cluster_state",
     "docs/test_index_and_other_pages.py": "util/version",
