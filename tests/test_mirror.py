@@ -22,7 +22,6 @@ ELSEWHERE = {
     "cli/test_main.py": "cli/command_line",
     "cluster/test_up.py": "model/cluster_state",
     "docs/test_index_and_other_pages.py": "util/version",
-    "job/test_fetch.py": "model/node_order",
     "job/test_report.py": "util/html",
     "job/test_unsynced_data.py": "session/context",
     "nodes/test_provision.py": "model/events",

@@ -2,8 +2,7 @@
 
 from collections.abc import Callable
 
-from awsddp.model.documents import Kept, PathSize, SyncDocument
-from awsddp.model.node_order import in_order
+from awsddp.model.documents import Kept, PathSize, SyncDocument, in_order
 from awsddp.nodes.project_files import project_files
 from awsddp.session.connect import connect, ready_cluster, told_jobs
 from awsddp.session.context import Session

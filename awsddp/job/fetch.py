@@ -20,10 +20,9 @@ from awsddp.agent_client.job_reports import encode
 from awsddp.errors import AwsddpError, Interrupted, NodeError, NotFoundError
 from awsddp.job.registry import JobRegistry
 from awsddp.job.reported import known_jobs, told_job
-from awsddp.model.documents import FetchDocument, NodeFiles
+from awsddp.model.documents import FetchDocument, NodeFiles, in_order
 from awsddp.model.events import Event
 from awsddp.model.node_answers import Manifest, ResultFile
-from awsddp.model.node_order import in_order
 from awsddp.model.records import ACTIVE, MORE, JobRecord
 from awsddp.session.connect import NoNodes, connect_reachable, preconnected_cluster
 from awsddp.session.context import ConnectedCluster, Session

@@ -3,6 +3,7 @@
 A document on stdout also has "schema". A key with a default may be absent.
 """
 
+from collections.abc import Mapping
 from typing import Literal
 
 from msgspec import UNSET, Struct, UnsetType
@@ -416,3 +417,8 @@ class WhyDocument(Document):
     explanation: str
     ranks: tuple[RankStack, ...]
     result: JobDocument | None = None
+
+
+def in_order(files: Mapping[int, NodeFiles]) -> tuple[NodeFiles, ...]:
+    """Return what was sent to each node, or fetched from it, by the nodes' numbers."""
+    return tuple(one for _, one in sorted(files.items()))

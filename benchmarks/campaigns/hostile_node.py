@@ -47,9 +47,8 @@ from awsddp.job.report import write_report as report
 from awsddp.job.reported import choose_job
 from awsddp.job.why import why
 from awsddp.model import node_answers
-from awsddp.model.documents import FetchDocument
+from awsddp.model.documents import FetchDocument, in_order
 from awsddp.model.events import OnEvent
-from awsddp.model.node_order import in_order
 from awsddp.model.records import Listed, Node, Target
 from awsddp.nodes import provision, rsync
 from awsddp.nodes.fleet import Fleet, Result
