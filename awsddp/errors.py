@@ -91,7 +91,9 @@ class CapacityError(AwsddpError, exit_code=5, kind="capacity", retryable=True):
 
 
 class NodeError(AwsddpError, exit_code=6, kind="node"):
-    """A node cannot be reached or prepared."""
+    """A node cannot be reached or prepared. `nodes` are those that a verb was connected to."""
+
+    nodes: tuple[Any, ...] = ()
 
 
 class NotFoundError(AwsddpError, exit_code=7, kind="not_found"):

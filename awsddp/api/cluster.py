@@ -9,7 +9,7 @@ import copy
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from html import escape
 from pathlib import Path
 from queue import SimpleQueue
@@ -24,7 +24,9 @@ from awsddp.session.context import Session
 from awsddp.session.locate import target_of
 from awsddp.session.next_steps import advised, advising
 from awsddp.settings import loader
+from awsddp.settings.spec import ClusterSpec, JobSpec
 from awsddp.settings.values import check_file_names, check_name
+from awsddp.state import Folder
 from awsddp.storage.results_dir import metrics_of
 from awsddp.util.format import counted, money
 from awsddp.util.parallel import ignore, soon
@@ -55,14 +57,41 @@ class Cluster:
     ) -> None:
         check_name(name)
         check_file_names()
-        self.session = Session(name=name, local=local, on_event=on_event, keys=loader.known_keywords(keys))
-        """What is asked of the cluster."""
+        self.name = name
+        self.local = local
+        self.on_event = on_event
+        self._keys = loader.known_keywords(keys)
         self._open = contextlib.ExitStack()
 
+    @cached_property
+    def session(self) -> Session:
+        """What is asked of the cluster, from its first use on."""
+        return Session(
+            name=self.name,
+            local=self.local,
+            on_event=self.on_event,
+            keys=self._keys,
+        )
+
     @property
-    def name(self) -> str:
-        """The name of the cluster."""
-        return self.session.name
+    def spec(self) -> ClusterSpec:
+        """What is asked of the cluster, by keywords, variables and awsddp.toml. Raises ConfigError."""
+        return self.session.spec
+
+    @property
+    def job_spec(self) -> JobSpec:
+        """What is asked of its jobs: [job], [env] and [sync]. Raises ConfigError."""
+        return self.session.job_spec
+
+    @property
+    def folder(self) -> Folder:
+        """What this machine remembers of the cluster; it may be empty."""
+        return self.session.folder
+
+    @property
+    def home(self) -> Path:
+        """$AWSDDP_HOME."""
+        return self.session.home
 
     @property
     def results(self) -> Path:

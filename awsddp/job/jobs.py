@@ -34,7 +34,8 @@ def jobs_document(
     AWS has just been asked for it. Raises NotFoundError, UsageError.
     """
     registry = JobRegistry(session, reported)
-    chosen = [registry.require(name) for name in names] if names else registry.jobs
+    known = registry.jobs
+    chosen = [registry.require(name) for name in names] if names else known
     chosen = [one for one in chosen if not _was_before(one.job.ended, since)]
     clusters = []
     for past in pasts(session.home):
@@ -43,9 +44,7 @@ def jobs_document(
             if since is not None and account.cost_usd is not None:
                 earlier = billing.cost_until(past.rows, since)
                 account = replace(account, cost_usd=round(max(0.0, account.cost_usd - earlier), 2))
-            used = sum(
-                one.job_usd or 0.0 for one in registry.jobs if one.past and one.past.folder == past.folder
-            )
+            used = sum(one.job_usd or 0.0 for one in known if one.past and one.past.folder == past.folder)
             idle = None if account.cost_usd is None or since else round(max(0.0, account.cost_usd - used), 2)
             costed = widened(
                 CostedCluster,

@@ -162,9 +162,7 @@ class JobRegistry:
         Without a name the one that was launched last, on a cluster of the session's name if there is one.
         Raises UsageError.
         """
-        return self._find(self.name(text))
-
-    def _find(self, name: str | None) -> JobView | None:
+        name = self.name(text)
         found = [one for one in self.jobs if name in (None, one.job.job)]
 
         def rank(one: JobView) -> tuple[bool, bool]:
@@ -175,10 +173,9 @@ class JobRegistry:
 
     def require(self, text: str | None) -> JobView:
         """Return what `find` finds. Raises NotFoundError, UsageError."""
-        name = self.name(text)
-        found = self._find(name)
+        found = self.find(text)
         if found is None:
-            what = f"no job {name}" if name else "no jobs have run from this machine"
+            what = f"no job {text}" if text else "no jobs have run from this machine"
             where = f"searched {self._session.results}/ and the clusters of {self._session.home}"
             raise NotFoundError(what, where, "awsddp jobs   # all jobs")
         return found

@@ -48,32 +48,34 @@ class Line:
     """
 
     parts: tuple[Command | str, ...]
-    note: str = ""
+    note: tuple[Command | str, ...] = ()
     is_typed: bool = False
 
     def __str__(self) -> str:
-        return "".join(map(str, self.parts)) + self.note
+        return "".join(map(str, (*self.parts, *self.note)))
 
     @property
-    def commands(self) -> list[Command]:
-        """Its commands, in order."""
-        return [part for part in self.parts if isinstance(part, Command)]
+    def has_commands(self) -> bool:
+        """Whether it names a command, in the note or before."""
+        return any(isinstance(part, Command) for part in (*self.parts, *self.note))
 
     def with_options(self, kept: Sequence[str], anew: Sequence[str] = ()) -> "Line":
         """Return the line with these global options in each command: `kept` while there is the cluster,
         `anew` after a `down`, and for `run`, which brings its own cluster up.
         """
+        every = (*self.parts, *self.note)
         parts: list[Command | str] = []
         is_gone = False
-        for at, part in enumerate(self.parts):
+        for at, part in enumerate(every):
             if isinstance(part, Command):
-                rest = " ".join([part.typed, *map(str, self.parts[at + 1 :]), self.note]).split()
+                rest = " ".join([part.typed, *map(str, every[at + 1 :])]).split()
                 chosen = anew if is_gone or (part.verb == "run" and anew) else kept
                 options = tuple(word for word in chosen if word != "--local" or word not in rest)
                 is_gone |= part.verb == "down"
                 part = replace(part, options=options)
             parts.append(part)
-        return replace(self, parts=tuple(parts))
+        count = len(self.parts)
+        return replace(self, parts=tuple(parts[:count]), note=tuple(parts[count:]))
 
 
 def read_advice(text: str) -> list[Line]:
@@ -89,7 +91,7 @@ def _read_line(line: str) -> Line:
         Command(found[1], found[2].strip()) if (found := _TYPED.fullmatch(part)) else part
         for part in re.split(r"( && |; )", commands)
     ]
-    return Line(tuple(parts), note + rest, is_typed=True)
+    return Line(tuple(parts), (note, *_commands_among(rest)), is_typed=True)
 
 
 def _commands_among(text: str) -> Iterator[Command | str]:

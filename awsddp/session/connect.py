@@ -137,8 +137,12 @@ def connect(
         meanwhile=meanwhile,
         on_event=session.on_event,
     )
-    with fleet:
-        yield ConnectedCluster(cluster=cluster, fleet=fleet)
+    try:
+        with fleet:
+            yield ConnectedCluster(cluster=cluster, fleet=fleet)
+    except NodeError as error:
+        error.nodes = cluster.nodes
+        raise
 
 
 @contextlib.contextmanager

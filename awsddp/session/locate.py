@@ -318,10 +318,7 @@ def _name_ended(cluster: LocatedCluster, error: NodeError) -> None:
     from awsddp.aws.clusters import by_id, describe
 
     with contextlib.suppress(CloudError):
-        listed = cluster.listed.nodes if cluster.listed else ()
-        known_off = {node.instance_id for node in listed if node.state != "running"}
-        prepared = cluster.known.prepared if cluster.known else ()
-        numbers = {one.instance_id: one.node for one in prepared if one.instance_id not in known_off}
+        numbers = {node.instance_id: node.node for node in error.nodes}
         off = sorted(
             f"EC2 says: {node_name(numbers[one.instance_id])} is {one.state}"
             for one in (describe(cluster.aws, by_id(*numbers)) if numbers else ())

@@ -75,7 +75,8 @@ def _rehearsed(session: Session, text: str) -> str:
     from awsddp.local.client import variables
 
     if found := variables(session.home, record.target.daemon_home if record is not None else None):
-        return _AWS.sub(lambda match: f"{shlex.join(found)} {match[0]}", text)
+        reached = shlex.join(found)
+        return text if reached in text else _AWS.sub(lambda match: f"{reached} {match[0]}", text)
     return "awsddp local start   # it shows how any AWS client reaches the local cloud"
 
 
@@ -84,7 +85,7 @@ def _for_user(session: Session, line: Line, job: JobRecord | None) -> Line:
 
     After a `down` there is no cluster any more.
     """
-    if not line.commands:
+    if not line.has_commands:
         return line
     if line.is_typed:
         line = _asked_for(session, _without_up(line) if session.verb == "run" else line, job)
@@ -98,15 +99,13 @@ def _for_user(session: Session, line: Line, job: JobRecord | None) -> Line:
 def _without_up(line: Line) -> Line:
     """Return a line whose `train` has the options of an `up` before it: `run` brings its own cluster up."""
     parts = list(line.parts)
-    for at, part in enumerate(parts[:-2]):
-        then = parts[at + 2]
-        if (
-            isinstance(part, Command)
-            and isinstance(then, Command)
-            and (part.verb, then.verb) == ("up", "train")
-        ):
-            typed = f"{part.typed} {then.typed}".strip()
-            return replace(line, parts=(*parts[:at], replace(then, typed=typed), *parts[at + 3 :]))
+    for at in range(len(parts) - 2):
+        up, joined, train = parts[at : at + 3]
+        if joined != " && " or not isinstance(up, Command) or not isinstance(train, Command):
+            continue
+        if (up.verb, train.verb) == ("up", "train"):
+            train = replace(train, typed=f"{up.typed} {train.typed}".strip())
+            return replace(line, parts=(*parts[:at], train, *parts[at + 3 :]))
     return line
 
 

@@ -81,6 +81,14 @@ def test_up_needs_consent_to_a_price_unless_the_cloud_is_local(here: Lab) -> Non
 
 
 @pytest.mark.prove
+def test_a_cluster_reads_nothing_before_its_first_use(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    cluster = awsddp.Cluster("late", local=True)
+    monkeypatch.setenv("AWSDDP_HOME", str(tmp_path / "later"))
+    assert cluster.folder.path == tmp_path / "later/clusters/late"
+
+
 def test_methods_work_on_any_thread(here: Lab) -> None:
     states: list[str] = []
     threads = [

@@ -17,6 +17,7 @@ from awsddp.job.logs import logs
 from awsddp.job.registry import JobRegistry
 from awsddp.job.report import write_report as report
 from awsddp.model.records import JobNode, JobState
+from awsddp.session.context import Session
 from awsddp.state import Folder
 from awsddp.util.format import iso
 from tests.support.desk import BEGAN, ID, Desk, one
@@ -156,3 +157,15 @@ def test_job_of_this_project_comes_before_those_of_others_but_not_before_a_name(
         registry.name("7", told=["new-77"])
     assert registry.name("new", told=["new-77"]) == "new-77"
     assert [registry.name(text) for text in (None, "last")] == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [("last", "no job last"), ("never", "no job never"), (None, "no jobs have run from this machine")],
+)
+def test_a_job_that_is_not_there_is_named_as_it_was_asked_for(
+    tmp_path: Path, text: str | None, said: str
+) -> None:
+    with pytest.raises(NotFoundError) as refused:
+        JobRegistry(Session(name="default", home=tmp_path / "home")).require(text)
+    assert refused.value.message == said

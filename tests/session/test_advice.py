@@ -10,6 +10,8 @@ from awsddp.session.advice import read_advice
     [
         ("awsddp down && awsddp up   # anew", "awsddp -c a down && awsddp -c b up   # anew"),
         ("awsddp up; awsddp logs 'a b'", "awsddp -c a up; awsddp -c a logs 'a b'"),
+        ("awsddp down   # end it; then awsddp up", "awsddp -c a down   # end it; then awsddp -c b up"),
+        ("awsddp up   # start it; then awsddp down", "awsddp -c a up   # start it; then awsddp -c a down"),
         ("see awsddp jobs, or wait", "see awsddp -c a jobs, or wait"),
         ("awsddp -c other up", "awsddp -c other up"),
         ("aws s3 ls\nawsddp fetch", "aws s3 ls\nawsddp -c a fetch"),

@@ -4,8 +4,10 @@ import pytest
 
 from awsddp.cluster.down import down
 from awsddp.errors import NodeError
+from awsddp.nodes.fleet import Fleet
 from awsddp.nodes.node_failures import NodeFailure
 from awsddp.session import locate
+from awsddp.session.connect import connect
 from tests.support.folder_nodes import World
 from tests.support.machine import On
 
@@ -22,10 +24,19 @@ def test_a_verb_whose_cluster_another_command_terminated_says_so(
     assert refused.value.next.startswith("awsddp up")
 
 
-def test_nodes_that_another_command_terminates_are_named_with_what_ec2_says(on: On) -> None:
+def test_nodes_that_another_command_terminates_are_named_with_what_ec2_says(
+    on: On, monkeypatch: pytest.MonkeyPatch
+) -> None:
     laptop = on("laptop")
     laptop.first()
-    with pytest.raises(NodeFailure) as failed, locate.find_cluster(laptop.context()):
-        down(laptop.context(), confirm=lambda _: None)
+
+    def fail(fleet: Fleet) -> None:
         raise NodeFailure(1, "files", "the transfer was interrupted")
+
+    monkeypatch.setattr(Fleet, "__enter__", fail)
+    with pytest.raises(NodeFailure) as failed, locate.find_cluster(laptop.context()) as cluster:
+        assert cluster.listed is not None
+        down(laptop.context(), confirm=lambda _: None)
+        with connect(cluster.with_nodes(cluster.listed.live, of=())):
+            pass
     assert failed.value.why.splitlines() == [f"EC2 says: node{node} is terminated" for node in (0, 1)]
