@@ -68,9 +68,10 @@ class Line:
         is_gone = False
         for at, part in enumerate(every):
             if isinstance(part, Command):
-                rest = " ".join([part.typed, *map(str, every[at + 1 :])]).split()
+                after = every[at + 1] if at + 1 < len(every) else ""
+                given = f"{part.typed} {after if isinstance(after, str) else ''}".split()
                 chosen = anew if is_gone or (part.verb == "run" and anew) else kept
-                options = tuple(word for word in chosen if word != "--local" or word not in rest)
+                options = tuple(word for word in chosen if word != "--local" or word not in given)
                 is_gone |= part.verb == "down"
                 part = replace(part, options=options)
             parts.append(part)
