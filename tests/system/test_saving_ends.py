@@ -18,16 +18,23 @@ from tests.system.test_saving import WITH_ROLE, files, job_json, with_bucket
 pytestmark = pytest.mark.prove
 
 MADE = """
-import json, os, pathlib
+import json, os, pathlib, socket, time
 rank, run = int(os.environ["RANK"]), pathlib.Path(os.environ["AWSDDP_RUN_DIR"])
-print("rank", rank, "writes")
+print("rank", rank, "writes", flush=True)
 (run / "state.bin").write_bytes(bytes(range(256)) * (1000 + rank))
 pathlib.Path(f"made by {rank}.txt").write_text(f"of {rank}")
 with (run / "metrics.jsonl").open("w") as rows:
     for step in range(3):
         rows.write(json.dumps({"rank": rank, "step": step, "loss": 0.53125 / (step + 1)}) + chr(10))
-if rank == 1:
-    raise SystemExit("no more")
+if rank == 0:  # a rank that fails ends the others: rank 1 waits until this one has written
+    socket.create_server(("", 29999)).accept()
+while rank == 1:
+    try:
+        socket.create_connection((os.environ["MASTER_ADDR"], 29999), timeout=5).close()
+    except OSError:
+        time.sleep(0.1)
+    else:
+        raise SystemExit("no more")
 """
 
 
