@@ -1,4 +1,4 @@
-"""What happened, as documents and text. Pure: it reads records and returns values; cli/ prints them."""
+"""Moments, durations, sizes, counts and money as text. Pure."""
 
 from datetime import UTC, datetime
 

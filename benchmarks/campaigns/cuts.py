@@ -26,7 +26,8 @@ from awsddp.local import control, machine, s3_files
 from benchmarks.campaigns._campaign import Row, arguments, campaign
 from tests.agent.s3 import test_download as test_copying
 from tests.support.local_cloud import Cloud, fault_add, fault_clear
-from tests.support.saving_bucket import MB, Bucket, until
+from tests.support.saving_bucket import MB, Bucket
+from tests.support.waiting import until
 
 EFFECTS = ("SlowDown", "ServiceUnavailable", "InternalError", "cut", "cut", "lost", "delay", "late")
 UP = (

@@ -4,7 +4,8 @@ import json
 from typing import TYPE_CHECKING
 
 from awsddp.agent import messages
-from tests.support.gangs import SLEEP, codes, wait
+from tests.support.gangs import SLEEP, codes
+from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from tests.support.fleet import Fleet
@@ -24,7 +25,7 @@ def test_cancel_gives_time_to_save(fleet: "Fleet") -> None:
         "def save(*_):\n    time.sleep(1.5); print('saved', flush=True); sys.exit(1)\n"
         "signal.signal(signal.SIGTERM, save)\nprint('up', flush=True)\ntime.sleep(600)\n"
     )
-    wait(fleet.up)
+    until(fleet.up)
     answer = fleet.ask(1, messages.Cancel(job="job", grace=20))
     assert (answer.state, answer.cause and answer.cause.kind) == ("cancelled", "cancelled")
     assert all(b"saved" in fleet.log(rank) for rank in range(4))
@@ -36,7 +37,7 @@ def test_cancel_kills_after_the_grace(fleet: "Fleet") -> None:
     fleet.launch(
         "import signal, time\nsignal.signal(15, signal.SIG_IGN)\nprint('up', flush=True)\ntime.sleep(600)\n"
     )
-    wait(fleet.up)
+    until(fleet.up)
     fleet.ask(0, messages.Cancel(job="job", grace=0.5))
     job = fleet.wait()
     assert (job.state, codes(job)) == ("cancelled", [-9] * 4)

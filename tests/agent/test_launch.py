@@ -10,7 +10,8 @@ import pytest
 from awsddp.agent import messages
 from awsddp.agent_client import calls, launch_requests
 from awsddp.errors import InUse
-from tests.support.fleet import free_ports, until
+from tests.support.fleet import free_ports
+from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from tests.support.fleet import Fleet

@@ -9,6 +9,7 @@ import pytest
 from awsddp.agent import messages
 from awsddp.agent.log_stream import tail_start
 from awsddp.agent_client.logs import Merger, Stream
+from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from tests.support.fleet import Fleet
@@ -46,8 +47,6 @@ def test_silent_job_is_followed_by_heartbeats(fleet: "Fleet") -> None:
 def test_killed_job_is_followed_to_its_end(fleet: "Fleet", tmp_path: Path) -> None:
     """One that is killed with something unread resets its connection, which the network may have done."""
     fleet.launch("print('up', flush=True)\nimport time\ntime.sleep(600)\n", heartbeat_timeout="5s")
-    from tests.support.fleet import until
-
     until(fleet.up)
     for pid in fleet.supervisors(1):
         os.kill(pid, 9)  # the guard, too

@@ -9,8 +9,8 @@ from awsddp.agent import messages
 from awsddp.agent.messages import KINDS, Launch
 from awsddp.agent_client import launch_requests
 from tests.agent.test_probe import Conversation
-from tests.support.fleet import until
 from tests.support.older_job import LAUNCHED
+from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from tests.support.fleet import Fleet

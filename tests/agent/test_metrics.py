@@ -12,7 +12,8 @@ from awsddp.agent.messages import Told
 from awsddp.agent.metrics import metrics
 from awsddp.agent_client import job_reports
 from awsddp.model.records import RankProgress
-from tests.support.fleet import launch_of, until
+from tests.support.fleet import launch_of
+from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from tests.support.fleet import Fleet

@@ -9,8 +9,9 @@ import pytest
 from awsddp.agent import processes
 from awsddp.agent.job_folder import JobFolder
 from awsddp.agent.processes import Ranks
-from tests.support.fleet import launch_of, until
+from tests.support.fleet import launch_of
 from tests.support.one_process import PROCESS, REQUEST
+from tests.support.waiting import until
 
 
 def test_later_stop_does_not_lengthen_the_grace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

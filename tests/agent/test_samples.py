@@ -10,7 +10,8 @@ import pytest
 
 from awsddp.agent.job_folder import JobFolder, read_json
 from awsddp.agent.samples import Samples, cpu_seconds, network_bytes, read_gpus
-from tests.support.fleet import launch_of, until
+from tests.support.fleet import launch_of
+from tests.support.waiting import until
 
 # nvidia-smi 550 with the options of samples.py, as its documentation and issues show it.
 SMI = "0, 97, 40536\n1, 3, 512\n2, [N/A], [N/A]\n"

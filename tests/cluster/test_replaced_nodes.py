@@ -14,8 +14,9 @@ from awsddp.cluster.replaced_nodes import name_left_out
 from awsddp.job.cancel import end_ranks
 from awsddp.session.connect import told_jobs
 from awsddp.session.context import Session
-from tests.support.fleet import all_processes, until
+from tests.support.fleet import all_processes
 from tests.support.folder_nodes import World, start
+from tests.support.waiting import until
 
 SLEEPS = "import time; time.sleep(600)\n"
 ELASTIC: dict[str, Any] = {"nnodes": "1:2", "max_restarts": 3}

@@ -7,8 +7,8 @@ import pytest
 
 from awsddp.errors import NotFoundError, UsageError
 from awsddp.job.cancel import cancel_jobs, end_ranks
-from tests.support.fleet import until
 from tests.support.folder_nodes import World, start
+from tests.support.waiting import until
 from tests.support.waiting_jobs import jobs, script, states
 
 

@@ -35,9 +35,9 @@ from awsddp.session.context import ConnectedCluster
 from awsddp.session.locate import require_live
 from awsddp.storage.results_dir import missing
 from awsddp.storage.saved_job import signing_secret
-from tests.support.fleet import until
 from tests.support.folder_nodes import World, start
 from tests.support.places import TO
+from tests.support.waiting import until
 
 WHOLE = {"files": 1, "bytes": 1, "pending_files": 0, "pending_bytes": 0, "error": "", "ended": True}
 SAVES = """

@@ -7,8 +7,8 @@ from awsddp.job.cancel import end_ranks
 from awsddp.job.fetch import fetch, fetch_jobs
 from awsddp.job.why import why
 from awsddp.model.documents import FetchDocument
-from tests.support.fleet import until
 from tests.support.folder_nodes import World, start
+from tests.support.waiting import until
 from tests.support.waiting_jobs import jobs, script, states
 
 

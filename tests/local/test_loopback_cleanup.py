@@ -6,7 +6,7 @@ import uuid
 from pathlib import Path
 
 from awsddp.local import loopback_cleanup
-from tests.support.fleet import until
+from tests.support.waiting import until
 
 
 def test_end_finds_the_marked_processes_and_their_descendants_and_no_other(tmp_path: Path) -> None:

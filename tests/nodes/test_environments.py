@@ -10,7 +10,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -30,6 +29,7 @@ from awsddp.util.parallel import soon
 from awsddp.util.shipped_files import template
 from tests.support.servers import BUILT_BY, PASSWORD, make_repository, serve_folder, serve_git, serve_index
 from tests.support.ssh_hosts import Lab
+from tests.support.waiting import until
 from tests.support.wheels import add, image, installed_wheel, wheel
 
 PLAN = EnvironmentPlan(name="requirements.txt", lines=("small",), packages_from="client")
@@ -269,14 +269,6 @@ def test_setup_runs_once_in_the_synced_folder_and_goes_on_where_it_failed(
     for _ in range(2):
         assert made(here, plan, python)[0].python == python
     assert (host.work / "log").read_text() == "first\nlast\n"
-
-
-def until(holds: Callable[[], bool]) -> None:
-    """Wait until something holds, 30 s at most."""
-    deadline = time.monotonic() + 30
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def runs(pid: str) -> bool:

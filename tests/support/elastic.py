@@ -2,6 +2,8 @@
 
 from typing import TYPE_CHECKING
 
+from tests.support.waiting import until
+
 if TYPE_CHECKING:
     from tests.support.fleet import Fleet
 
@@ -9,6 +11,4 @@ SECONDS = 200.0
 
 
 def wait_for_all(fleet: "Fleet") -> None:
-    from tests.support.fleet import until
-
     until(fleet.up, seconds=SECONDS)

@@ -6,7 +6,6 @@ import secrets
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +24,7 @@ from awsddp.agent_client.rank_layout import Host, Rank, layout
 from awsddp.model import node_answers
 from awsddp.model.records import JobRecord, Node, Prepared
 from awsddp.settings.spec import JobSection, JobSpec
+from tests.support.waiting import until
 
 Told = TypeVar("Told")
 NODE_PYTHON = os.environ.get("AWSDDP_TEST_NODE_PYTHON", sys.executable)
@@ -251,14 +251,6 @@ def free_ports() -> int:
             first.bind(("", port))
             second.bind(("", port + 1))
             return port
-
-
-def until(condition: Callable[[], object], *, seconds: float = 30) -> None:
-    """Wait until `condition` holds; fail after `seconds`."""
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, f"not so within {seconds} s"
-        time.sleep(0.05)
 
 
 @pytest.fixture

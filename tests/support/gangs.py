@@ -1,12 +1,6 @@
-"""Waits for a job of several nodes, and reads its end."""
+"""A job of several nodes: its program, and its end."""
 
 from typing import Any
-
-
-def wait(condition: Any, seconds: float = 30) -> None:
-    from tests.support.fleet import until
-
-    until(condition, seconds=seconds)
 
 
 def codes(job: Any) -> list[int | None]:

@@ -2,9 +2,9 @@
 
 import os
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from botocore.config import Config
 from botocore.exceptions import ClientError
 
 from awsddp.local import control
+from tests.support import waiting
 
 PYTORCH = "/aws/service/deeplearning/ami/x86_64/oss-nvidia-driver-gpu-pytorch-2.12-ubuntu-24.04/latest/ami-id"
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="systemd-nspawn and namespaces are root's")
@@ -77,11 +78,8 @@ def fault_clear(info: control.LocalInfo, number: int | None = None) -> list[dict
     return [msgspec.to_builtins(one) for one in control.ask(info, {"clear": number}).faults]
 
 
-def until(condition: Callable[[], bool], *, deadline_s: float = 60, every_s: float = 0.05) -> None:
-    end = time.monotonic() + deadline_s
-    while not condition():
-        assert time.monotonic() < end, "it did not come true in time"
-        time.sleep(every_s)
+until = partial(waiting.until, seconds=60)
+"""Wait as `waiting.until`, for as long as a host may take to start."""
 
 
 def refusal(call: Callable[..., Any], **parameters: Any) -> str:

@@ -9,6 +9,7 @@ from awsddp.agent import messages
 from awsddp.agent.diagnosis.hang import diagnose
 from awsddp.agent.diagnosis.stacks import read_stacks
 from awsddp.agent.messages import plain
+from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from tests.support.fleet import Fleet
@@ -25,6 +26,4 @@ def look(fleet: "Fleet", job: str = "job") -> dict[str, Any]:
 
 
 def wait_until(condition: Callable[[], object]) -> None:
-    from tests.support.fleet import until
-
     until(condition, seconds=60)

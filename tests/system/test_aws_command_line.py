@@ -104,7 +104,7 @@ def test_two_machines_from_the_first_key_to_the_last_group(cloud: Cloud, tmp_pat
     pairs = SELF.format(group=group)
     assert shell.ssh(first, probe).returncode != 0
     shell.aws(f"ec2 authorize-security-group-ingress --group-id {group} {pairs}")
-    until(lambda: shell.ssh(first, probe).returncode == 0, deadline_s=5)
+    until(lambda: shell.ssh(first, probe).returncode == 0, seconds=5)
 
     boots: Callable[[], str] = lambda: shell.ssh(second, "cat /var/log/boots").stdout  # noqa: E731
     before = boots()

@@ -17,7 +17,8 @@ from awsddp.agent import messages
 from awsddp.agent_client.logs import Merger
 from awsddp.errors import JobError, NodeError, NotFoundError, UsageError
 from awsddp.util.parallel import soon
-from tests.support.gangs import SLEEP, codes, wait
+from tests.support.gangs import SLEEP, codes
+from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from tests.support.fleet import Fleet
@@ -45,7 +46,7 @@ def test_job_of_four_ranks_on_two_nodes_succeeds(fleet: "Fleet") -> None:
         (3, 1, 1),
     ]
     assert [fleet.log(rank) for rank in range(4)] == [b"rank %d\n" % rank for rank in range(4)]
-    wait(lambda: not fleet.supervisors(0) + fleet.supervisors(1))
+    until(lambda: not fleet.supervisors(0) + fleet.supervisors(1))
 
 
 def test_both_nodes_know_the_same_end(fleet: "Fleet") -> None:
@@ -138,7 +139,7 @@ def test_killed_supervisor_takes_its_ranks_with_it_and_the_job_fails(fleet: "Fle
         "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'], start_new_session=True)\n"
         "time.sleep(600)\n"
     )
-    wait(lambda: len(fleet.processes()) == 8)
+    until(lambda: len(fleet.processes()) == 8)
     os.kill(fleet.document(1)["pid"], signal.SIGKILL)
     job = fleet.wait()
     assert job.state == "failed"
@@ -147,28 +148,28 @@ def test_killed_supervisor_takes_its_ranks_with_it_and_the_job_fails(fleet: "Fle
     assert "node1 left the job while it ran: " in job.cause.explanation
     assert fleet.document(1)["state"] == "interrupted"
     assert "supervisor of node1 was killed" in fleet.document(1)["cause"]["explanation"]
-    wait(lambda: fleet.processes() == [])
+    until(lambda: fleet.processes() == [])
 
 
 def test_processes_that_a_rank_killed_with_its_guard_are_no_lost_node(fleet: "Fleet") -> None:
     fleet.launch(SLEEP)
-    wait(lambda: len(fleet.processes()) == 4)
+    until(lambda: len(fleet.processes()) == 4)
     first = fleet.document(0)["pid"]
     os.kill(first, signal.SIGSTOP)  # it sends nothing more: what a dead process has not read resets its link
     stopped = Path(f"/proc/{first}/stat")
-    wait(lambda: stopped.read_text().rpartition(")")[2].split()[0] == "T")  # a send that was begun is done
+    until(lambda: stopped.read_text().rpartition(")")[2].split()[0] == "T")  # a send that was begun is done
     port = fleet.requests(SLEEP)[0].link_port
-    wait(lambda: not any(unread_bytes(port)))
+    until(lambda: not any(unread_bytes(port)))
     for pid in fleet.supervisors(1):  # as kill(-1, SIGKILL) does to all processes of its user on the node
         os.kill(pid, signal.SIGKILL)
-    wait(lambda: not fleet.supervisors(1))  # what came while they die would reset the link, too
+    until(lambda: not fleet.supervisors(1))  # what came while they die would reset the link, too
     os.kill(first, signal.SIGCONT)
     job = fleet.wait()
     assert job.cause is not None
     said = job.cause.explanation
     assert said.startswith("node1 left the job while it ran: its supervisor has ended and closed"), said
     assert "replaces the node if it is gone" in job.cause.next
-    wait(lambda: fleet.processes() == [])
+    until(lambda: fleet.processes() == [])
 
 
 def test_guard_reports_a_killed_supervisor_whose_link_was_broken(fleet: "Fleet") -> None:
@@ -186,10 +187,10 @@ def test_guard_reports_a_killed_supervisor_whose_link_was_broken(fleet: "Fleet")
 
     for node, request in launches.items():
         fleet.ask(node, request)
-    wait(lambda: pumped(lambda: len(fleet.processes()) == 4))
+    until(lambda: pumped(lambda: len(fleet.processes()) == 4))
     os.kill(fleet.document(1)["pid"], signal.SIGKILL)
     relay.reset()
-    wait(lambda: pumped(lambda: fleet.document(0)["state"] == "failed"))
+    until(lambda: pumped(lambda: fleet.document(0)["state"] == "failed"))
     said = fleet.document(0)["cause"]["explanation"]
     assert said == "node1 left the job while it ran: its supervisor was killed (signal 9)."
     relay.close()
@@ -197,7 +198,7 @@ def test_guard_reports_a_killed_supervisor_whose_link_was_broken(fleet: "Fleet")
 
 def test_ranks_end_when_node_0_is_lost(fleet: "Fleet") -> None:
     fleet.launch(SLEEP)
-    wait(lambda: len(fleet.processes()) == 4)
+    until(lambda: len(fleet.processes()) == 4)
     os.kill(fleet.document(0)["pid"], signal.SIGKILL)
     job = fleet.wait()
     assert (job.state, codes(job)) == ("interrupted", [None, None, -15, -15])
@@ -211,7 +212,7 @@ def test_ranks_end_when_node_0_is_lost(fleet: "Fleet") -> None:
 
 def test_silent_node_fails_the_job_and_is_named(fleet: "Fleet") -> None:
     fleet.launch(SLEEP, heartbeat_timeout="5s")
-    wait(lambda: len(fleet.processes()) == 4)
+    until(lambda: len(fleet.processes()) == 4)
     os.kill(fleet.document(1)["pid"], signal.SIGSTOP)
     job = fleet.wait(nodes=[0])
     assert job.state == "failed"
@@ -230,7 +231,7 @@ def lost(why: str) -> messages.Lost:
 
 def test_nodes_whose_first_node_is_gone_end_their_ranks_when_a_client_says_so(fleet: "Fleet") -> None:
     fleet.launch(SLEEP)
-    wait(lambda: len(fleet.processes()) == 4)
+    until(lambda: len(fleet.processes()) == 4)
     first = fleet.document(0)["pid"]
     os.kill(first, signal.SIGSTOP)
     assert fleet.ask(1, lost("its instance is terminated")).heard
@@ -247,12 +248,12 @@ def test_nodes_whose_first_node_is_gone_end_their_ranks_when_a_client_says_so(fl
 
 def test_a_cancelled_job_whose_first_node_is_gone_stays_cancelled(fleet: "Fleet") -> None:
     fleet.launch(SLEEP)
-    wait(lambda: len(fleet.processes()) == 4)
+    until(lambda: len(fleet.processes()) == 4)
     first = fleet.document(0)["pid"]
     os.kill(first, signal.SIGSTOP)
     cancelled = soon(fleet.ask, 1, messages.Cancel(job="job", grace=1))
-    wait((fleet.folder(1) / "cancel.json").exists)
-    wait(lambda: len(fleet.processes()) == 2)
+    until((fleet.folder(1) / "cancel.json").exists)
+    until(lambda: len(fleet.processes()) == 2)
     assert fleet.ask(1, lost("its instance is terminated")).heard
     assert cancelled.result().state == "cancelled"
     assert cancelled.result().cause.kind == "cancelled"
@@ -277,7 +278,7 @@ def test_full_disk_is_named_and_the_end_is_still_written(fleet: "Fleet", node: i
         assert job.cause is not None
         assert (job.cause.rank, job.cause.node) == (2 * node, node)
         assert f"No space left on {disk} (0.00419 GB)." in job.cause.explanation
-        wait(lambda: not fleet.supervisors(node))
+        until(lambda: not fleet.supervisors(node))
     finally:
         subprocess.run(["umount", "-l", disk], check=True)
 
@@ -330,7 +331,7 @@ def test_timeout_ends_the_job_and_is_its_cause(fleet: "Fleet") -> None:
 
 def test_hangup_of_a_node_does_not_end_the_job(fleet: "Fleet") -> None:
     fleet.launch("import time\ntime.sleep(2)\n")
-    wait(lambda: len(fleet.processes()) == 4)  # before it is executed a rank looks like its supervisor
+    until(lambda: len(fleet.processes()) == 4)  # before it is executed a rank looks like its supervisor
     for pid in fleet.supervisors(0) + fleet.supervisors(1) + fleet.processes():
         os.kill(pid, signal.SIGHUP)
     assert fleet.wait().state == "succeeded"
@@ -338,7 +339,7 @@ def test_hangup_of_a_node_does_not_end_the_job(fleet: "Fleet") -> None:
 
 def test_node_that_shuts_down_interrupts_the_job(fleet: "Fleet") -> None:
     fleet.launch(SLEEP)
-    wait(lambda: len(fleet.processes()) == 4)
+    until(lambda: len(fleet.processes()) == 4)
     os.kill(fleet.document(1)["pid"], signal.SIGTERM)
     job = fleet.wait()
     assert (job.state, codes(job)) == ("interrupted", [-15] * 4)
@@ -351,12 +352,12 @@ def test_shutdown_is_still_the_cause_where_the_supervisor_did_not_see_the_end(fl
     fleet.launch(
         "import signal, time\nsignal.signal(15, signal.SIG_IGN)\nprint('up', flush=True)\ntime.sleep(600)\n"
     )
-    wait(fleet.up)
+    until(fleet.up)
     pid = fleet.document(1)["pid"]
     os.kill(pid, signal.SIGTERM)
-    wait(lambda: fleet.document(1)["cause"])
+    until(lambda: fleet.document(1)["cause"])
     os.kill(pid, signal.SIGKILL)
-    wait(lambda: fleet.document(1)["state"] == "interrupted")
+    until(lambda: fleet.document(1)["state"] == "interrupted")
     assert "was shut down" in fleet.document(1)["cause"]["explanation"]
     fleet.ask(0, messages.Cancel(job="job", grace=0))
 
@@ -442,7 +443,7 @@ def test_results_are_said_to_be_saved_before_their_saver_has_spoken_and_how_it_s
     for node, launch in launches.items():
         launch.saving = saving
         fleet.ask(node, launch)
-    wait(lambda: all((home / "got").exists() for home in fleet.homes))
+    until(lambda: all((home / "got").exists() for home in fleet.homes))
     folder = fleet.folder(0)
     assert (fleet.homes[0] / "got").read_text() == "the secret"
     assert json.loads((folder / "saver.json").read_text()) == saving

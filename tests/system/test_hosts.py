@@ -638,7 +638,7 @@ def test_a_host_that_hangs_while_it_boots_is_started_again(cloud: Cloud) -> None
     until(begins, every_s=0.002)
     first = begun.read_text()
     os.kill(int(systemd[0]), signal.SIGSTOP)
-    until(lambda: begun.exists() and begun.read_text() not in ("", first), deadline_s=120)
+    until(lambda: begun.exists() and begun.read_text() not in ("", first), seconds=120)
     cloud.wait("running", made)
     ec2.terminate_instances(InstanceIds=[made])
     cloud.wait("terminated", made)

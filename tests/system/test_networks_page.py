@@ -48,7 +48,7 @@ def test_a_port_of_a_node_is_a_port_here(cluster: Lab) -> None:
     )
     os.close(slave)
     try:
-        until(lambda: answers(f"http://localhost:{port}/"), deadline_s=120)
+        until(lambda: answers(f"http://localhost:{port}/"), seconds=120)
         taken = cluster.run("ssh", "-L", f"{port}:localhost:1", "--", "true")
         assert (taken.returncode, "in use" in taken.stderr) == (255, True)
     finally:

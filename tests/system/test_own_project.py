@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from tests.settings.test_loader_secrets import holding
-from tests.support.fleet import all_processes, until
+from tests.support.fleet import all_processes
 from tests.support.lab import Lab
+from tests.support.waiting import until
 from tests.support.wheels import installed_wheel, wheel
 
 pytestmark = [pytest.mark.prove, pytest.mark.timeout(600)]

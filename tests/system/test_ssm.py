@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import socket
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ from awsddp.local.machine import Place
 from tests.support.lab import Lab
 from tests.support.local_cloud import needs_root
 from tests.support.ssm import StandIn
+from tests.system.test_jump_host import answers
 
 pytestmark = [needs_root, pytest.mark.prove]
 SSM = """\
@@ -56,15 +56,6 @@ def client(lab: Lab, service: str) -> Any:
         aws_access_key_id=info.access_key_id,
         aws_secret_access_key=info.secret_access_key,
     )
-
-
-def answers(address: str) -> bool:
-    """Whether port 22 can be reached from here."""
-    try:
-        socket.create_connection((address, 22), timeout=1.5).close()
-    except OSError:
-        return False
-    return True
 
 
 def agent(lab: Lab, aws: StandIn, stop: threading.Event) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from awsddp.agent_client.logs import Merger
 from tests.support.elastic import SECONDS, wait_for_all
+from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from tests.support.fleet import Fleet
@@ -33,8 +34,6 @@ def test_job_goes_on_with_min_nodes_and_its_ranks_keep_their_numbers(
     )
     wait_for_all(fleet)
     os.kill(fleet.document(1)["pid"], signal.SIGKILL)
-    from tests.support.fleet import until
-
     until(lambda: fleet.supervisors(1) == [], seconds=30)
     assert fleet.document(0)["state"] == "running"
     for node in (0, 2):

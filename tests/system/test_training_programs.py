@@ -1,4 +1,4 @@
-"""The other published programs, by two addresses on one machine; test_one_machine.py has their own lines."""
+"""Published programs by two addresses on one machine; test_training_page_on_one_machine.py has the others."""
 
 from __future__ import annotations
 

@@ -17,6 +17,7 @@ from awsddp.agent_client.launchers import LAUNCHERS
 from benchmarks.campaigns.hangs import HANGS, is_named, line_of
 from tests.support.seed import SEED, drawn
 from tests.support.stacks import look, wait_until
+from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from tests.support.fleet import Fleet
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
 
 def settled(fleet: "Fleet") -> dict[str, Any]:
     """Return what is seen once all ranks are up and nobody moves any more."""
-    from tests.support.fleet import until
-
     until(fleet.up, seconds=90)
     before: list[Any] = []
 

@@ -13,7 +13,8 @@ import pytest
 from awsddp.agent.s3 import uploader
 from awsddp.agent.s3.store import Place
 from tests.support.local_cloud import fault_add, fault_clear
-from tests.support.saving_bucket import MB, Bucket, until
+from tests.support.saving_bucket import MB, Bucket
+from tests.support.waiting import until
 
 
 @pytest.mark.prove

@@ -19,7 +19,8 @@ from awsddp.agent.s3.uploader import Saver
 from awsddp.util.shipped_files import template
 from tests.support.fleet import launch_of
 from tests.support.local_cloud import fault_add, fault_clear
-from tests.support.saving_bucket import MB, Bucket, Node, until
+from tests.support.saving_bucket import MB, Bucket, Node
+from tests.support.waiting import until
 
 
 class Steps:
@@ -387,7 +388,7 @@ def test_deadlines_are_those_of_the_docs_and_of_the_node() -> None:
     assert uploader._LATE_S == 1800, "half an hour: docs/saving.md"
     stops = re.findall(r"TimeoutStopSec=(\d+)", template("user_data.yaml") + template("prepare.py"))
     assert stops and min(map(int, stops)) > uploader._HURRY_S
-    assert uploader._OTHERS_BEATS * 10 >= 10 * 60, "a request with all its attempts: objects.py"
+    assert uploader._OTHERS_BEATS * 10 >= 10 * 60, "a request with all its attempts: store.py"
 
 
 def test_a_saver_that_was_killed_before_its_first_file_goes_on(steps: Steps) -> None:

@@ -1,0 +1,12 @@
+"""Waits for what a test expects to come true."""
+
+import time
+from collections.abc import Callable
+
+
+def until(condition: Callable[[], object], *, seconds: float = 30, every_s: float = 0.05) -> None:
+    """Wait until `condition` holds; fail after `seconds`."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, f"not so within {seconds} s"
+        time.sleep(every_s)
