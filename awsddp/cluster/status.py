@@ -11,10 +11,7 @@ from awsddp.errors import AwsddpError
 from awsddp.job.registry import JobRegistry
 from awsddp.job.release import release_saved, release_unbegun
 from awsddp.model import cluster_state
-from awsddp.model.documents import (
-    ClusterDocument,
-    NodeState,
-)
+from awsddp.model.documents import ClusterDocument, NodeState
 from awsddp.model.records import ACTIVE, MORE, ClusterState, JobRecord, Listed, widened
 from awsddp.session.connect import connect, reachable, told_jobs
 from awsddp.session.context import ConnectedCluster, LocatedCluster, Session

@@ -16,12 +16,7 @@ from awsddp.plan.launch_plan import refuse_untried
 from awsddp.plan.records import Facts, LaunchPlan
 from awsddp.session.connect import connect, publish, reach_jump
 from awsddp.session.context import LocatedCluster, Session
-from awsddp.session.locate import (
-    end,
-    look,
-    target_for,
-    wait_until_listed,
-)
+from awsddp.session.locate import end, look, target_for, wait_until_listed
 from awsddp.settings.loader import remembered
 
 if TYPE_CHECKING:
