@@ -1,1 +1,1 @@
-"""A cluster as it was asked for, as it was found, and as it is connected."""
+"""Sessions, and how they find a cluster and connect to its nodes."""

@@ -1,7 +1,7 @@
-"""Advice as a value: lines of commands to type, each with a note, or of words around commands.
+"""Parse the commands in a message, so that options can be added to them before the message is shown.
 
-Messages write a command as it is typed, "awsddp up --nodes 2   # the note". It is read here, once; what a
-user has to type beside it is added to the value, which is rendered once.
+A message contains commands as they are typed: "awsddp up --nodes 2   # the note", alone in a line or within
+a sentence.
 """
 
 import re
@@ -18,8 +18,10 @@ _NOTE = "   #"
 
 @dataclass(frozen=True)
 class Command:
-    """A command on one cluster. `typed` is what the message has after the verb; the rest is added: `options`
-    select the cluster, `asked` are options of the verb, `last` is the script with its arguments.
+    """A command on one cluster.
+
+    `typed`: the text after the verb in the message. The other fields are added to it: `options` select the
+    cluster, `verb_options` are options of the verb, `script_words` are the script and its arguments.
     """
 
     verb: str
@@ -30,7 +32,7 @@ class Command:
 
     @property
     def words(self) -> list[str] | None:
-        """The words that are typed; None where a quote ends in another command."""
+        """The words of `typed`; None if a quote is not closed in it."""
         try:
             return shlex.split(self.typed)
         except ValueError:
@@ -43,8 +45,9 @@ class Command:
 
 @dataclass(frozen=True)
 class Line:
-    """A line of advice: commands, and what stands between them. One that `is_typed` is commands alone, joined
-    as in a shell, and a note.
+    """A line of a message: commands, and the text between them.
+
+    `is_typed`: the line consists of commands, joined as in a shell, and a note.
     """
 
     parts: tuple[Command | str, ...]
@@ -56,22 +59,24 @@ class Line:
 
     @property
     def has_commands(self) -> bool:
-        """Whether it names a command, in the note or before."""
+        """Whether the line contains a command, also in its note."""
         return any(isinstance(part, Command) for part in (*self.parts, *self.note))
 
-    def with_options(self, kept: Sequence[str], anew: Sequence[str] = ()) -> "Line":
-        """Return the line with these global options in each command: `kept` while there is the cluster,
-        `anew` after a `down`, and for `run`, which brings its own cluster up.
+    def with_options(self, current: Sequence[str], after_down: Sequence[str] = ()) -> "Line":
+        """Return the line with global options added to each command.
+
+        Commands get `current`; those after a `down`, and `run` (it creates a cluster), get `after_down`.
         """
-        every = (*self.parts, *self.note)
+        items = (*self.parts, *self.note)
         parts: list[Command | str] = []
         is_gone = False
-        for at, part in enumerate(every):
+        for index, part in enumerate(items):
             if isinstance(part, Command):
-                after = every[at + 1] if at + 1 < len(every) else ""
-                given = f"{part.typed} {after if isinstance(after, str) else ''}".split()
-                chosen = anew if is_gone or (part.verb == "run" and anew) else kept
-                options = tuple(word for word in chosen if word != "--local" or word not in given)
+                following = items[index + 1] if index + 1 < len(items) else ""
+                typed_words = f"{part.typed} {following if isinstance(following, str) else ''}".split()
+                chosen = after_down if is_gone or (part.verb == "run" and after_down) else current
+                is_repeated = "--local" in typed_words
+                options = tuple(name for name in chosen if name != "--local" or not is_repeated)
                 is_gone |= part.verb == "down"
                 part = replace(part, options=options)
             parts.append(part)
@@ -80,25 +85,25 @@ class Line:
 
 
 def read_advice(text: str) -> list[Line]:
-    """Return the lines of a message. A command that has global options already is left as it is."""
+    """Return the lines of a message. A command that already has global options is plain text."""
     return [_read_line(line) for line in text.split("\n")]
 
 
 def _read_line(line: str) -> Line:
     if not _TYPED.match(line):
         return Line(tuple(_commands_among(line)))
-    commands, note, rest = line.partition(_NOTE)
+    commands, note, note_text = line.partition(_NOTE)
     parts = [
-        Command(found[1], found[2].strip()) if (found := _TYPED.fullmatch(part)) else part
+        Command(match[1], match[2].strip()) if (match := _TYPED.fullmatch(part)) else part
         for part in re.split(r"( && |; )", commands)
     ]
-    return Line(tuple(parts), (note, *_commands_among(rest)), is_typed=True)
+    return Line(tuple(parts), (note, *_commands_among(note_text)), is_typed=True)
 
 
 def _commands_among(text: str) -> Iterator[Command | str]:
-    """Yield the commands that words name, and the words."""
-    at = 0
-    for found in _COMMAND.finditer(text):
-        yield from (text[at : found.start()], Command(found[1]))
-        at = found.end()
-    yield text[at:]
+    """Yield the commands in a text, and the text between them."""
+    end = 0
+    for match in _COMMAND.finditer(text):
+        yield from (text[end : match.start()], Command(match[1]))
+        end = match.end()
+    yield text[end:]

@@ -1,4 +1,4 @@
-"""The settings of a cluster that exists: those of its record where nothing else is asked."""
+"""Settings of an existing cluster: those in its record, unless an option or a variable overrides them."""
 
 import json
 import shlex
@@ -12,7 +12,7 @@ from awsddp.settings.spec import FILE, ClusterSpec
 from awsddp.settings.verbs import command_words
 from awsddp.state import Record
 
-# What holds from now on without a launch.
+# Keys that apply to running nodes, without a launch.
 REACH_KEYS = (
     JUMP,
     "network.ssh_cidr",
@@ -25,7 +25,7 @@ CHANGEABLE = {"cluster.nodes", *NODE_KEYS, *REACH_KEYS}
 
 
 def as_before(session: Session, record: Record | None) -> Session:
-    """Return the session with the settings of the record, for all that no option and no variable sets."""
+    """Return the session with the record's settings; options and environment variables override them."""
     if record is None:
         return session
     return session.with_settings(
@@ -33,28 +33,30 @@ def as_before(session: Session, record: Record | None) -> Session:
     )
 
 
-def say_differences(session: Session, standing: ClusterSpec, record: Record) -> None:
-    """Report what awsddp.toml says and the cluster does not have, and the `up` that changes it.
+def say_differences(session: Session, cluster_spec: ClusterSpec, record: Record) -> None:
+    """Report where awsddp.toml differs from the cluster, and the `up` command that applies it.
 
-    `standing` is the spec of the cluster. Raises ConfigError for an invalid `cluster.gpus`.
+    `cluster_spec` is the spec of the cluster. Raises ConfigError for an invalid `cluster.gpus`.
     """
-    found = differences(session.spec, standing)
-    if found.keys() & set(TYPE_KEYS) and is_of_type(session.spec, record.instance_type):
-        found = {key: values for key, values in found.items() if key not in TYPE_KEYS}
-    if not found:
+    changed = differences(session.spec, cluster_spec)
+    if changed.keys() & set(TYPE_KEYS) and is_of_type(session.spec, record.instance_type):
+        changed = {key: values for key, values in changed.items() if key not in TYPE_KEYS}
+    if not changed:
         return
     launched = {"cluster.instance_type": record.instance_type}
-    parts, words = [], []
-    for key, (wanted, has) in sorted(found.items(), key=lambda one: one[0] in CHANGEABLE):
-        name = f"{key.removeprefix('cluster.')} = {_shown(wanted)}"
+    texts, words = [], []
+    for key, (wanted, has) in sorted(changed.items(), key=lambda item: item[0] in CHANGEABLE):
+        name = f"{key.removeprefix('cluster.')} = {_format_value(wanted)}"
         if key in CHANGEABLE:
-            parts.append(f"{name}, the cluster has {_shown(launched.get(key) if has is None else has)}")
+            texts.append(
+                f"{name}, the cluster has {_format_value(launched.get(key) if has is None else has)}"
+            )
             words += command_words("up", {key: wanted})
         else:
-            parts.append(f"{name}, which only a new cluster gets")
+            texts.append(f"{name}, which only a new cluster gets")
     command = advised(session, shlex.join(["awsddp", "up", *words]))
-    session.say(f"{FILE} says {'; '.join(parts)}{f': {command}' if words else ''}")
+    session.say(f"{FILE} says {'; '.join(texts)}{f': {command}' if words else ''}")
 
 
-def _shown(value: object) -> str:
+def _format_value(value: object) -> str:
     return value if isinstance(value, str) else "none" if value in (None, ()) else json.dumps(value)

@@ -1,4 +1,4 @@
-"""Connecting to the nodes of a cluster: which can be used, by which way, and which jobs they know."""
+"""Connect to the nodes of a cluster, publish their addresses and list their jobs."""
 
 import contextlib
 import os
@@ -24,19 +24,25 @@ if TYPE_CHECKING:
 JUMP = "network.jump"
 
 REACH_S = 20.0
-"""How long connecting to a node may take before the others are asked without it."""
+"""How long connecting to a node may take before the verb continues without it."""
 OFF = ("stopping", "stopped")
-"""EC2's states of an instance that `up` starts."""
+"""EC2 states of an instance that `up` starts."""
 
 
 class NoNodes(NodeError):
-    """The cluster exists, and none of its nodes can be reached now. `stopped` hold these jobs."""
+    """The cluster exists, but none of its nodes can be reached now.
+
+    `stopped`: names of jobs whose results are on stopped nodes.
+    """
 
     stopped: tuple[str, ...] = ()
 
 
 def require_login(cluster: LocatedCluster) -> "tuple[LocatedCluster, tuple[Node, ...]]":
-    """Return a cluster whose key is here, and its living nodes. Raises NotFoundError, CloudError."""
+    """Return a cluster whose key this machine has, and its living nodes.
+
+    Raises NotFoundError if the cluster or the key is missing, CloudError.
+    """
     cluster, listed = require_live(cluster)
     if cluster.own is None or not cluster.session.folder.key.exists():
         raise NotFoundError(
@@ -49,19 +55,18 @@ def require_login(cluster: LocatedCluster) -> "tuple[LocatedCluster, tuple[Node,
 
 @contextlib.contextmanager
 def preconnected_cluster(session: Session) -> "Iterator[LocatedCluster]":
-    """Find the cluster; `connect_reachable` works with those nodes that are prepared and running.
+    """Find the cluster, while connections to its last known addresses are opened (not over a jump host).
 
-    Begins to connect to its last known addresses, unless that is over a jump host. What AWS says decides
-    what is used. Raises CloudError.
+    Connections to nodes that AWS does not list are not used. Raises CloudError.
     """
-    begun = _preconnected(session, session.folder.read())
-    with begun as preconnect, find_cluster(session, names_holder=True) as cluster:
+    context = _preconnected(session, session.folder.read())
+    with context as preconnect, find_cluster(session, names_holder=True) as cluster:
         yield replace(cluster, preconnect=preconnect)
 
 
 @contextlib.contextmanager
 def ready_cluster(session: Session, *, node: int | None = None) -> "Iterator[LocatedCluster]":
-    """Find the cluster, all nodes (or `node`) prepared and running.
+    """Find the cluster and check that all nodes (or `node`) are prepared and running.
 
     Raises NotFoundError, NodeError, CloudError.
     """
@@ -70,40 +75,40 @@ def ready_cluster(session: Session, *, node: int | None = None) -> "Iterator[Loc
 
 
 def require_ready(cluster: LocatedCluster, number: int | None = None) -> LocatedCluster:
-    """Return the cluster with its nodes, all (or the one of this number) prepared and running.
+    """Return the cluster with its nodes, if all (or node `number`) are prepared and running.
 
-    Raises NotFoundError or NodeError, CloudError.
+    Raises NotFoundError, NodeError if a node is not ready, CloudError.
     """
     name, (cluster, nodes) = cluster.session.spec.name, require_login(cluster)
     record = cluster.record
     if all(node.state in OFF for node in nodes):
         raise NodeError(f"cluster {name} is stopped", "", "awsddp up   # start it")
-    chosen, living = choose_nodes(nodes, number), {node.instance_id for node in nodes}
+    required, live_ids = choose_nodes(nodes, number), {node.instance_id for node in nodes}
     why = [
-        record.state_of(node) for node in chosen if node.state != "running" or not record.is_prepared(node)
+        record.state_of(node) for node in required if node.state != "running" or not record.is_prepared(node)
     ]
     if number is None:
-        lost = (one for one in record.prepared if one.instance_id not in living)
-        why += [f"{node_name(one.node)} ({one.instance_id}) is gone" for one in lost]
+        missing = (node for node in record.prepared if node.instance_id not in live_ids)
+        why += [f"{node_name(node.node)} ({node.instance_id}) is gone" for node in missing]
     if why:
         raise NodeError(f"cluster {name} is not ready", ", ".join(why), "awsddp up   # finish it")
     return cluster.with_nodes(nodes, of=nodes)
 
 
 def require_reachable(cluster: LocatedCluster) -> LocatedCluster:
-    """Return the cluster with those nodes that are prepared and running.
+    """Return the cluster with the nodes that are prepared and running.
 
-    Raises NotFoundError, CloudError, NoNodes where there are none.
+    Raises NotFoundError, CloudError, NoReachableNodes if there are none.
     """
-    cluster, living = require_login(cluster)
+    cluster, live = require_login(cluster)
     record = cluster.record
-    cluster = cluster.with_nodes([one for one in reachable(living) if record.is_prepared(one)], of=living)
+    cluster = cluster.with_nodes([node for node in reachable(live) if record.is_prepared(node)], of=live)
     if not cluster.nodes:
-        why = ", ".join(map(record.state_of, living))
-        next = "awsddp up   # start or finish it"
-        error = NoNodes(f"no node of cluster {cluster.session.spec.name} can be reached", why, next)
-        if all(node.state in OFF for node in living):
-            error.stopped = tuple(unfetched_jobs(living))
+        why = ", ".join(map(record.state_of, live))
+        next_step = "awsddp up   # start or finish it"
+        error = NoNodes(f"no node of cluster {cluster.session.spec.name} can be reached", why, next_step)
+        if all(node.state in OFF for node in live):
+            error.stopped = tuple(unfetched_jobs(live))
         raise error
     return cluster
 
@@ -117,16 +122,16 @@ def connect(
     partial: bool = False,
     meanwhile: Callable[[], None] | None = None,
 ) -> "Iterator[ConnectedCluster]":
-    """Connect to the nodes (all to work with), for as long as the context; write where all nodes are.
+    """Connect to `nodes` (default: all usable nodes) within the context, and publish their addresses.
 
-    Raises NodesFailed where one cannot be reached; with `partial` the fleet's `failures` names it. Raises
-    NodeError for one without an address, ConfigError where the disk refuses. What `meanwhile` raises, as for
-    Fleet, ends the attempt.
+    `on_wait` is called while it connects; what it raises ends the attempt. Raises NodesFailed if a node
+    cannot be reached; with `partial` the fleet's `failures` has it instead. Raises NodeError for a node
+    without an address, ConfigError if the record cannot be written.
     """
     from awsddp.nodes.fleet import Fleet
 
-    session, chosen = cluster.session, cluster.nodes if nodes is None else nodes
-    endpoints = endpoints_of(cluster, chosen)
+    session, targets = cluster.session, cluster.nodes if nodes is None else nodes
+    endpoints = endpoints_of(cluster, targets)
     cluster = publish(cluster)
     fleet = Fleet(
         endpoints,
@@ -147,9 +152,9 @@ def connect(
 
 @contextlib.contextmanager
 def connect_reachable(cluster: LocatedCluster) -> "Iterator[ConnectedCluster]":
-    """Connect to the nodes that can be reached, of those that are ready.
+    """Connect to those ready nodes that can be reached.
 
-    Raises NotFoundError, CloudError, NoNodes where there are none.
+    Raises NotFoundError, CloudError, NoReachableNodes if there are none.
     """
     cluster = require_reachable(cluster)
     with connect(cluster, deadline_s=REACH_S, partial=True) as connected:
@@ -163,20 +168,20 @@ def choose_nodes(nodes: Sequence[Node], number: int | None) -> tuple[Node, ...]:
     """Return the node of this number, or all of them. Raises NotFoundError."""
     chosen = tuple(node for node in nodes if number in (None, node.node))
     if not chosen:
-        known = ", ".join(node_name(node.node) for node in nodes)
-        raise NotFoundError(f"no {node_name(number or 0)} in this cluster", f"there are: {known}")
+        names = ", ".join(node_name(node.node) for node in nodes)
+        raise NotFoundError(f"no {node_name(number or 0)} in this cluster", f"there are: {names}")
     return chosen
 
 
 def reachable(nodes: Sequence[Node]) -> tuple[Node, ...]:
-    """Return the nodes that run and have an address."""
+    """Return the nodes that are running and have an address."""
     return tuple(node for node in nodes if node.state == "running" and node.address and node.node >= 0)
 
 
 def jump_of(session: Session, record: Record | None = None) -> "Jump | None":
-    """Return the jump host of an option or a variable, else the cluster's; without a cluster the one set now.
+    """Return the jump host of an option or a variable, else that of the record, else None.
 
-    "ssm" is Systems Manager, called as the cluster's own account.
+    Without a record the settings of the session decide. "ssm" is Systems Manager, with the cluster's account.
     """
     name = overlaid(session.spec, record.settings if record is not None else {}).network.jump
     if not name:
@@ -190,7 +195,7 @@ def jump_of(session: Session, record: Record | None = None) -> "Jump | None":
 
 
 def reach_jump(session: Session) -> None:
-    """Connect to the jump host, if there is one, before anything is created behind it.
+    """Check that the jump host, if there is one, can be reached before anything is created behind it.
 
     Raises JumpFailure, ConfigError.
     """
@@ -200,7 +205,7 @@ def reach_jump(session: Session) -> None:
 
 
 def login(session: Session, record: Record) -> "Login":
-    """Return what a login needs beside the address: key, known host keys, jump host."""
+    """Return the login of the cluster's nodes: key, known host keys, jump host."""
     from awsddp.nodes.hostkeys import bare
     from awsddp.nodes.login import Login
 
@@ -216,32 +221,40 @@ def login(session: Session, record: Record) -> "Login":
 
 @contextlib.contextmanager
 def _preconnected(session: Session, record: Record | None) -> "Iterator[Preconnect]":
-    """Begin to connect to the last known addresses, for as long as the context; over a jump host do not."""
+    """Start to connect to the last known addresses; yield the connections, close the unused ones at the end.
+
+    Yields none for a cluster behind a jump host.
+    """
     from awsddp.nodes.connection import cut, preconnect
 
-    begun: Preconnect = {}
+    connections: Preconnect = {}
     with contextlib.suppress(OSError, ConfigError):
-        if record is not None and (how := login(session, record)).jump is None:
-            begun = preconnect(_endpoints(record, record.prepared, record.addresses), how)
+        if record is not None and (ssh_login := login(session, record)).jump is None:
+            connections = preconnect(_endpoints(record, record.prepared, record.addresses), ssh_login)
     try:
-        yield begun
+        yield connections
     finally:
-        for connection in begun.values():
+        for connection in connections.values():
             connection.add_done_callback(cut)
 
 
 def endpoints_of(cluster: LocatedCluster, nodes: Sequence[Node]) -> "tuple[Endpoint, ...]":
-    """Return how nodes are reached. Raises NodeError for one without an address."""
-    lost = [node_name(node.node) for node in nodes if node.address is None]
-    if lost:
-        raise NodeError(f"{', '.join(lost)}: no address", "the instance is not running", "awsddp status")
+    """Return the SSH endpoints of nodes. Raises NodeError for a node without an address."""
+    unreachable = [node_name(node.node) for node in nodes if node.address is None]
+    if unreachable:
+        raise NodeError(
+            f"{', '.join(unreachable)}: no address", "the instance is not running", "awsddp status"
+        )
     addresses = {node.instance_id: str(node.address) for node in nodes}
     jump = jump_of(cluster.session, cluster.record)
     return _endpoints(cluster.record, nodes, addresses, jump=jump)
 
 
 def publish(cluster: LocatedCluster) -> LocatedCluster:
-    """Write where all nodes are, to the record and the ssh_config; return the cluster. Raises ConfigError."""
+    """Write the addresses of all nodes to the record and the ssh_config; return the cluster.
+
+    Raises ConfigError.
+    """
     session, listed = cluster.session, cluster.own.nodes if cluster.own else cluster.nodes
     running = {node.instance_id: str(node.address) for node in reachable(listed)}
     if not running.items() <= cluster.record.addresses.items():
@@ -253,26 +266,24 @@ def publish(cluster: LocatedCluster) -> LocatedCluster:
 
 
 def _entries(session: Session, listed: Sequence[Node], record: Record, prefix: str) -> str:
-    """Return the entries of the ssh_config: of the nodes that AWS lists, and of those that another command
-    has launched and prepared since.
-    """
+    """Return the ssh_config entries of the listed nodes, and of nodes that another command prepared since."""
     from awsddp.nodes.login import ssh_config
 
-    how, seen = login(session, record), {node.instance_id for node in listed}
-    newer = {one.node: one for one in record.prepared if one.instance_id not in seen}
+    ssh_login, listed_ids = login(session, record), {node.instance_id for node in listed}
+    newer = {node.node: node for node in record.prepared if node.instance_id not in listed_ids}
     nodes = newer | {node.node: node for node in reachable(listed)}
     addresses = record.addresses | {node.instance_id: str(node.address) for node in reachable(listed)}
     chosen = [node for _, node in sorted(nodes.items())]
-    endpoints = _endpoints(record, chosen, addresses, jump=how.jump)
-    return ssh_config(endpoints, how, prefix=prefix) if endpoints else ""
+    endpoints = _endpoints(record, chosen, addresses, jump=ssh_login.jump)
+    return ssh_config(endpoints, ssh_login, prefix=prefix) if endpoints else ""
 
 
 def told_jobs(connected: ConnectedCluster, *, partial: bool = False) -> tuple[JobRecord, ...]:
-    """Return every job that the connected nodes know, oldest first.
+    """Return every job that the connected nodes report, oldest first.
 
-    With `partial` a node that does not answer joins the fleet's failures, unless none does. A job that
-    this machine does not remember is none of this cluster's where its name is taken in the results
-    folder: no node may choose a folder of the user's.
+    With `partial` a node that does not answer is added to the fleet's failures, unless no node answers.
+    Ignores a job without a record whose name already exists in the results folder: otherwise a node could
+    make this machine write into a folder of the user.
     """
     from awsddp.agent import messages
     from awsddp.agent_client import job_reports
@@ -287,19 +298,19 @@ def told_jobs(connected: ConnectedCluster, *, partial: bool = False) -> tuple[Jo
     documents = {node: answer.jobs for node, answer in split(answers).items()}
     jobs = job_reports.jobs(documents, results=connected.session.job_spec.job.results)
     record = connected.session.folder.read()
-    known = {job.job for job in record.jobs} if record else set()
+    recorded = {job.job for job in record.jobs} if record else set()
     return tuple(
-        job for job in jobs if job.job in known or not os.path.lexists(connected.session.results / job.job)
+        job for job in jobs if job.job in recorded or not os.path.lexists(connected.session.results / job.job)
     )
 
 
 def say_missing(connected: ConnectedCluster) -> None:
-    """Report which nodes of the cluster were skipped, and why."""
+    """Report the nodes that were skipped, and why."""
     session, cluster = connected.session, connected.cluster
-    living = {node.instance_id for node in (*cluster.nodes, *cluster.excluded)}
-    for one in cluster.record.prepared:
-        if one.instance_id not in living:
-            session.say(f"{node_name(one.node)} ({one.instance_id}) is gone")
+    live_ids = {node.instance_id for node in (*cluster.nodes, *cluster.excluded)}
+    for prepared in cluster.record.prepared:
+        if prepared.instance_id not in live_ids:
+            session.say(f"{node_name(prepared.node)} ({prepared.instance_id}) is gone")
     for node in cluster.excluded:
         session.say(f"{cluster.record.state_of(node)}, and was skipped ({node.instance_id})")
     for number, failure in sorted(connected.fleet.failures.items()):
@@ -309,17 +320,17 @@ def say_missing(connected: ConnectedCluster) -> None:
 def _endpoints(
     record: Record, nodes: Sequence[Node | Prepared], addresses: dict[str, str], *, jump: "Jump | None" = None
 ) -> "tuple[Endpoint, ...]":
-    """Return how nodes are reached; `addresses` go by instance id."""
+    """Return the SSH endpoints of nodes that have an address in `addresses` (by instance id)."""
     from awsddp.nodes.login import Endpoint
 
     return tuple(
         Endpoint(
-            node=one.node,
-            instance_id=one.instance_id,
-            host=one.instance_id if jump is not None and jump.by_id else addresses[one.instance_id],
+            node=node.node,
+            instance_id=node.instance_id,
+            host=node.instance_id if jump is not None and jump.by_id else addresses[node.instance_id],
             port=record.target.ssh_port,
             user=record.ssh_user,
         )
-        for one in nodes
-        if one.instance_id in addresses
+        for node in nodes
+        if node.instance_id in addresses
     )

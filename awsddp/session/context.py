@@ -1,7 +1,6 @@
-"""A cluster as a verb sees it, in three steps: as it was asked for, as it was found, as it is connected.
+"""The state of a verb, in three immutable steps: Session (settings), LocatedCluster, ConnectedCluster.
 
-One holds the other, and none of them changes: a function takes the one that it needs, and returns what it
-learned.
+Each step contains the one before. A function takes the step that it needs and returns an updated copy.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -23,17 +22,17 @@ if TYPE_CHECKING:
     from awsddp.nodes.fleet import Fleet
 
 
-_NOWHERE = Target()
+_NO_TARGET = Target()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Session:
-    """What was asked: the cluster's name and the settings, its folder, and whom to tell and to ask.
+    """What the user requests: the cluster's name, its settings and folder, and callbacks to the user.
 
-    `home` is $AWSDDP_HOME, `local` is --local. `keys` are keywords of the API, each a key of awsddp.toml;
-    `settings` are both specs where they are loaded already, else they are when one is first read. `verb` is
-    what starts a job: `run` ends the cluster with it. `agree` answers a question of a verb that has begun
-    (without a terminal: no), `ask` what only a person may answer (None where nobody can be asked).
+    `home` is $AWSDDP_HOME, `local` is --local. `keys` are keywords of the API, each a key of awsddp.toml.
+    `settings` are both specs if they are loaded already; else they are loaded when one is first read. `verb`
+    is the verb that starts a job: `run` terminates the cluster with it. `confirms` asks the user whether a
+    verb continues (without a terminal: False). `ask` prompts the user; it returns None when not interactive.
     """
 
     name: str
@@ -56,26 +55,26 @@ class Session:
 
     @property
     def spec(self) -> ClusterSpec:
-        """What is asked of the cluster, by options, variables and awsddp.toml. Raises ConfigError."""
+        """The settings of the cluster, from options, variables and awsddp.toml. Raises ConfigError."""
         return self._specs[0]
 
     @property
     def job_spec(self) -> JobSpec:
-        """What is asked of its jobs: [job], [env] and [sync]. Raises ConfigError."""
+        """The settings of its jobs: [job], [env] and [sync]. Raises ConfigError."""
         return self._specs[1]
 
     @cached_property
     def folder(self) -> Folder:
-        """What this machine remembers of the cluster; it may be empty."""
+        """The cluster's folder on this machine; it may be empty."""
         return Folder(self.home, self.name)
 
     @property
     def results(self) -> Path:
-        """The local folder that receives the results of the jobs, a folder each. Raises ConfigError."""
+        """The local results folder, with a folder per job. Raises ConfigError."""
         return Path(self.job_spec.sync.workdir) / self.job_spec.job.results
 
     def with_settings(self, spec: ClusterSpec | None = None, job_spec: JobSpec | None = None) -> Self:
-        """Return what was asked with other settings."""
+        """Return the session with other settings; None keeps the present spec."""
         return replace(self, settings=(spec or self.spec, job_spec or self.job_spec))
 
     def say(self, text: str) -> None:
@@ -85,18 +84,18 @@ class Session:
 
 @dataclass(frozen=True, kw_only=True)
 class LocatedCluster:
-    """What was found of the cluster that a session asks for: where, and what AWS lists there.
+    """The cluster of a session: its target, its record, and what AWS lists there.
 
-    `gateway` is None where the local cloud is meant and is not running. `known` is the record of this
-    machine, None where there is none. `listed` is what AWS lists, None where that is nothing; `others` are
-    clusters of the same name and owner with another id, as two machines may make at once; `sessions` are
-    clusters of this name by other sessions of the caller's role, where nothing else is listed. `searched`
-    names the places, for messages. `nodes` are those to work with, `excluded` exist and are of no use now.
-    `preconnect` holds connections that were begun before.
+    `aws_client` is None if the target is the local cloud and it is not running. `local_record` is None if
+    this machine has none. `listing` is None if AWS lists nothing; `other_listings` are clusters of the same
+    name and owner with another id, which two machines may create at once; `other_session_listings` are
+    clusters of this name by other sessions of the caller's role, if nothing else is listed.
+    `searched_places` are names for messages. `nodes` are usable nodes; `excluded` nodes exist but cannot be
+    used now. `preconnect` are connections that were started before.
     """
 
     session: Session
-    target: Target = _NOWHERE
+    target: Target = _NO_TARGET
     gateway: "Aws | None" = None
     known: Record | None = None
     listed: Listed | None = None
@@ -109,58 +108,61 @@ class LocatedCluster:
 
     @property
     def aws(self) -> "Aws":
-        """The gateway to the cloud that the cluster is in."""
-        assert self.gateway is not None, "there is a cloud to ask"
+        """The AWS client of the cluster's target."""
+        assert self.gateway is not None, "the target is AWS, or a running local cloud"
         return self.gateway
 
     @property
     def record(self) -> Record:
-        """What this machine remembers of the cluster."""
-        assert self.known is not None, "remembered, or refused before"
+        """The record of this machine, where the caller has checked that there is one."""
+        assert self.known is not None, "the cluster has a record"
         return self.known
 
     @property
     def own(self) -> Listed | None:
-        """What AWS lists of the record's own cluster."""
+        """The listing, if its id is that of the record; else None."""
         is_own = self.listed is not None and self.known is not None and self.listed.id == self.known.id
         return self.listed if is_own else None
 
     @property
     def all_listed(self) -> tuple[Listed, ...]:
-        """Everything that AWS lists by this name and owner."""
+        """All listings of this name and owner."""
         return (self.listed, *self.others) if self.listed is not None else ()
 
     @property
     def unfetched(self) -> list[str]:
-        """The jobs whose results are not fetched, by the tags of the nodes that live."""
+        """The jobs whose results are not fetched, according to the tags of living nodes."""
         return self.listed.unfetched if self.listed is not None else []
 
     @property
     def job_spec(self) -> JobSpec:
-        """What is asked of its jobs, completed by what the cluster was made for."""
+        """The settings of its jobs, completed by those in the record."""
         return loader.overlaid(self.session.job_spec, self.known.asked if self.known is not None else {})
 
     def with_nodes(self, nodes: Sequence[Node], *, of: Collection[Node]) -> Self:
-        """Return the cluster with these of its nodes to work with."""
+        """Return the cluster with `nodes` as its usable nodes; the others in `all_nodes` are excluded."""
         return replace(self, nodes=tuple(nodes), excluded=tuple(node for node in of if node not in nodes))
 
     def remember(self, **changes: Any) -> Self:
-        """Change fields of the record in the folder, and return the cluster with it. Raises ConfigError."""
+        """Set fields of the record in the folder; return the cluster with the record. Raises ConfigError."""
         return self.change_record(lambda record: replace(record, **changes))
 
     def change_record(self, change: Callable[[Record], Record]) -> Self:
-        """Change the record in the folder, and return the cluster with it. Raises ConfigError."""
+        """Replace the record in the folder by `change(record)`; return the cluster with it.
+
+        Raises ConfigError.
+        """
         return replace(self, known=self.session.folder.update(change) or change(self.record))
 
 
 @dataclass(frozen=True, kw_only=True)
 class ConnectedCluster:
-    """A cluster that was found, and the connections to its nodes."""
+    """A located cluster, and the connections to its nodes."""
 
     cluster: LocatedCluster
     fleet: "Fleet"
 
     @property
     def session(self) -> Session:
-        """What was asked."""
+        """The session of the cluster."""
         return self.cluster.session

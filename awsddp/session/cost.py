@@ -1,4 +1,4 @@
-"""What a cluster has cost: its ledger, completed by what AWS lists."""
+"""The cost of a cluster, from its ledger and what AWS lists."""
 
 import contextlib
 from collections.abc import Iterable
@@ -12,45 +12,45 @@ from awsddp.state import Record, read_rows
 
 
 def bill_of(cluster: LocatedCluster, listed: Listed | None) -> billing.Bill | None:
-    """Return the account of the cluster in the folder, now; None where this machine did not launch it.
+    """Return the bill of the cluster until now; None if this machine did not launch it.
 
-    What AWS lists and the ledger lacks is written down first, so that no later account is smaller. Where
-    nodes are spot, AWS is asked for the prices that held since they were launched.
+    Appends to the ledger what AWS lists and the ledger does not have, so that no later bill is smaller. For
+    spot nodes it requests the prices since their launch from AWS.
     """
     if (record := cluster.known) is None:
         return None
     now = datetime.now(UTC)
     rows = read_rows(cluster.session.folder.ledger)
-    own = listed.nodes if listed is not None and listed.id == record.id else None
-    nodes = own or ()
-    lacking = billing.unwritten(billing.account(rows, now), own, launched=launched(record), now=now)
+    own_nodes = listed.nodes if listed is not None and listed.id == record.id else None
+    nodes = own_nodes or ()
+    missing = billing.unwritten(billing.account(rows, now), own_nodes, launched=launched(record), now=now)
     spot = [node.launched for node in nodes if node.spot and node.launched]
     if spot:
         from awsddp.aws.prices import spot_history
 
         history = spot_history(cluster.aws, {node.instance_type for node in nodes}, since=min(spot))
-        lacking += billing.repriced(rows, nodes, history, now=now)
-    for row in lacking:
-        with contextlib.suppress(ConfigError):  # a full disk here hides no price
+        missing += billing.repriced(rows, nodes, history, now=now)
+    for row in missing:
+        with contextlib.suppress(ConfigError):  # show the price even if the disk is full
             cluster.session.folder.note(row.event, **row.facts | {"id": record.id})
     running = {node.instance_id for node in nodes if node.state in ("pending", "running")}
-    return billing.account([*rows, *lacking], now, running=running)
+    return billing.account([*rows, *missing], now, running=running)
 
 
 def note_fetched(cluster: LocatedCluster, job: str, size: int) -> None:
-    """Write down what it costs that so many bytes of a job left AWS, by the list price."""
+    """Append the cost of downloading `size` bytes of a job from AWS to the ledger, at the list price."""
     if size:
         from awsddp.compat.types import EGRESS_USD_PER_GB
 
         usd = size / 1e9 * EGRESS_USD_PER_GB
-        with contextlib.suppress(ConfigError):  # no result waits for its price
+        with contextlib.suppress(ConfigError):  # a full disk must not stop a fetch
             cluster.session.folder.note(
                 "fetched", id=cluster.record.id, job=job, bytes=size, usd=round(usd, 6)
             )
 
 
 def launched(record: Record, instances: Iterable[str] = ()) -> billing.Row:
-    """Return the ledger's row of a launch of the cluster: its machines, rates of a node, expiry."""
+    """Return the ledger's row for a launch of these instances: their rates and expiry."""
     price, disk = record.price_usd_per_hour, record.disk_usd_per_hour
     return widened(
         billing.Row,

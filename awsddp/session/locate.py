@@ -1,6 +1,6 @@
-"""Where a cluster is: the place that is asked, what AWS lists there, and who may be asked instead.
+"""Find a cluster: its target, what AWS lists there, and clusters of the same name elsewhere.
 
-Local cloud, region and account follow the cluster's record, never what is set now.
+The record of a cluster decides its target (local cloud, region, account), not the present settings.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from awsddp.plan.records import Facts
 
 
-# Terminated instances are listed for about as long: until then one that is not listed is not listed yet.
+# AWS lists terminated instances for about an hour. Until then an instance that is missing is not listed yet.
 # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/terminating-instances.html
 LISTED = timedelta(hours=1)
 
@@ -34,9 +34,9 @@ LISTED = timedelta(hours=1)
 def aws_of(
     session: Session, target: Target, *, trail: Path | None = None, login: "Aws | None" = None
 ) -> "Aws":
-    """Return the gateway to a target. Its calls are recorded in the cluster's folder, or in `trail`.
+    """Return an AWS client for a target. Its calls are recorded in the cluster's folder, or in `trail`.
 
-    With `login` it uses that gateway's credentials. Raises ConfigError.
+    With `login` it uses the credentials of that client. Raises ConfigError.
     """
     from awsddp.aws.client import Aws, Trail
 
@@ -44,9 +44,9 @@ def aws_of(
 
 
 def owner_of(aws: "Aws", record: Record | None) -> str:
-    """Return the owner of a cluster: that of its record, whose login may differ now, else the caller.
+    """Return the owner of a cluster: the owner in its record (its login may differ now), else the caller.
 
-    In a local cloud always the caller. Raises CloudError, ConfigError.
+    In a local cloud it is always the caller. Raises CloudError, ConfigError.
     """
     if record is None or record.target.access_key_id is not None:
         return aws.identity().user_id
@@ -54,7 +54,7 @@ def owner_of(aws: "Aws", record: Record | None) -> str:
 
 
 def check_account(cluster: LocatedCluster) -> None:
-    """Raise ConfigError where the credentials are of another account than the cluster's."""
+    """Raise ConfigError if the credentials belong to another account than the cluster."""
     account, record = cluster.aws.identity().account, cluster.record
     if record.account not in ("", account):
         raise ConfigError(
@@ -65,10 +65,9 @@ def check_account(cluster: LocatedCluster) -> None:
 
 
 def facts_of(aws: "Aws", spec: ClusterSpec, target: Target, record: Record | None = None) -> "Facts":
-    """Read what a plan for `spec` needs, and check that the user's own login key matches the one in EC2.
+    """Read the facts that a plan for `spec` needs, and check that the user's own login key is the one in EC2.
 
-    What is launched for the cluster of `record` gets its owner, whoever logs in. Raises ConfigError,
-    CloudError.
+    With a `record` the facts have its owner instead of the caller. Raises ConfigError, CloudError.
     """
     from awsddp.aws.plan_facts import gather
 
@@ -87,20 +86,20 @@ def facts_of(aws: "Aws", spec: ClusterSpec, target: Target, record: Record | Non
 
 
 def own_key_file(spec: ClusterSpec) -> Path:
-    """Return where `access.key_file` is."""
+    """Return the absolute path of `access.key_file`."""
     return Path(str(spec.access.key_file)).expanduser().absolute()
 
 
 def target_of(session: Session, record: Record | None) -> Target:
-    """Return the place that a record names; no setting moves it, and only --profile changes who logs in.
+    """Return the target of a record; no setting changes it, except that --profile selects the login.
 
-    Without a record it is the place that is set now. Raises ConfigError where the command line names another
-    place than the record.
+    Without a record return the target in the settings. Raises ConfigError if the command line names another
+    target than the record.
     """
     requested, typed = session.spec.cluster, session.spec.from_cli
     if record is None:
-        here = Target(region=requested.region, profile=requested.profile)
-        return Target(name="local") if session.local else here
+        configured = Target(region=requested.region, profile=requested.profile)
+        return Target(name="local") if session.local else configured
     target = record.target
     region = requested.region if "cluster.region" in typed else None
     profile = requested.profile if "cluster.profile" in typed else None
@@ -109,17 +108,17 @@ def target_of(session: Session, record: Record | None) -> Target:
     else:
         other = "the local cloud" if session.local else region if region != target.region else ""
     if other:
-        raise _elsewhere(session, record, other)
+        raise _other_target_error(session, record, other)
     return replace(target, profile=profile or target.profile)
 
 
-def _elsewhere(session: Session, record: Record, other: str) -> ConfigError:
-    """Return the error for a cluster that is not where it is requested."""
-    name, place = session.spec.name, record.target.place
+def _other_target_error(session: Session, record: Record, other: str) -> ConfigError:
+    """Return the error for a cluster that exists in another target than the requested one, `other`."""
+    name, actual = session.spec.name, record.target.place
     return ConfigError(
-        f"cluster {name} is in {place}, not in {other}",
+        f"cluster {name} is in {actual}, not in {other}",
         "cluster names are unique; nothing was changed or forgotten",
-        f"awsddp status   # without another region, profile or --local: the cluster in {place}\n"
+        f"awsddp status   # without another region, profile or --local: the cluster in {actual}\n"
         "awsddp down   # end it there\n"
         f"awsddp -c {name}-2 up ...   # another name",
     )
@@ -127,20 +126,20 @@ def _elsewhere(session: Session, record: Record, other: str) -> ConfigError:
 
 @contextlib.contextmanager
 def target_for(session: Session, record: Record | None) -> Iterator[Target]:
-    """Open the target of `up` and `plan`: that of the record, else --local, else --region and --profile.
+    """Yield the target of `up` and `plan`: that of the record, else --local, else --region and --profile.
 
-    Raises ConfigError if the cluster of this name exists elsewhere.
+    Starts the local cloud if it is the target. Raises ConfigError if the cluster exists in another target.
     """
-    asked = session.spec.cluster
-    chosen = target_of(session, record)
-    if chosen.name != "local":
-        if record is not None and asked.region not in (None, chosen.region):
-            raise _elsewhere(session, record, str(asked.region))
-        yield chosen
+    requested = session.spec.cluster
+    resolved = target_of(session, record)
+    if resolved.name != "local":
+        if record is not None and requested.region not in (None, resolved.region):
+            raise _other_target_error(session, record, str(requested.region))
+        yield resolved
         return
     if "cluster.region" in session.spec.from_cli:
-        local.check_region(asked.region)
-    with local.opened(session.home, session.on_event, remembered=chosen.daemon_home) as target:
+        local.check_region(requested.region)
+    with local.opened(session.home, session.on_event, remembered=resolved.daemon_home) as target:
         assert target is not None, "it was started"
         yield target
 
@@ -154,42 +153,48 @@ def find_cluster(
     everywhere: bool = True,
     names_holder: bool = False,
 ) -> Iterator[LocatedCluster]:
-    """Search where the cluster is remembered, whatever is set now; without a record in the running local
-    cloud, in the given or configured region, then, if `everywhere`, in every enabled region.
+    """Search the target of the cluster's record, whatever the settings are; yield the cluster.
 
-    One call lists the nodes of a cluster that is remembered; with `whole` also what exists beside them.
-    With `newer` a folder that a newer awsddp wrote counts as lost. With `names_holder` an error of the
-    nodes names the command that changes the cluster now. Raises CloudError where AWS does not answer; no
-    account at all counts as nothing there, unless the folder remembers a cluster. Raises ConfigError
-    where the command line names another place than the record.
+    Without a record search the local cloud if it runs, then the given or configured region, then, if
+    `all_regions`, every enabled region. For a cluster with a record one call lists its nodes; with
+    `all_resources` its other resources are listed as well. With `ignore_newer` a record that a newer awsddp
+    wrote is treated as missing. With `name_lock_holder` an error of the nodes names the command that is
+    changing the cluster. Raises CloudError if AWS does not answer; missing credentials mean that there is no
+    cluster, unless there is a record. Raises ConfigError if the command line names another target than the
+    record.
     """
     record, cluster = session.folder.read(newer=newer), None
     with contextlib.ExitStack() as stack:
         try:
-            cluster = _search(session, record, stack, whole=whole, everywhere=everywhere)
+            cluster = _search(session, record, stack, all_resources=whole, all_regions=everywhere)
             yield cluster
         except (NodeError, NotFoundError) as error:
             if cluster is not None and isinstance(error, NodeFailure | NodesFailed):
-                _name_ended(cluster, error)
+                _add_ended_nodes(cluster, error)
             if names_holder:
-                _name_holder(session, error)
+                _add_lock_holder(session, error)
             raise
 
 
 def _search(
-    session: Session, record: Record | None, stack: contextlib.ExitStack, *, whole: bool, everywhere: bool
+    session: Session,
+    record: Record | None,
+    stack: contextlib.ExitStack,
+    *,
+    all_resources: bool,
+    all_regions: bool,
 ) -> LocatedCluster:
-    """Search the place that the record names, and no other; without a record the nearest places first."""
-    place = Target(name="local") if record is None else target_of(session, record)
-    nearest = LocatedCluster(session=session, target=place, known=record)
+    """Search the target of the record only; without a record search the targets in order."""
+    default = Target(name="local") if record is None else target_of(session, record)
+    nearest = LocatedCluster(session=session, target=default, known=record)
     searched: tuple[str, ...] = ()
-    for target in _places(session, record, stack, ending=whole):
+    for target in _list_targets(session, record, stack, ending=all_resources):
         searched = (*searched, target.place)
         try:
-            here = LocatedCluster(session=session, target=target, known=record, searched=searched)
-            nearest = _search_in(here, whole=whole or record is None)
+            candidate = LocatedCluster(session=session, target=target, known=record, searched=searched)
+            nearest = _search_target(candidate, all_resources=all_resources or record is None)
         except (CloudError, ConfigError) as error:
-            # There is no AWS to ask from here, and this machine has ended a cluster of this name: "absent".
+            # Without credentials the cluster is "absent" if this machine has terminated one of this name.
             no_account = isinstance(error, ConfigError) or getattr(error, "code", "") == "NoCredentialsError"
             ended = any((session.home / "history").glob(f"{session.spec.name}-????????"))
             if record is not None or not (no_account and (nearest.gateway is not None or ended)):
@@ -197,30 +202,32 @@ def _search(
             break
         if nearest.listed is not None:
             return nearest
-    return _search_regions(nearest) if everywhere and record is None else nearest
+    return _search_regions(nearest) if all_regions and record is None else nearest
 
 
-def _places(
+def _list_targets(
     session: Session, record: Record | None, stack: contextlib.ExitStack, *, ending: bool
 ) -> Iterator[Target]:
-    """Yield the places to search, nearest first; a local cloud only where it runs."""
-    place, requested = target_of(session, record), session.spec.cluster
-    if place.name == "local" or not (record or requested.region or requested.profile):
+    """Yield the targets to search, in order; the local cloud only if it is running."""
+    target, requested = target_of(session, record), session.spec.cluster
+    if target.name == "local" or not (record or requested.region or requested.profile):
         opened = local.opened(
-            session.home, session.on_event, start=False, ending=ending, remembered=place.daemon_home
+            session.home, session.on_event, start=False, ending=ending, remembered=target.daemon_home
         )
         if (running := stack.enter_context(opened)) is not None:
             yield running
-    if place.name != "local":
-        yield place
+    if target.name != "local":
+        yield target
 
 
-def _search_in(cluster: LocatedCluster, *, whole: bool = True, login: "Aws | None" = None) -> LocatedCluster:
-    """Look in the cluster's target, and return the cluster."""
+def _search_target(
+    cluster: LocatedCluster, *, all_resources: bool = True, login: "Aws | None" = None
+) -> LocatedCluster:
+    """Search the cluster's target; return the cluster with its AWS client and listing."""
     from awsddp.aws.clusters import of_other_sessions
 
     aws = aws_of(cluster.session, cluster.target, login=login)
-    cluster = look(replace(cluster, gateway=aws), whole=whole)
+    cluster = look(replace(cluster, gateway=aws), whole=all_resources)
     if cluster.known is not None and cluster.own is None:
         check_account(cluster)
     if cluster.listed is None:
@@ -230,7 +237,7 @@ def _search_in(cluster: LocatedCluster, *, whole: bool = True, login: "Aws | Non
 
 
 def _search_regions(nearest: LocatedCluster) -> LocatedCluster:
-    """Search the other enabled regions, side by side; return where the cluster is, else `nearest`."""
+    """Search the other enabled regions in parallel; return the cluster if it is in one, else `nearest`."""
     from awsddp.aws.plan_facts import enabled_regions
 
     session = nearest.session
@@ -241,49 +248,49 @@ def _search_regions(nearest: LocatedCluster) -> LocatedCluster:
     searched = (*nearest.searched, *regions)
 
     def search(region: str) -> LocatedCluster:
-        there = replace(nearest.target, region=region)
-        return _search_in(replace(nearest, target=there, searched=searched), login=aws)
+        target = replace(nearest.target, region=region)
+        return _search_target(replace(nearest, target=target, searched=searched), login=aws)
 
-    everywhere = each(search, regions)
-    sessions = tuple(one for cluster in (nearest, *everywhere) for one in cluster.sessions)
-    found = (cluster for cluster in everywhere if cluster.listed)
-    return next(found, replace(nearest, searched=searched, sessions=sessions))
+    clusters = each(search, regions)
+    sessions = tuple(listed for cluster in (nearest, *clusters) for listed in cluster.sessions)
+    matches = (cluster for cluster in clusters if cluster.listed)
+    return next(matches, replace(nearest, searched=searched, sessions=sessions))
 
 
 def look(cluster: LocatedCluster, *, owner: str | None = None, whole: bool = True) -> LocatedCluster:
-    """Return the cluster with what AWS lists now by its name and owner, the record's own cluster first.
+    """Return the cluster with a new listing by name and owner; the cluster of the record comes first.
 
-    The owner is that of the record, else the caller. If not `whole`, one call lists the nodes, and
-    the rest is read only where no node lives. Raises CloudError.
+    The default owner is that of the record, else the caller. If not `all_resources`, one call lists the
+    nodes, and other resources are listed only if no node lives. Raises CloudError.
     """
     from awsddp.aws.clusters import find_clusters
 
     record, name = cluster.known, cluster.session.spec.name
     owner = owner or (record.owner if record else cluster.aws.identity().user_id)
-    known = record.remembered if record else None
-    seen = () if whole else find_clusters(cluster.aws, name, owner, remembered=known, kinds=())
-    clusters = tuple(one for one in seen if one.live)
-    clusters = clusters or find_clusters(cluster.aws, name, owner, remembered=known)
-    own = [one for one in clusters if record is not None and one.id == record.id]
-    listed = next(iter((*own, *clusters)), None)
-    return replace(cluster, listed=listed, others=tuple(one for one in clusters if one is not listed))
+    recorded = record.remembered if record else None
+    nodes_only = () if whole else find_clusters(cluster.aws, name, owner, remembered=recorded, kinds=())
+    listings = tuple(listing for listing in nodes_only if listing.live)
+    listings = listings or find_clusters(cluster.aws, name, owner, remembered=recorded)
+    of_record = [listing for listing in listings if record is not None and listing.id == record.id]
+    chosen = next(iter((*of_record, *listings)), None)
+    others = tuple(listing for listing in listings if listing is not chosen)
+    return replace(cluster, listed=chosen, others=others)
 
 
 def wait_until_listed(cluster: LocatedCluster) -> LocatedCluster:
-    """Wait for up to two minutes until AWS lists every instance that was prepared within the hour; return the
-    cluster with them.
+    """Wait for up to two minutes until AWS lists every instance prepared within the hour; return the cluster.
 
-    Looks again only if something was missing. Raises CloudError.
+    The listing is refreshed only if an instance was missing. Raises CloudError.
     """
     from awsddp.aws.clusters import by_id, describe
     from awsddp.aws.waits import CLOCK, VISIBLE_S, poll
 
-    record, own = cluster.record, cluster.own
-    missing = {one.instance_id for one in record.prepared}
-    missing -= {node.instance_id for node in own.nodes} if own else set()
+    record, own_cluster = cluster.record, cluster.own
+    missing = {node.instance_id for node in record.prepared}
+    missing -= {node.instance_id for node in own_cluster.nodes} if own_cluster else set()
     if not missing or CLOCK.now() - record.created > LISTED:
         return cluster
-    # A cloud that brings its own keys knows its caller for as long as it lives: this is another one.
+    # A local cloud brings its own keys. Its caller is another one: this is another local cloud.
     if record.target.access_key_id is not None and record.owner != cluster.aws.identity().user_id:
         return cluster
 
@@ -295,94 +302,94 @@ def wait_until_listed(cluster: LocatedCluster) -> LocatedCluster:
 
 
 def wait_until_launches_show(cluster: LocatedCluster) -> LocatedCluster:
-    """Wait until AWS lists the instances that this machine launched, or those of an interrupted launch;
-    return the cluster with them.
+    """Wait until AWS lists the instances that this machine launched, also by an interrupted launch.
 
-    Raises CloudError.
+    Return the cluster with a listing that has them. Raises CloudError.
     """
     from awsddp.aws.instances import appear, filled_by
 
-    record, own = cluster.known, cluster.own
+    record, own_cluster = cluster.known, cluster.own
     if record is None:
         return cluster
     if record.intent is None:
         return wait_until_listed(cluster)
-    if own and own.live and filled_by(record.intent) <= {node.node for node in own.live}:
+    live = {node.node for node in own_cluster.live} if own_cluster else set()
+    if live and filled_by(record.intent) <= live:
         return cluster
     appear(cluster.aws, record.intent, on_event=cluster.session.on_event)
     return look(cluster)
 
 
-def _name_ended(cluster: LocatedCluster, error: NodeError) -> None:
-    """Add to a failure of nodes which of them EC2 has stopped or terminated meanwhile."""
+def _add_ended_nodes(cluster: LocatedCluster, error: NodeError) -> None:
+    """Add to a failure of nodes which of them EC2 has stopped or terminated."""
     from awsddp.aws.clusters import by_id, describe
 
     with contextlib.suppress(CloudError):
         numbers = {node.instance_id: node.node for node in error.nodes}
         off = sorted(
-            f"EC2 says: {node_name(numbers[one.instance_id])} is {one.state}"
-            for one in (describe(cluster.aws, by_id(*numbers)) if numbers else ())
-            if one.state != "running"
+            f"EC2 says: {node_name(numbers[instance.instance_id])} is {instance.state}"
+            for instance in (describe(cluster.aws, by_id(*numbers)) if numbers else ())
+            if instance.state != "running"
         )
         error.why = "\n".join(filter(None, (error.why, *off)))
 
 
 def require_live(cluster: LocatedCluster) -> tuple[LocatedCluster, Listed]:
-    """Return a cluster that has nodes, and what AWS lists of it. Raises NotFoundError, CloudError."""
+    """Return the cluster and its listing, which has living nodes. Raises NotFoundError, CloudError."""
     if cluster.gateway and cluster.known and (cluster.own is not None or cluster.listed is None):
         cluster = wait_until_listed(cluster)
     if cluster.listed is None or not cluster.listed.live:
         refuse_sessions(cluster)
         name, searched = cluster.session.spec.name, ", ".join(cluster.searched)
-        creates = _creates(cluster.session, is_local=cluster.target.name == "local")
-        raise NotFoundError(f"no cluster {name}", f"searched: {searched}", creates)
+        create_command = _create_command(cluster.session, is_local=cluster.target.name == "local")
+        raise NotFoundError(f"no cluster {name}", f"searched: {searched}", create_command)
     return cluster, cluster.listed
 
 
 def machines(cluster: LocatedCluster, listed: Listed) -> str:
-    """Return how many machines of a listed cluster exist, of which type and where."""
-    where = replace(cluster.target, region=listed.region).place
-    return f"{len(listed.live)} x {listed.live[0].instance_type} in {where}"
+    """Return a text with the number, type and place of a listed cluster's living nodes."""
+    location = replace(cluster.target, region=listed.region).place
+    return f"{len(listed.live)} x {listed.live[0].instance_type} in {location}"
 
 
 def refuse_sessions(cluster: LocatedCluster) -> None:
-    """Raise NotFoundError that names the clusters of this name by other sessions of the caller's role."""
+    """Raise NotFoundError if other sessions of the caller's role have clusters of this name."""
     if not cluster.sessions:
         return
-    made = [(one.owner.partition(":")[2], machines(cluster, one)) for one in cluster.sessions]
+    creators = [(listed.owner.partition(":")[2], machines(cluster, listed)) for listed in cluster.sessions]
     raise NotFoundError(
         f"no cluster {cluster.session.spec.name} of this login; "
         "another session of your role has one, which costs money",
-        "\n".join(f"{these}, made by {session}" for session, these in made),
-        f"role_session_name = {made[0][0]} in the AWS profile makes it yours; then: awsddp down\n"
+        "\n".join(f"{these}, made by {session}" for session, these in creators),
+        f"role_session_name = {creators[0][0]} in the AWS profile makes it yours; then: awsddp down\n"
         "awsddp status --all   # what it costs",
     )
 
 
 def end(cluster: LocatedCluster, listed: Listed) -> "Teardown":
-    """End everything of a listed cluster. Raises CloudError."""
+    """Terminate all resources of a listed cluster. Raises CloudError."""
     from awsddp.aws.teardown import teardown
 
     return teardown(cluster.aws, listed, on_event=cluster.session.on_event)
 
 
-def _name_holder(session: Session, error: NodeError | NotFoundError) -> None:
-    """Name the command that changes the cluster now, or that it was terminated, as a cause of what fails."""
+def _add_lock_holder(session: Session, error: NodeError | NotFoundError) -> None:
+    """Add to an error the command that is changing the cluster, or that another one has terminated it."""
     holder, why = session.folder.holder(), ""
     if holder is not None:
         why = f"{holder} is changing the cluster"
     elif isinstance(error, NodeError) and session.folder.read(newer=True) is None:  # it had a record before
-        why, error.next = "another command has terminated the cluster", _creates(session)
+        why, error.next = "another command has terminated the cluster", _create_command(session)
     error.why = "\n".join(filter(None, (error.why, why)))
 
 
-def _creates(session: Session, *, is_local: bool = False) -> str:
-    """Return the command that creates the cluster, where it was or was searched."""
+def _create_command(session: Session, *, is_local: bool = False) -> str:
+    """Return the command that creates the cluster in the target where it was, or was searched."""
     return f"awsddp up{' --local' if is_local or _was_local(session) else ''}   # create it"
 
 
 def _was_local(session: Session) -> bool:
     """Return whether the last cluster of this name that this machine launched was in the local cloud."""
-    own = [past.launched for past in pasts(session.home) if past.name == session.spec.name]
-    last = max(filter(None, own), key=lambda row: row.time, default=None)
+    launches = [past.launched for past in pasts(session.home) if past.name == session.spec.name]
+    last = max(filter(None, launches), key=lambda row: row.time, default=None)
     return last is not None and last.target == "local"

@@ -1,7 +1,7 @@
-"""What to type next: the commands that messages recommend, as this user has to type them, where it is.
+"""Complete the commands that messages recommend, and report what an interrupted command leaves behind.
 
-A message names a command ("awsddp up   # continue"), and `advised` adds what selects the cluster and what was
-asked. And what an interrupted command leaves behind.
+A message contains a short command ("awsddp up   # continue"). `complete_commands` adds the options that
+select the cluster, and those of the present command line.
 """
 
 import contextlib
@@ -28,22 +28,23 @@ from awsddp.util.shipped_files import is_bundled
 
 _AWS = re.compile(r"\baws (?=(ec2|iam|s3|s3api) )")
 _HIDDEN = (NOT_SHOWN - {"job.resume", *SCRIPT}) | {"cluster.region", "cluster.profile"}
-"""Keys that no advice repeats: they may hold a secret, are said otherwise, or are global options."""
+"""Keys that are never added to a command: possible secrets, global options, and keys added elsewhere."""
 
 
 def global_words(
     folder: Folder, *, local: bool, region: str | None, profile: str | None, is_kept: bool = True
 ) -> list[str]:
-    """Return the global options that a command needs to mean this cluster; `region` and `profile` as given.
+    """Return the global options that select this cluster.
 
-    What the cluster's record holds is left out, unless the command is typed once it is gone (not `is_kept`).
+    `region` and `profile` are None if not requested. What the record implies is omitted if `has_record`; for
+    a command that is typed after a `down` pass False.
     """
     default = os.environ.get("AWSDDP_CLUSTER") or "default"
     words = ["-c", folder.name] if folder.name != default else []
     record = folder.read(newer=True)
     if record is not None and is_kept:  # no option moves a cluster
-        other = record.target.name == "aws" and profile not in (None, record.target.profile)
-        return [*words, "--profile", str(profile)] if other else words
+        is_other_profile = record.target.name == "aws" and profile not in (None, record.target.profile)
+        return [*words, "--profile", str(profile)] if is_other_profile else words
     if record is not None:
         local = record.target.name == "local"
         profile, region = profile or record.target.profile, region or record.target.region
@@ -54,19 +55,21 @@ def global_words(
 
 
 def advised(session: Session, text: str, *, job: JobRecord | None = None) -> str:
-    """Return a message with its commands as this user has to type them.
+    """Return a message with its commands completed, so that the user can type them as they are.
 
-    Each gets the global options that select the cluster. One at the start of a line also gets what was asked:
-    the options of this command line that its verb heeds, but for those that the text names itself; `train`
-    those of `job`, its script and arguments, and where `run` ended the cluster with the job it is that `run`.
-    What follows a `down` in the same line gets what the cluster was asked for. AWS's own commands go to the
-    local cloud where the cluster is there.
+    Each command gets the global options that select the cluster. A command at the start of a line also gets
+    the options of this command line that its verb reads, except those that it already sets. With `job`,
+    `train` gets the options, script and arguments of that job; after a `run` it becomes `run`. A command
+    after a `down` in the same line gets the settings of the cluster. Commands of the AWS CLI get the
+    variables of the local cloud if the cluster is in it.
     """
-    return "\n".join(str(_for_user(session, line, job)) for line in read_advice(_rehearsed(session, text)))
+    return "\n".join(
+        str(_complete_line(session, line, job)) for line in read_advice(_with_local_cloud(session, text))
+    )
 
 
-def _rehearsed(session: Session, text: str) -> str:
-    """Return a message whose commands of AWS's command line reach the local cloud where it is there."""
+def _with_local_cloud(session: Session, text: str) -> str:
+    """Return the message; for a cluster in the local cloud, AWS CLI commands get the variables for it."""
     if not _AWS.search(text):
         return text
     record = session.folder.read(newer=True)
@@ -74,22 +77,20 @@ def _rehearsed(session: Session, text: str) -> str:
         return text
     from awsddp.local.client import variables
 
-    if found := variables(session.home, record.target.daemon_home if record is not None else None):
-        reached = shlex.join(found)
-        return text if reached in text else _AWS.sub(lambda match: f"{reached} {match[0]}", text)
+    if client_variables := variables(session.home, record.target.daemon_home if record is not None else None):
+        prefix = shlex.join(client_variables)
+        return text if prefix in text else _AWS.sub(lambda match: f"{prefix} {match[0]}", text)
     return "awsddp local start   # it shows how any AWS client reaches the local cloud"
 
 
-def _for_user(session: Session, line: Line, job: JobRecord | None) -> Line:
-    """Return a line with the global options of each command, if it is typed also with what was asked.
-
-    After a `down` there is no cluster any more.
-    """
+def _complete_line(session: Session, line: Line, job: JobRecord | None) -> Line:
+    """Return a line with all options added to its commands."""
     if not line.has_commands:
         return line
     if line.is_typed:
-        line = _asked_for(session, _without_up(line) if session.verb == "run" else line, job)
-    typed = frozenset() if " --local" in str(line) else session.spec.from_cli  # one region, and no profile
+        line = _with_all_options(session, _without_up(line) if session.verb == "run" else line, job)
+    # The local cloud has one region and no profile.
+    typed = frozenset() if " --local" in str(line) else session.spec.from_cli
     region = session.spec.cluster.region if "cluster.region" in typed else None
     profile = session.spec.cluster.profile if "cluster.profile" in typed else None
     words = partial(global_words, session.folder, local=session.local, region=region, profile=profile)
@@ -97,97 +98,101 @@ def _for_user(session: Session, line: Line, job: JobRecord | None) -> Line:
 
 
 def _without_up(line: Line) -> Line:
-    """Return a line whose `train` has the options of an `up` before it: `run` brings its own cluster up."""
+    """Return a line whose `up ... && train ...` is one `train` with all options: `run` includes `up`."""
     parts = list(line.parts)
-    for at in range(len(parts) - 2):
-        up, joined, train = parts[at : at + 3]
+    for index in range(len(parts) - 2):
+        up, joined, train = parts[index : index + 3]
         if joined != " && " or not isinstance(up, Command) or not isinstance(train, Command):
             continue
         if (up.verb, train.verb) == ("up", "train"):
             train = replace(train, typed=f"{up.typed} {train.typed}".strip())
-            return replace(line, parts=(*parts[:at], train, *parts[at + 3 :]))
+            return replace(line, parts=(*parts[:index], train, *parts[index + 3 :]))
     return line
 
 
-def _asked_for(session: Session, line: Line, job: JobRecord | None) -> Line:
-    """Return a line whose commands have what was asked: by this command line, or of the job."""
+def _with_all_options(session: Session, line: Line, job: JobRecord | None) -> Line:
+    """Return a line with the options of this command line, or of the job, added to its commands."""
     parts: list[Command | str] = []
     is_gone = False
     for part in line.parts:
         if isinstance(part, Command):
-            parts.append(_with_asked(session, part, job, is_gone=is_gone))
+            parts.append(_with_options(session, part, job, is_gone=is_gone))
             is_gone |= part.verb == "down"
         else:
             parts.append(part)
     return replace(line, parts=tuple(parts))
 
 
-def _with_asked(session: Session, command: Command, job: JobRecord | None, *, is_gone: bool) -> Command:
-    given = command.words
-    if given is None:
+def _with_options(session: Session, command: Command, job: JobRecord | None, *, is_gone: bool) -> Command:
+    typed_words = command.words
+    if typed_words is None:
         return command
     verb = session.verb if command.verb == "train" and job is not None else command.verb
-    asked = _asked(session, verb, job, is_gone=is_gone)
-    added = command_words(verb, {key: value for key, value in asked.items() if not _names(given, key)})
-    if job is not None and "--resume" in given:
-        asked["job.args"] = [*job.args, *_resume_words(session, job)]
-    last = script_words(asked)
-    last = [] if {"SCRIPT", "--", *last[:1]} & {*given} else last
-    return replace(command, verb=verb, asked=tuple(added), last=tuple(last))
+    options = _options_for(session, verb, job, is_gone=is_gone)
+    added = command_words(
+        verb, {key: value for key, value in options.items() if not _sets_key(typed_words, key)}
+    )
+    if job is not None and "--resume" in typed_words:
+        options["job.args"] = [*job.args, *_resume_words(session, job)]
+    script = script_words(options)
+    script = [] if {"SCRIPT", "--", *script[:1]} & {*typed_words} else script
+    return replace(command, verb=verb, asked=tuple(added), last=tuple(script))
 
 
-def _names(given: Sequence[str], key: str) -> bool:
-    """Return whether the words of a command set a key, or one that excludes it."""
+def _sets_key(words: Sequence[str], key: str) -> bool:
+    """Return True if the words of a command set a key, or a key that excludes it."""
     same = EXCLUSIVE if key in EXCLUSIVE else {key, key.removeprefix("env.variables.")}
-    signs = {option_words(one, "")[0] for one in same} - {"-o"}
-    return not signs.isdisjoint(given) or any(word.partition("=")[0] in same for word in given)
+    signs = {option_words(other, "")[0] for other in same} - {"-o"}
+    return not signs.isdisjoint(words) or any(word.partition("=")[0] in same for word in words)
 
 
-def _asked(session: Session, verb: str, job: JobRecord | None, *, is_gone: bool) -> dict[str, Given]:
-    """Return what was asked and this verb heeds, by key: by this command line, or for the job."""
-    now = settings(session.spec, session.job_spec)
-    found: dict[str, Given] = {key: value for key, value, source in now if source == OPTION}
+def _options_for(session: Session, verb: str, job: JobRecord | None, *, is_gone: bool) -> dict[str, Given]:
+    """Return the settings that a verb reads, by key: those of this command line, or those of the job."""
+    all_settings = settings(session.spec, session.job_spec)
+    options: dict[str, Given] = {key: value for key, value, source in all_settings if source == OPTION}
     variables = {
         f"env.variables.{name}": None if SECRET.search(name) else text
         for name, text in session.job_spec.env.variables.items()
     }
-    found |= variables if "env.variables" in found else {}
+    options |= variables if "env.variables" in options else {}
     record = session.folder.read(newer=True) if is_gone else None
     if record is not None:
-        standing = {key: value for key, value, _ in now}
-        asked = {"cluster.nodes": record.nodes} | record.asked
-        found = {key: value for key, value in asked.items() if standing.get(key) != value} | found
-        found.pop("cluster.replace", None)  # that machine is gone, too
+        current = {key: value for key, value, _ in all_settings}
+        recorded = {"cluster.nodes": record.nodes} | record.asked
+        options = {key: value for key, value in recorded.items() if current.get(key) != value} | options
+        options.pop("cluster.replace", None)  # the replaced machine is gone as well
     if job is not None and verb in ("train", "run"):
-        found = {key: value for key, value in found.items() if not key.startswith(OF_JOB)}
-        found |= job_options(job)
-        found |= {key: variables[key] for key in found.keys() & variables.keys()}
-    return {key: value for key, value in found.items() if key.startswith(HEEDS[verb]) and key not in _HIDDEN}
+        options = {key: value for key, value in options.items() if not key.startswith(OF_JOB)}
+        options |= job_options(job)
+        options |= {key: variables[key] for key in options.keys() & variables.keys()}
+    return {
+        key: value for key, value in options.items() if key.startswith(HEEDS[verb]) and key not in _HIDDEN
+    }
 
 
 def job_options(job: JobRecord) -> dict[str, Given]:
-    """Return what a job was asked, by key of awsddp.toml; the values of its variables are not known.
+    """Return the settings of a job, by key of awsddp.toml; the values of its variables are not known.
 
-    Its nodes say it: a key that is not a job's, such as a rule for SSH, is left out.
+    Nodes report them: a key that is not a job's, such as a rule for SSH, is ignored.
     """
-    found = {key: value for key, value in options_of(job.options).items() if key.startswith(OF_JOB)}
+    options = {key: value for key, value in options_of(job.options).items() if key.startswith(OF_JOB)}
     if job.started is not None:
-        found.pop("job.after", None)  # that job has ended
-    found |= {"job.resume": job.resumed} if job.resumed else {}
-    return found | {"job.script": job.script, "job.args": job.args}
+        options.pop("job.after", None)  # that job has ended
+    options |= {"job.resume": job.resumed} if job.resumed else {}
+    return options | {"job.script": job.script, "job.args": job.args}
 
 
 def resume_note(session: Session, job: JobRecord) -> str:
-    """Return what the script of a job has to do so that --resume continues it, "" where it does that."""
+    """Return a note if the script of a job takes no checkpoint by an option or argument, else ""."""
     option = _resume_option(session, job)
-    takes = option is not None or any("{resume}" in word for word in job.args)
+    takes = option is not None or any("{resume}" in argument for argument in job.args)
     return "" if takes else "   # the script has to read $AWSDDP_RESUME"
 
 
 def _resume_words(session: Session, job: JobRecord) -> list[str]:
-    """Return the arguments that give the script of a job its checkpoint, where it needs some more."""
+    """Return the arguments to add so that the script of a job gets its checkpoint."""
     option = _resume_option(session, job)
-    return [option, "{resume}"] if option and not any("{resume}" in word for word in job.args) else []
+    return [option, "{resume}"] if option and not any("{resume}" in argument for argument in job.args) else []
 
 
 def _resume_option(session: Session, job: JobRecord) -> str | None:
@@ -198,7 +203,7 @@ def _resume_option(session: Session, job: JobRecord) -> str | None:
 
 @contextlib.contextmanager
 def advising(session: Session) -> Iterator[None]:
-    """Within the context an error names what was typed, and what to type next."""
+    """Complete the labels and commands of an error that is raised in the context."""
     try:
         yield
     except AwsddpError as error:
@@ -207,54 +212,54 @@ def advising(session: Session) -> Iterator[None]:
 
 
 def advise(session: Session, error: AwsddpError) -> None:
-    """Word an error as this user typed: the key that it begins with, and the commands that it recommends."""
-    key, colon, rest = error.message.partition(": ")
-    error.message = session.job_spec.label(session.spec.label(key)) + colon + rest
+    """Complete an error in place: the key that it begins with, as the user set it, and its commands."""
+    key, colon, message = error.message.partition(": ")
+    error.message = session.job_spec.label(session.spec.label(key)) + colon + message
     error.next = advised(session, error.next)
 
 
 def interruption(session: Session, *, again: str = "") -> Interrupted:
-    """Return the error that an interrupted command ends with, from the cluster's folder alone.
+    """Return the error that an interrupted command ends with. Reads the cluster's folder only.
 
-    `again` is the command that goes on where it was cut.
+    `continue_command` is the command that continues where it was interrupted.
     """
     record = session.folder.read(newer=True)
     if record is None and session.local:
-        next = "awsddp local status\nawsddp local stop   # end it and all that it has"
-        return Interrupted("interrupted", "the local cloud may be running", next)
+        next_step = "awsddp local status\nawsddp local stop   # end it and all that it has"
+        return Interrupted("interrupted", "the local cloud may be running", next_step)
     if record is None:
         return Interrupted("interrupted", f"no record of cluster {session.spec.name} on this machine")
-    running = [job.job for job in record.jobs if job.state in ACTIVE]
+    active = [job.job for job in record.jobs if job.state in ACTIVE]
     why = [f"they expire at {iso(record.expires)}"]
-    if running:
-        why.append(f"job {running[-1]} keeps running without this machine, unless it has ended")
-    ways = [f"{again}   # goes on"] if again else []
+    if active:
+        why.append(f"job {active[-1]} keeps running without this machine, unless it has ended")
+    next_steps = [f"{again}   # goes on"] if again else []
     if again == "awsddp down":
-        return Interrupted(f"interrupted: {_machines(record)}", "\n".join(why), *ways)
-    ways += [f"awsddp logs -f {job}   # follow it and fetch its results" for job in running[-1:]]
+        return Interrupted(f"interrupted: {_describe_nodes(record)}", "\n".join(why), *next_steps)
+    next_steps += [f"awsddp logs -f {job}   # follow it and fetch its results" for job in active[-1:]]
     if not record.prepared:
-        ways.append("awsddp up   # continue")
-    ways.append("awsddp down   # terminate them")
-    return Interrupted(f"interrupted: {_machines(record)}", "\n".join(why), "\n".join(ways))
+        next_steps.append("awsddp up   # continue")
+    next_steps.append("awsddp down   # terminate them")
+    return Interrupted(f"interrupted: {_describe_nodes(record)}", "\n".join(why), "\n".join(next_steps))
 
 
 def what_runs_on(session: Session, error: AwsddpError) -> None:
-    """Add to an error what may still run and cost money, where AWS cannot be asked any more."""
+    """Add to an error, after which AWS cannot be called, what may still run and cost money."""
     record = session.folder.read(newer=True)
     if record is None:
         return
-    ids = ", ".join(one.instance_id for one in record.prepared)
-    ids = f" ({ids})" if ids else ""
-    error.why = f"{error.why}\n{_machines(record)}{ids}; they expire at {iso(record.expires)}".lstrip("\n")
+    ids = ", ".join(node.instance_id for node in record.prepared)
+    nodes = _describe_nodes(record) + (f" ({ids})" if ids else "")
+    error.why = f"{error.why}\n{nodes}; they expire at {iso(record.expires)}".lstrip("\n")
     error.next = f"{error.next}\nawsddp down   # then end them".lstrip("\n")
 
 
-def _machines(record: Record) -> str:
+def _describe_nodes(record: Record) -> str:
     return f"{record.nodes} x {record.instance_type} may run{costs(record)}"
 
 
 def costs(record: Record) -> str:
-    """Return where a cluster runs and what that costs, to end a sentence about its nodes."""
+    """Return the place and hourly price of a cluster, as the end of a sentence about its nodes."""
     if record.target.name == "local":
         return " on this machine, free"
     return f" in {record.target.region}, at {money(record.price_usd_per_hour)} per hour"
