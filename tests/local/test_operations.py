@@ -230,7 +230,7 @@ def test_a_dry_run_of_every_change_changes_nothing(records: Cloud, instance: str
 def test_what_the_page_lists_is_what_is_carried_out() -> None:
     page = (Path(operations.__file__).parents[2] / "docs/local.md").read_text()
     rows = re.findall(
-        r"^\| ([A-Z0-9]+) \| (.*) \|$", page.partition("## What is carried out")[2], re.MULTILINE
+        r"^\| ([A-Z0-9]+) \| (.*) \|$", page.partition("## Supported operations")[2], re.MULTILINE
     )
     listed = {service: set(names.split(", ")) for service, names in rows}
     assert listed == {service.upper(): set(rows) for service, rows in operations.OPERATIONS.items()}
