@@ -1,7 +1,7 @@
-"""Expected failures: what failed, why, and what to type next.
+"""The errors that awsddp raises on purpose. This module imports no other module of awsddp.
 
-Every error that awsddp raises on purpose is an `AwsddpError`. Its class gives the exit code, the `kind` and
-whether it is `retryable`; docs/design.md lists them. This module imports no other module of awsddp.
+The class of an error decides its exit code, its `kind` and whether it is `retryable`; docs/design.md lists
+them.
 """
 
 from typing import Any
@@ -13,9 +13,9 @@ SCHEMA = 1
 class AwsddpError(Exception):
     """An expected failure.
 
-    `message` says what failed, `why` the cause, `next` the next command to type. `kind` is fixed per class or
-    given; `retryable` tells that the same command may succeed later although nothing was changed. `result`
-    is the verb's document as far as it came.
+    `message`: what failed; `why`: the cause; `next`: the next command to type. `kind` is that of the class,
+    unless it is passed. `retryable`: the same command may succeed later without a change. `result`: the
+    verb's document, as far as the verb came.
     """
 
     exit_code = 1
@@ -24,7 +24,7 @@ class AwsddpError(Exception):
     result: Any = None
 
     def __init_subclass__(cls, **fixed: Any) -> None:
-        """Set what is fixed per class: `class JobError(AwsddpError, exit_code=1)`."""
+        """Set class attributes from keywords: `class JobError(AwsddpError, exit_code=1)`."""
         for name, value in fixed.items():
             setattr(cls, name, value)
 
@@ -37,12 +37,12 @@ class AwsddpError(Exception):
 
     @property
     def summary(self) -> str:
-        """What failed and why, in one line."""
+        """The message and the cause, in one line."""
         why = self.why.replace("\n", "; ")
         return f"{self.message} ({why})" if why else self.message
 
     def document(self) -> dict[str, Any]:
-        """Return the error as its JSON document, behind the verb's own document."""
+        """Return the verb's JSON document with the error as its field `error`."""
         keys = ("kind", "retryable", "message", "why", "next", "exit_code")
         from msgspec import to_builtins
 
@@ -65,11 +65,11 @@ class ConfigError(AwsddpError, exit_code=3, kind="config"):
 
 
 class NoRegion(ConfigError, kind="no_region"):
-    """Nothing names a region of AWS."""
+    """No AWS region is configured."""
 
 
 class InUse(ConfigError, kind="in_use", retryable=True):
-    """The nodes are in use: another job runs there, or another client is about to start one."""
+    """The nodes are in use: another job runs on them, or another client is about to start one."""
 
 
 class LocalCloudError(ConfigError, kind="local_cloud"):
@@ -79,25 +79,25 @@ class LocalCloudError(ConfigError, kind="local_cloud"):
 class CloudError(AwsddpError, exit_code=4, kind="aws"):
     """AWS refused a call or did not answer.
 
-    Its kind is `aws`, or more exactly `credentials`, `permission`, `quota`, `throttled` or `unavailable`.
-    `needs_login`: the credentials are no longer accepted, and a person has to log in.
+    Its kind is `aws`, or one of `credentials`, `permission`, `quota`, `throttled` and `unavailable`.
+    `needs_login`: the credentials are no longer accepted, and the user has to log in.
     """
 
     needs_login = False
 
 
 class CapacityError(AwsddpError, exit_code=5, kind="capacity", retryable=True):
-    """AWS has no such instances available, in any allowed place."""
+    """AWS has no capacity for the instances in any allowed zone."""
 
 
 class NodeError(AwsddpError, exit_code=6, kind="node"):
-    """A node cannot be reached or prepared. `nodes` are those that a verb was connected to."""
+    """A node cannot be reached or prepared. `nodes`: the nodes that the verb was connected to."""
 
     nodes: tuple[Any, ...] = ()
 
 
 class NotFoundError(AwsddpError, exit_code=7, kind="not_found"):
-    """No object has that name."""
+    """No cluster, job or other object has this name."""
 
 
 class LeftoverError(AwsddpError, exit_code=8, kind="leftover", retryable=True):
@@ -105,11 +105,11 @@ class LeftoverError(AwsddpError, exit_code=8, kind="leftover", retryable=True):
 
 
 class Interrupted(AwsddpError, exit_code=130, kind="interrupted"):
-    """The user stopped the command. Without `why` and `next` nothing is wrong: the message says all."""
+    """The user stopped the command. Without `why` and `next` there is nothing left to do."""
 
 
 class LetGo(KeyboardInterrupt):
-    """The terminal closed, or the process was asked to end (signal `number`): nobody waits for more."""
+    """The terminal was closed, or the process received the signal `signal_number`: stop without output."""
 
     def __init__(self, number: int) -> None:
         super().__init__()

@@ -1,8 +1,8 @@
-"""The local folder of a cluster: a cache of what AWS cannot hold, and the intent. It may be lost.
+"""The folder of a cluster on this machine: its record, keys, ssh_config, ledger and locks. It may be lost.
 
-`$AWSDDP_HOME/clusters/NAME/` holds the private key (0600 from birth), the host keys by instance id, the
-ssh_config, what was found on the nodes, and the intent: what a launch is about to ask for, written down and
-synced before it is asked. After `down` the ledger and the calls move to `$AWSDDP_HOME/history/NAME-ID/`.
+`$AWSDDP_HOME/clusters/NAME/` holds the private key (created with mode 0600), the host keys by instance id,
+the ssh_config, and the record: what was found on the nodes, and the intent, which is the request of a launch,
+synced to disk before it is sent. `down` moves the ledger and the calls to `$AWSDDP_HOME/history/NAME-ID/`.
 """
 
 import contextlib
@@ -27,9 +27,9 @@ from awsddp.util.format import node_name
 
 _VERSION = 1
 TAGS_S = 600.0
-"""How long another client of this machine may be at it, changing the tags that name jobs."""
+"""How long to wait for another client of this machine that is changing the tags that name jobs."""
 _UNNAMED_S = 2.0
-"""How long a lock may be held by nobody that has written a name."""
+"""How long a lock may be held before its holder has written its name."""
 
 
 def home(environ: Mapping[str, str] = os.environ) -> Path:
@@ -38,9 +38,9 @@ def home(environ: Mapping[str, str] = os.environ) -> Path:
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder and what is missing above it, each 0700: mkdir's own mode is for the last one alone.
+    """Create a folder and its missing parents with mode 0700 (mkdir applies its mode to the last one only).
 
-    One that exists keeps its mode. Raises OSError.
+    Existing folders keep their mode. Raises OSError.
     """
     for folder in reversed((path, *path.parents)):
         if not folder.is_dir():
@@ -48,17 +48,17 @@ def make_folder(path: Path) -> None:
 
 
 def open_to_append(path: Path, *, buffering: int = -1) -> IO[bytes]:
-    """Open a file to read and append; one that is made is 0600. `buffering` as of open(). Raises OSError."""
+    """Open a file to read and append, created with mode 0600; `buffering` as in open(). Raises OSError."""
     return open(path, "a+b", buffering, opener=lambda name, flags: os.open(name, flags, 0o600))
 
 
 def write_private(path: Path, data: bytes) -> None:
-    """Replace `path` by `data`, readable by its owner alone from birth, old or new and never torn.
+    """Replace the content of `path` by `data` atomically, created with mode 0600.
 
-    Raises ConfigError where the disk refuses.
+    Raises ConfigError if it cannot be written.
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    with _written(path):
+    with _writing_errors(path):
         make_folder(path.parent)
         try:
             descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -77,24 +77,25 @@ def write_private(path: Path, data: bytes) -> None:
 
 
 @contextlib.contextmanager
-def _written(path: Path) -> Iterator[None]:
+def _writing_errors(path: Path) -> Iterator[None]:
+    """Raise ConfigError for an OSError in the context."""
     try:
         yield
     except OSError as error:
         why = error.strerror or str(error)
-        next = "free disk space, or set another AWSDDP_HOME"
-        raise ConfigError(f"cannot write {path}", why, next) from error
+        next_step = "free disk space, or set another AWSDDP_HOME"
+        raise ConfigError(f"cannot write {path}", why, next_step) from error
 
 
 class Record(Frozen):
-    """What the folder remembers of a cluster: who it is, where it lives, and what was found on its nodes.
+    """The record of a cluster (cluster.json): its identity, target, settings, prepared nodes and jobs.
 
-    `account` is the AWS account that it is in ("" where an older awsddp wrote it), `created` the time of its
-    last launch, `expires` the deadline that the nodes have or are about to be told, `nodes` and `asked`
-    (keys of awsddp.toml and their values) what was last asked for. `price_usd_per_hour` is of all nodes
-    together, `disk_usd_per_hour` of the disk of one; `internet` tells whether the nodes reach it; `idle`
-    is what the nodes were told; `addresses` go by instance id; `jobs` are as last seen, those that ran then
-    at the time in `seen`.
+    `account` is its AWS account ("" if an older awsddp wrote the record), `created` the time of its last
+    launch, `expires` the deadline that the nodes have or are about to get. `nodes` and `asked` (keys of
+    awsddp.toml and their values) are the last requested settings. `price_usd_per_hour` is for all nodes,
+    `disk_usd_per_hour` for the disk of one; `internet`: whether the nodes reach the internet; `idle` is the
+    idle time set on the nodes; `addresses` are by instance id; `jobs` are as last seen, `seen` has the time
+    for those that were running then.
     """
 
     version: int = _VERSION
@@ -122,32 +123,34 @@ class Record(Frozen):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The settings of the cluster by key, its size included; none where nothing of it was ever made."""
+        """The settings of the cluster by key, including its size; empty if nothing was ever launched."""
         made = self.prepared or self.intent or self.asked
         return {**self.asked, "cluster.nodes": self.nodes} if made else {}
 
     @property
     def remembered(self) -> Remembered:
-        """The cluster's id and its instances that were prepared."""
-        return Remembered(id=self.id, numbers={one.instance_id: one.node for one in self.prepared})
+        """The cluster's id, and the node numbers of its prepared instances."""
+        return Remembered(
+            id=self.id, numbers={prepared.instance_id: prepared.node for prepared in self.prepared}
+        )
 
     @property
     def found(self) -> dict[int, Prepared]:
-        """What was found on each node, by its number."""
-        return {one.node: one for one in self.prepared}
+        """The prepared nodes, by node number."""
+        return {prepared.node: prepared for prepared in self.prepared}
 
     def is_prepared(self, node: Node) -> bool:
-        """Return whether `up` has made this instance ready, so that its host key is known."""
-        return any(one.instance_id == node.instance_id for one in self.prepared)
+        """Return True if `up` has prepared this instance, so that its host key is known."""
+        return any(prepared.instance_id == node.instance_id for prepared in self.prepared)
 
     def state_of(self, node: Node) -> str:
-        """Return what a node is, in words: EC2's state, or "being prepared" on its way to ready."""
-        starts = node.state in ("pending", "running") and not self.is_prepared(node)
-        return f"{node_name(node.node)} is {'being prepared' if starts else node.state}"
+        """Return a text with the node's EC2 state, or "being prepared" if it is started but not prepared."""
+        is_starting = node.state in ("pending", "running") and not self.is_prepared(node)
+        return f"{node_name(node.node)} is {'being prepared' if is_starting else node.state}"
 
 
 class Folder:
-    """The folder of one cluster. Reading never fails for want of it: what is lost or torn reads as None."""
+    """The folder of one cluster. Missing or damaged files read as None."""
 
     def __init__(self, root: Path, name: str) -> None:
         self.root = root
@@ -158,29 +161,29 @@ class Folder:
         self.known_hosts = self.path / "known_hosts"
         """The host keys, by instance id."""
         self.ssh_config = self.path / "ssh_config"
-        """The configuration with which awsddp's own ssh and rsync reach node0, node1, ..."""
+        """The configuration that awsddp's ssh and rsync use to reach node0, node1, ..."""
         self.ledger = self.path / "ledger.jsonl"
-        """What this cluster did, one JSON document a line; it outlives the cluster."""
+        """The events of the cluster, one JSON document per line; `down` keeps it."""
 
     def publish(self, entries: Callable[[str, Record], str]) -> None:
         """Write the cluster's ssh_config and its part of the common one; nothing else writes them.
 
         `entries(prefix, record)` returns the entries of an ssh_config, each name with the prefix ("": none).
-        It is called while no other command writes: the last one to write has looked last. Raises ConfigError
-        where the disk refuses.
+        It is called under the write lock, so that it gets the newest record. Raises ConfigError if a file
+        cannot be written.
         """
-        with self._writing():
-            if (record := self.read(newer=True)) is None:  # `down` has retired the cluster meanwhile
+        with self._write_lock():
+            if (record := self.read(newer=True)) is None:  # `down` has archived the cluster
                 return
-            _replace(self.ssh_config, entries("", record))
-            _replace(self.path / "hosts", entries(f"{self.name}-", record))
-            _join_hosts(self.root)
+            _write_or_remove(self.ssh_config, entries("", record))
+            _write_or_remove(self.path / "hosts", entries(f"{self.name}-", record))
+            _join_ssh_configs(self.root)
 
     @contextlib.contextmanager
-    def _writing(self) -> Iterator[None]:
-        """Read, change and write small files while no other command on this machine does."""
+    def _write_lock(self) -> Iterator[None]:
+        """Exclude other commands of this machine while small files are read, changed and written."""
         path = self.root / "locks" / ".writing"
-        with _written(path):
+        with _writing_errors(path):
             make_folder(path.parent)
             stream = open_to_append(path)
         with stream:
@@ -188,9 +191,9 @@ class Folder:
             yield
 
     def read(self, *, newer: bool = False) -> Record | None:
-        """Return the record, or None where there is none or it cannot be understood (a cache may be lost).
+        """Return the record, or None if it is missing or damaged.
 
-        Raises ConfigError where a newer awsddp wrote it; with `newer` that counts as lost, too.
+        Raises ConfigError if a newer awsddp wrote it; with `ignore_newer` returns None for it.
         """
         try:
             document = msgspec.json.decode((self.path / "cluster.json").read_bytes())
@@ -207,18 +210,20 @@ class Folder:
             return None
 
     def write(self, record: Record) -> None:
-        """Write a new record down, synced to disk; `update` changes one. Raises ConfigError where the disk
-        refuses."""
+        """Write a new record, synced to disk; `update` changes an existing one.
+
+        Raises ConfigError if it cannot be written.
+        """
         write_private(
             self.path / "cluster.json", msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n"
         )
 
     def update(self, change: Callable[[Record], Record]) -> Record | None:
-        """Change the record while no other command does, and return it; None if there is none any more.
+        """Replace the record by `change(record)` under the write lock, and return it; None if it is missing.
 
-        Raises ConfigError where the disk refuses.
+        Raises ConfigError if it cannot be written.
         """
-        with self._writing():
+        with self._write_lock():
             record = self.read()
             changed = record and change(record)
             if changed is not None and changed != record:
@@ -226,70 +231,72 @@ class Folder:
             return changed
 
     def remember(self, *jobs: JobRecord) -> None:
-        """Keep jobs as last seen, for `status`, and when those that run were seen. Raises ConfigError."""
+        """Write jobs to the record as last seen, with the time for running ones. Raises ConfigError."""
         names = {job.job for job in jobs}
         running = dict.fromkeys((job.job for job in jobs if job.state == "running"), datetime.now(UTC))
 
         def change(record: Record) -> Record:
-            others = [job for job in record.jobs if job.job not in names]
+            other_jobs = [job for job in record.jobs if job.job not in names]
             seen = {name: time for name, time in record.seen.items() if name not in names}
-            return replace(record, jobs=(*others, *jobs), seen=seen | running)
+            return replace(record, jobs=(*other_jobs, *jobs), seen=seen | running)
 
         self.update(change)
 
     def note(self, event: str, **facts: object) -> None:
-        """Append a line to the ledger. Raises ConfigError where the disk refuses."""
+        """Append an event to the ledger. Raises ConfigError if it cannot be written."""
         line = msgspec.json.encode({"time": datetime.now(UTC), "event": event, **facts})
-        with _written(self.ledger):
+        with _writing_errors(self.ledger):
             make_folder(self.path)
             with open_to_append(self.ledger) as stream:
                 stream.write(line + b"\n")
 
     def retire(self, cluster_id: str) -> None:
-        """After `down`: keep the ledger and the calls under history/NAME-ID/, drop the rest.
+        """Move the ledger and the calls to history/NAME-ID/, and delete the rest of the folder.
 
-        Raises ConfigError where the disk refuses; what could be dropped is.
+        Raises ConfigError if the disk refuses, after deleting what can be deleted.
         """
         history = self.root / "history" / f"{self.name}-{cluster_id}"
         try:
-            with _written(history):
-                for kept in (self.ledger, self.path / "calls.jsonl"):
-                    if kept.exists():
+            with _writing_errors(history):
+                for file in (self.ledger, self.path / "calls.jsonl"):
+                    if file.exists():
                         make_folder(history)
-                        with open_to_append(history / kept.name) as stream:
-                            stream.write(kept.read_bytes())
+                        with open_to_append(history / file.name) as stream:
+                            stream.write(file.read_bytes())
         finally:
-            with self._writing():
+            with self._write_lock():
                 shutil.rmtree(self.path, ignore_errors=True)
-                _join_hosts(self.root)
+                _join_ssh_configs(self.root)
         if self.path.exists():
-            raise ConfigError(f"cannot remove {self.path}", "", "remove it: it holds the key of what is gone")
+            raise ConfigError(
+                f"cannot remove {self.path}", "", "remove it: it holds the key of a terminated cluster"
+            )
 
     def holder(self) -> str | None:
-        """Return which command of this machine holds the cluster, in words; None where none does."""
+        """Return a text that names the command of this machine that holds the lock; None if it is free."""
         with contextlib.suppress(OSError), (self.root / "locks" / self.name).open("rb") as stream:
             if not take(stream, fcntl.LOCK_SH):
-                return _holder(stream)
+                return _read_holder(stream)
         return None
 
     @contextlib.contextmanager
     def lock(self, verb: str, *, part: str = "", wait_s: float = 0.0) -> Iterator[float]:
-        """Hold the cluster against a second client on this machine; the kernel ends the lock with us.
+        """Lock the cluster against other commands on this machine; the kernel releases it with the process.
 
-        `part` names something of the cluster that is held alone, beside the rest. Yields for how long nobody
-        has held it (s). Raises ConfigError that says who holds it (host, process, verb, since when) after
-        `wait_s` seconds, or that the disk refuses.
+        `part` names a part of the cluster with a lock of its own. Yields the seconds since the lock was last
+        held. Raises ConfigError that names the holder (host, process, verb, time) if it is not free within
+        `wait_s` seconds, or if the lock file cannot be written.
         """
         path = self.root / "locks" / f"{self.name}{part and '.'}{part}"
         deadline = time.monotonic() + wait_s
-        with _written(path):
+        with _writing_errors(path):
             make_folder(path.parent)
-            # Not buffered: what a full disk refuses is not written again at the end.
+            # Not buffered: a write that a full disk refuses is not repeated when the file is closed.
             stream = open_to_append(path, buffering=0)
         with stream:
             while not take(stream, fcntl.LOCK_EX):
                 late_s = time.monotonic() - deadline
-                holder = _holder(stream)
+                holder = _read_holder(stream)
                 if late_s > _UNNAMED_S or (late_s > 0 and holder):
                     raise ConfigError(
                         f"cluster {self.name} is in use",
@@ -300,32 +307,32 @@ class Folder:
             free_s = time.time() - os.fstat(stream.fileno()).st_mtime
             stream.truncate(0)
             since = f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC"
-            me = {"host": socket.gethostname(), "pid": os.getpid(), "verb": verb, "since": since}
-            with contextlib.suppress(OSError):  # the lock holds on a full disk, too: `down` must end the bill
-                stream.write(msgspec.json.encode(me))
+            owner = {"host": socket.gethostname(), "pid": os.getpid(), "verb": verb, "since": since}
+            with contextlib.suppress(OSError):  # `down` must work on a full disk
+                stream.write(msgspec.json.encode(owner))
             try:
                 yield free_s
             finally:
                 stream.truncate(0)
 
 
-def _join_hosts(root: Path) -> None:
-    """Write `ROOT/ssh_config` of the clusters' parts, one each where a node runs. Raises ConfigError."""
-    parts = [_text(part) for part in sorted(root.glob("clusters/*/hosts"))]
+def _join_ssh_configs(root: Path) -> None:
+    """Write `ROOT/ssh_config` from the parts of all clusters with running nodes. Raises ConfigError."""
+    parts = [_read_text(part) for part in sorted(root.glob("clusters/*/hosts"))]
     first = f"# Written by awsddp. In ~/.ssh/config, as its first line: Include {root / 'ssh_config'}\n"
-    _replace(root / "ssh_config", "".join((first, *parts)))
+    _write_or_remove(root / "ssh_config", "".join((first, *parts)))
 
 
-def _replace(path: Path, text: str) -> None:
-    """Write a file if it differs, remove it where `text` is empty. Raises ConfigError."""
+def _write_or_remove(path: Path, text: str) -> None:
+    """Write a file if its text differs; remove it if `text` is empty. Raises ConfigError."""
     if not text:
         path.unlink(missing_ok=True)
-    elif _text(path) != text:
+    elif _read_text(path) != text:
         write_private(path, text.encode())
 
 
-def _text(path: Path) -> str:
-    """Return what a file holds, "" where there is none."""
+def _read_text(path: Path) -> str:
+    """Return the text of a file, "" if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -333,7 +340,7 @@ def _text(path: Path) -> str:
 
 
 def take(stream: IO[Any], kind: int = fcntl.LOCK_EX) -> bool:
-    """Take a lock of this kind on a file, and tell whether nobody else holds it."""
+    """Try to lock a file; return False if another process holds a lock that excludes this one."""
     try:
         fcntl.flock(stream, kind | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -341,8 +348,8 @@ def take(stream: IO[Any], kind: int = fcntl.LOCK_EX) -> bool:
     return True
 
 
-def _holder(stream: IO[bytes]) -> str | None:
-    """Return who holds a lock; None in the moments in which its holder has not yet or no longer a name."""
+def _read_holder(stream: IO[bytes]) -> str | None:
+    """Return a text that names the holder of a lock; None if the holder's name is not in the file."""
     stream.seek(0)
     try:
         return "`awsddp {verb}` on {host}, process {pid}, since {since}".format(
@@ -353,16 +360,16 @@ def _holder(stream: IO[bytes]) -> str | None:
 
 
 def read_rows(ledger: Path) -> list[billing.Row]:
-    """Return the rows of a ledger; none where there is none."""
+    """Return the rows of a ledger; none if the file is missing."""
     if not ledger.is_file():
         return []
     return billing.ledger_rows(ledger.read_text(encoding="utf-8", errors="replace"))
 
 
 class Past(Frozen):
-    """A cluster that this machine knows, living or ended: its name, its folder, the rows of its ledger.
+    """A cluster of this machine, living or terminated: its name, its folder and the rows of its ledger.
 
-    `record` is what the folder remembers, None once it has ended.
+    `record` is None for a terminated cluster.
     """
 
     name: str
@@ -372,22 +379,22 @@ class Past(Frozen):
 
     @property
     def bill(self) -> billing.Bill | None:
-        """The account by the ledger alone, now; None where nothing was launched."""
+        """The bill until now, from the ledger alone; None if nothing was launched."""
         return billing.account(self.rows, datetime.now(UTC))
 
     @property
     def launched(self) -> billing.Row | None:
-        """The row of the first launch: the cluster's id, place and settings."""
+        """The row of the first launch, with the cluster's id, target and settings."""
         return next((row for row in self.rows if row.event == "launched"), None)
 
     @property
     def instances(self) -> set[str]:
-        """The ids of all instances that it ever had."""
+        """The ids of all instances that the cluster ever had."""
         return {key for row in self.rows if row.event == "launched" for key in row.instances}
 
 
 def pasts(home: Path) -> Iterator[Past]:
-    """Yield every cluster that this machine knows, those that have ended first; `home` is $AWSDDP_HOME."""
+    """Yield every cluster of this machine, terminated clusters first; `home` is $AWSDDP_HOME."""
     for folder in sorted(home.glob("history/*")):
         yield Past(name=folder.name[:-9], folder=folder, rows=read_rows(folder / "ledger.jsonl"))
     for folder in sorted(home.glob("clusters/*")):
@@ -395,6 +402,6 @@ def pasts(home: Path) -> Iterator[Past]:
 
 
 def living(folder: Folder) -> Past:
-    """Return the cluster of a folder that `down` has not retired."""
+    """Return the history of a cluster that is not archived."""
     record = folder.read(newer=True)
     return Past(name=folder.name, folder=folder.path, rows=read_rows(folder.ledger), record=record)

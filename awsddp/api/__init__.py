@@ -1,1 +1,1 @@
-"""What notebooks, scripts and the command line share: the verbs as methods of Cluster and Job."""
+"""The Python API: the verbs as methods of Cluster and Job."""

@@ -1,7 +1,7 @@
-"""Cluster, its Plan and its Jobs: the objects that scripts and notebooks share.
+"""Cluster, Plan and Job: the objects of the Python API.
 
-Nothing here prints, or handles signals. Progress goes to `on_event`, failures are the errors of the command
-line. What only some methods need is imported where they use it: `status` needs AWS alone.
+They do not print or handle signals: progress goes to `on_event`, and failures are the errors of the command
+line. Methods import what they need when they are called, so that `status` loads only what it uses.
 """
 
 import contextlib
@@ -38,13 +38,14 @@ if TYPE_CHECKING:
 
 
 class Cluster:
-    """A cluster by its name, as `awsddp -c NAME`: it may exist already or not yet.
+    """A cluster with this name, as `awsddp -c NAME`; it need not exist yet.
 
-    The constructor asks nothing and reads nothing. `local` is --local, `region` and `profile` as on the
-    command line; every other keyword is a key of awsddp.toml that holds for all methods (`workdir=...`,
-    `results=...`). awsddp.toml is read from the current folder. `on_event` gets progress, on the thread that
-    called the method or iterates `Job.logs`. Raises UsageError for a keyword that awsddp.toml does not have,
-    ConfigError for an invalid name; the methods raise ConfigError for an invalid value.
+    The constructor reads no files and sends no requests. `local` is --local; `region` and `profile` are those
+    of the command line; every other keyword is a key of awsddp.toml and applies to all methods
+    (`workdir=...`, `results=...`). awsddp.toml is read from the current folder. `on_event` is called with
+    progress, on the thread that called the method or iterates `Job.logs`. Raises UsageError for a keyword
+    that is not a key of awsddp.toml, ConfigError for an invalid name; the methods raise ConfigError for an
+    invalid value.
     """
 
     def __init__(
@@ -65,7 +66,7 @@ class Cluster:
 
     @cached_property
     def session(self) -> Session:
-        """What is asked of the cluster, from its first use on."""
+        """The name and settings of the cluster; the settings are loaded on first use."""
         return Session(
             name=self.name,
             local=self.local,
@@ -75,17 +76,17 @@ class Cluster:
 
     @property
     def spec(self) -> ClusterSpec:
-        """What is asked of the cluster, by keywords, variables and awsddp.toml. Raises ConfigError."""
+        """The settings of the cluster, from keywords, variables and awsddp.toml. Raises ConfigError."""
         return self.session.spec
 
     @property
     def job_spec(self) -> JobSpec:
-        """What is asked of its jobs: [job], [env] and [sync]. Raises ConfigError."""
+        """The settings of its jobs: [job], [env] and [sync]. Raises ConfigError."""
         return self.session.job_spec
 
     @property
     def folder(self) -> Folder:
-        """What this machine remembers of the cluster; it may be empty."""
+        """The cluster's folder on this machine; it may be empty."""
         return self.session.folder
 
     @property
@@ -95,18 +96,18 @@ class Cluster:
 
     @property
     def results(self) -> Path:
-        """The local folder that receives the results of the jobs, a folder each. Raises ConfigError."""
+        """The local results folder, with a folder per job. Raises ConfigError."""
         return self.session.results
 
     def _with(self, keys: Mapping[str, object]) -> Self:
-        """Return the cluster with these keys set, too. Raises UsageError for one that awsddp.toml lacks."""
+        """Return the cluster with these keys added. Raises UsageError for an unknown key."""
         if not keys:
             return self
-        known = {**self.session.keys, **loader.known_keywords(keys)}
-        return self._of(replace(self.session, keys=known, settings=None))
+        all_keys = {**self.session.keys, **loader.known_keywords(keys)}
+        return self._of(replace(self.session, keys=all_keys, settings=None))
 
     def _of(self, session: Session) -> Self:
-        """Return the cluster as this session asks for it."""
+        """Return the cluster with another session."""
         other = copy.copy(self)
         other.session = session
         return other
@@ -118,9 +119,9 @@ class Cluster:
         """
         from awsddp.cluster.plan import plan
 
-        asked = self._with(keys)
-        with advising(asked.session):
-            return Plan(plan(asked.session), asked)
+        configured = self._with(keys)
+        with advising(configured.session):
+            return Plan(plan(configured.session), configured)
 
     def up(
         self, agreed: "Plan | None" = None, *, confirm: "Confirm | None" = None, **keys: "Unpack[Keys]"
@@ -149,10 +150,10 @@ class Cluster:
             return status(self.session, ask_nodes=ask_nodes)
 
     def sync(self, *, confirm: Callable[[str], None] = lambda question: None) -> "documents.SyncDocument":
-        """Send the working folder to every node and return the `sync` document.
+        """Send the project folder to every node and return the `sync` document.
 
-        `confirm` is called if a job runs, whose files would change, and raises to refuse. Raises ConfigError,
-        NodeError.
+        `confirm` is called for each running job, whose files would change, and raises to refuse. Raises
+        ConfigError, NodeError.
         """
         from awsddp.cluster.sync import sync
 
@@ -167,30 +168,30 @@ class Cluster:
         on_lines: Callable[[bytes], None] | None = None,
         **keys: "Unpack[JobKeys]",
     ) -> "Job":
-        """Send the files and start a job; return once its ranks run. Without a script the bundled program.
+        """Send the project folder and start a job; return once its ranks run.
 
-        With `on_lines`, which gets the labelled lines of the ranks as they arrive, return at the job's end,
-        with its results fetched. `keys` are those of [job], [env] and [sync], such as `world_size=4`. Raises
-        what `awsddp train` does.
+        Without a script it runs the bundled program. With `on_lines`, which is called with the labelled lines
+        of the ranks as they arrive, it returns at the end of the job, with the results fetched. `keys` are
+        those of [job], [env] and [sync], such as `world_size=4`. Raises what `awsddp train` raises.
         """
         from awsddp.job.train import train
 
-        given = {"script": script, "args": [str(one) for one in args] or None, **keys}
-        asked = self._with({key: value for key, value in given.items() if value is not None})
-        with advising(asked.session):
-            told = train(asked.session, on_lines=on_lines or ignore, detach=on_lines is None)
-            return Job(asked, told["job"], told)
+        options = {"script": script, "args": [str(item) for item in args] or None, **keys}
+        configured = self._with({key: value for key, value in options.items() if value is not None})
+        with advising(configured.session):
+            document = train(configured.session, on_lines=on_lines or ignore, detach=on_lines is None)
+            return Job(configured, document["job"], document)
 
     def jobs(self) -> "list[Job]":
-        """Return the jobs that the nodes know, oldest first. Raises NotFoundError, NodeError, CloudError."""
+        """Return the jobs on the nodes, oldest first. Raises NotFoundError, NodeError, CloudError."""
         from awsddp.job.reported import known_jobs
         from awsddp.session.connect import preconnected_cluster
 
-        with advising(self.session), preconnected_cluster(self.session) as found:
-            return [Job(self, one.job) for one in known_jobs(found)]
+        with advising(self.session), preconnected_cluster(self.session) as cluster:
+            return [Job(self, job.job) for job in known_jobs(cluster)]
 
     def job(self, name: str) -> "Job":
-        """Return a job of this cluster by its name, a part of that, or `last`.
+        """Return a job of this cluster by its name, a part of its name, or `last`.
 
         Raises UsageError, NotFoundError.
         """
@@ -209,8 +210,8 @@ class Cluster:
     ) -> "documents.ExecDocument":
         """Run a command on all nodes (or `node`) and return the `exec` document, whatever its exit codes.
 
-        Several words are a program and its arguments, one word is a line for bash. `on_output` gets a node's
-        number, what it said, and whether that was on stderr. Raises NotFoundError, NodeError.
+        Several words are a program and its arguments, one word is a line for bash. `on_output` is called with
+        a node's number, a piece of its output, and True if that is stderr. Raises NotFoundError, NodeError.
         """
         from awsddp.cluster.remote import exec
 
@@ -222,8 +223,8 @@ class Cluster:
     ) -> "documents.FetchDocument":
         """Fetch the results of a job (the last by default), and return the `fetch` document.
 
-        Results that are here already need no node, unless `anew`. Nodes that stopped with results are
-        started, for which `confirm` is as for `up`. Raises NotFoundError, NodeError where a part is missing.
+        Results that are fetched already are not fetched again, unless `anew`. Stopped nodes with results are
+        started; `confirm` is that of `up`. Raises NotFoundError, NodeError if a part is missing.
         """
         from awsddp.cluster.up import up
         from awsddp.job.fetch import fetch
@@ -233,9 +234,9 @@ class Cluster:
             return fetch(self.session, job=job, anew=anew, start=start)
 
     def doctor(self) -> "documents.DoctorDocument":
-        """Return the `doctor` document: of the cluster's nodes, without one of what a launch needs.
+        """Return the `doctor` document: checks of the cluster's nodes or, without a cluster, before a launch.
 
-        Changes nothing. Raises NodeError where no node can be reached, InUse, ConfigError, CloudError.
+        Changes nothing. Raises NodeError if no node can be reached, InUse, ConfigError, CloudError.
         """
         from awsddp.cluster.doctor import before_launch, of_nodes
 
@@ -245,7 +246,7 @@ class Cluster:
     def stop(self, *, confirm: Callable[[str], None] = lambda question: None) -> "documents.ClusterDocument":
         """Stop the instances, keep their disks; return the `status` document.
 
-        `confirm` is called first and raises to refuse. Raises what `awsddp stop` does.
+        `confirm` is called first and raises to refuse. Raises what `awsddp stop` raises.
         """
         from awsddp.cluster.stop import stop
 
@@ -260,9 +261,9 @@ class Cluster:
         confirm: Callable[[str], None] = lambda question: None,
         lose: Callable[[NodeError], bool] = lambda error: False,
     ) -> "documents.DownDocument":
-        """Terminate everything and return the `down` document. Unfetched results are fetched first.
+        """Terminate the cluster and return the `down` document. Unfetched results are fetched first.
 
-        With `known_only` a cluster that this machine has no record of is refused. `confirm` is called before
+        With `known_only` a cluster without a record on this machine is refused. `confirm` is called before
         anything is terminated and raises to refuse; `lose` is called with the error if results cannot be
         fetched. Raises that NodeError unless `discard`, or `lose` returns True; LeftoverError, CloudError.
         """
@@ -273,21 +274,21 @@ class Cluster:
             return down(self.session, discard=discard, known_only=known_only, confirm=confirm, lose=lose)
 
     def fabric(self) -> Any:
-        """Return a fabric.Group of the nodes, in order: the cluster's key, pinned host keys, jump host.
+        """Return a fabric.Group of the nodes, in order, that uses the cluster's key, host keys and jump host.
 
         Needs the extra `fabric`. `close` ends its connections. Raises ConfigError, NotFoundError, NodeError.
         """
         from awsddp.nodes.fabric_group import fabric_group
         from awsddp.session.connect import endpoints_of, login, publish, ready_cluster
 
-        with advising(self.session), ready_cluster(self.session) as found:
-            found = publish(found)
-            group = fabric_group(endpoints_of(found, found.nodes), login(self.session, found.record))
+        with advising(self.session), ready_cluster(self.session) as cluster:
+            cluster = publish(cluster)
+            group = fabric_group(endpoints_of(cluster, cluster.nodes), login(self.session, cluster.record))
         self._open.callback(group.close)
         return group
 
     def close(self) -> None:
-        """Close the connections of `fabric()`. Ends nothing."""
+        """Close the connections of `fabric()`. The cluster and its jobs keep running."""
         self._open.close()
 
     def __enter__(self) -> Self:
@@ -302,26 +303,26 @@ class Cluster:
 
 @dataclass(frozen=True)
 class Plan:
-    """What `up` would do. `launch` has every detail; a notebook shows a table."""
+    """What `up` would do. `launch` has all details; a notebook shows the plan as a table."""
 
     launch: LaunchPlan
     cluster: "Cluster"
 
     @property
     def price_usd_per_hour(self) -> float | None:
-        """The list price of all nodes together; None where it is unknown."""
+        """The list price of all nodes together; None if it is unknown."""
         return self.launch.price_usd_per_hour
 
     def rows(self) -> list[tuple[str, str]]:
         """Return the plan as a table of two columns."""
-        one = self.launch
+        launch = self.launch
         return [
-            ("cluster", f"{one.cluster}, {one.target}, {one.region}"),
-            ("nodes", f"{one.nodes} x {one.instance_type}, {counted(one.kind.gpus, 'GPU')} each"),
-            ("image", one.image.name),
-            ("price per hour", money(one.price_usd_per_hour)),
-            *(("step", str(step)) for step in one.steps),
-            *(("warning", text) for text in one.warnings),
+            ("cluster", f"{launch.cluster}, {launch.target}, {launch.region}"),
+            ("nodes", f"{launch.nodes} x {launch.instance_type}, {counted(launch.kind.gpus, 'GPU')} each"),
+            ("image", launch.image.name),
+            ("price per hour", money(launch.price_usd_per_hour)),
+            *(("step", str(step)) for step in launch.steps),
+            *(("warning", text) for text in launch.warnings),
         ]
 
     def __repr__(self) -> str:
@@ -335,7 +336,7 @@ class Plan:
 
 
 def consent(session: Session, agreed: Plan | None) -> "Confirm":
-    """Return what `up` calls before it launches or ends machines. It raises UsageError without consent."""
+    """Return a function to confirm what `up` launches or terminates. It raises UsageError without consent."""
     limit = session.spec.cluster.max_price_usd if agreed is None else agreed.price_usd_per_hour
     is_local = target_of(session, session.folder.read()).name == "local"
 
@@ -358,7 +359,7 @@ def consent(session: Session, agreed: Plan | None) -> "Confirm":
 
 
 class JobFailed(JobError):
-    """A job did not succeed. `cause` says which rank failed first, and why; `job` is the job."""
+    """A job did not succeed. `cause`: the rank that failed first, and why; `job`: the job."""
 
     def __init__(self, job: "Job", state: JobState, cause: Cause | None) -> None:
         super().__init__(
@@ -371,9 +372,9 @@ class JobFailed(JobError):
 
 
 class Job:
-    """A job of a cluster. Its methods ask the nodes, unless all of its results are fetched.
+    """A job of a cluster. Its methods request its state from the nodes, unless all its results are fetched.
 
-    `told` is the `train` document that the last method got, None before one did.
+    `told` is the `train` document of the last method call, None before one.
     """
 
     def __init__(self, cluster: "Cluster", name: str, told: "documents.JobDocument | None" = None) -> None:
@@ -383,66 +384,67 @@ class Job:
 
     @property
     def results(self) -> Path:
-        """The folder that receives the results, as far as they are fetched."""
+        """The local results folder of the job."""
         return self.cluster.results / self.name
 
     @property
     def state(self) -> JobState:
-        """waiting, running, succeeded, failed, cancelled or interrupted, now."""
+        """The present state: waiting, running, succeeded, failed, cancelled or interrupted."""
         return self.record().state
 
     @property
     def cause(self) -> Cause | None:
-        """Why it failed; None where it did not."""
+        """Why the job failed; None if it did not fail."""
         return self.record().cause
 
     def record(self) -> JobRecord:
-        """Return what is known of the job now. Raises NotFoundError, NodeError, CloudError."""
+        """Return the present record of the job. Raises NotFoundError, NodeError, CloudError."""
         from awsddp.job.reported import job_now
 
         with advising(self.cluster.session):
             return job_now(self.cluster.session, self.name)
 
     def logs(self, *, follow: bool = True) -> Iterator[LogLine]:
-        """Yield every line of every rank from the first on, until the job ends; those so far if not `follow`.
+        """Yield every line of every rank from the first one until the job ends; if not `follow`, until now.
 
         A thread follows the job and fetches its results at the end; the thread that iterates calls
-        `on_event`. Raises what `awsddp logs -f` does.
+        `on_event`. Raises what `awsddp logs -f` raises.
         """
         from awsddp.job.logs import logs
 
-        mailbox: SimpleQueue[LogLine | Event | None] = SimpleQueue()
-        left = threading.Event()
+        queue: SimpleQueue[LogLine | Event | None] = SimpleQueue()
+        stopped = threading.Event()
 
         def on_lines(data: bytes) -> None:
-            if left.is_set():
-                raise _Left
+            if stopped.is_set():
+                raise _Abandoned
             for line in split_lines(data):
-                mailbox.put(line)
+                queue.put(line)
 
         def work() -> None:
             try:
-                heard = replace(self.cluster.session, on_event=mailbox.put)
-                self.told = logs(heard, job=self.name, follow=follow, on_lines=on_lines)
+                session = replace(self.cluster.session, on_event=queue.put)
+                self.told = logs(session, job=self.name, follow=follow, on_lines=on_lines)
             finally:
-                mailbox.put(None)
+                queue.put(None)
 
-        following = soon(work)
+        future = soon(work)
         try:
-            while (mail := mailbox.get()) is not None:
-                if isinstance(mail, Event):
-                    self.cluster.session.on_event(mail)
+            while (item := queue.get()) is not None:
+                if isinstance(item, Event):
+                    self.cluster.session.on_event(item)
                 else:
-                    yield mail
+                    yield item
             with advising(self.cluster.session):
-                following.result()
+                future.result()
         finally:
-            left.set()
+            stopped.set()
 
     def wait(self, *, check: bool = True) -> "Job":
-        """Wait for the job's end and its results, and return it.
+        """Wait until the job has ended and its results are fetched; return the job.
 
-        Raises JobFailed for a job that did not succeed, unless `check` is False; what `awsddp logs -f` does.
+        Raises JobFailed for a job that did not succeed, unless `check` is False, and what `awsddp logs -f`
+        raises.
         """
         from awsddp.job.logs import logs
 
@@ -454,7 +456,7 @@ class Job:
         return self
 
     def cancel(self) -> "Job":
-        """End the job: its ranks get SIGTERM, the grace, SIGKILL. Raises NotFoundError, NodeError."""
+        """End the job: its ranks get SIGTERM, after the grace SIGKILL. Raises NotFoundError, NodeError."""
         from awsddp.job.cancel import cancel
 
         with advising(self.cluster.session):
@@ -462,13 +464,13 @@ class Job:
         return self
 
     def fetch(self) -> "documents.FetchDocument":
-        """Fetch the job's results, and return the `fetch` document. Raises what `Cluster.fetch` does."""
+        """Fetch the job's results, and return the `fetch` document. Raises what `Cluster.fetch` raises."""
         return self.cluster.fetch(self.name)
 
     def why(self) -> "documents.WhyDocument":
-        """Return where each rank is, and which are behind; the job runs on. Of an ended job: its cause.
+        """Return the stack of each rank, and the ranks that are behind; for an ended job, its cause.
 
-        Raises NotFoundError, NodeError.
+        The job keeps running. Raises NotFoundError, NodeError.
         """
         from awsddp.job.why import why
 
@@ -476,16 +478,16 @@ class Job:
             return why(self.cluster.session, self.name)
 
     def report(self) -> "documents.JobReport":
-        """Write runs/JOB/report.html from what is here, and return its document. Raises ConfigError."""
+        """Write runs/JOB/report.html from the fetched results; return its document. Raises ConfigError."""
         from awsddp.job.report import write_report
 
         with advising(self.cluster.session):
             return write_report(self.cluster.session, job=self.name)
 
     def metrics(self, *, frame: bool = False) -> Any:
-        """Return the fetched rows of `$AWSDDP_RUN_DIR/metrics.jsonl` of the first node, a dict each.
+        """Return the fetched rows of `$AWSDDP_RUN_DIR/metrics.jsonl` of the first node, as dicts.
 
-        With `frame` a pandas.DataFrame. Raises ImportError where pandas is not installed.
+        With `frame` return a pandas.DataFrame. Raises ImportError if pandas is not installed.
         """
         rows = metrics_of(self.results)
         if not frame:
@@ -498,5 +500,5 @@ class Job:
         return f"Job({self.name!r})"
 
 
-class _Left(Exception):
-    """Nobody reads the lines any more."""
+class _Abandoned(Exception):
+    """The iterator of the lines is closed."""

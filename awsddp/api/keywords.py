@@ -74,13 +74,13 @@ class _Shared(TypedDict, total=False):
 
 
 class Keys(_Shared, total=False):
-    """The keywords of a cluster, also of the jobs that it will run."""
+    """The keywords of a cluster and of its jobs."""
 
     script: str | None
     args: Sequence[object]
 
 
 class JobKeys(_Shared, total=False):
-    """The keywords of a job, beside its script and arguments."""
+    """The keywords of a job, in addition to its script and arguments."""
 
     name: str | None

@@ -1,4 +1,4 @@
-"""run: a cluster for the time of a with block."""
+"""run: a context manager that launches a cluster and terminates it at the end."""
 
 import contextlib
 from collections.abc import Iterator
@@ -25,11 +25,12 @@ def run(
     on_event: OnEvent = lambda event: None,
     **keys: "Unpack[Keys]",
 ) -> "Iterator[Cluster]":
-    """Bring a cluster up, yield it, and terminate it on every way out, as `awsddp run`.
+    """Launch a cluster, yield it, and terminate it when the block ends, also after an error.
 
-    `keys` and `agreed` are those of `Cluster.up`; unused nodes end themselves after 10 minutes. Results that
-    cannot be fetched at the end stay on the nodes, which are stopped then. Raises ConfigError for a cluster
-    that exists already, what `up` raises, and what ends the block; then a failed ending is a note on it.
+    `keys` and `agreed` are those of `Cluster.up`; nodes that are idle for 10 minutes terminate themselves. If
+    results cannot be fetched at the end, the nodes are stopped and keep them. Raises ConfigError for a
+    cluster that exists already, what `up` raises, and what the block raises; if terminating fails after an
+    error of the block, the failure is added to that error as a note.
     """
     cluster = Cluster(name, local=local, on_event=on_event, **keys)
     if (state := cluster.status().state) != "absent":
@@ -37,9 +38,9 @@ def run(
             f"cluster {name} already exists", f"it is {state}", "use another name, or Cluster()"
         )
     session = with_gpus(cluster.session) if agreed is None else agreed.cluster.session
-    asked = cluster._of(with_idle(session))
+    launched = cluster._of(with_idle(session))
     try:
-        asked.up(agreed and replace(agreed, cluster=asked))
+        launched.up(agreed and replace(agreed, cluster=launched))
         yield cluster
     except BaseException as error:
         if not isinstance(error, ConfigError | UsageError) or cluster.session.folder.read() is not None:

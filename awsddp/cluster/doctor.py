@@ -1,4 +1,4 @@
-"""doctor: what a launch needs, and what the nodes have. Changes nothing."""
+"""doctor: check what a launch needs, or the nodes of a cluster. Changes nothing."""
 
 import contextlib
 import json
@@ -30,22 +30,22 @@ from awsddp.settings.spec import JobSection
 from awsddp.util.shipped_files import shipped_folder, template
 
 GROUP_S, RANK_S, MOST_GROUP_S = 60.0, 2.0, 180.0
-"""How long ranks may take to import torch, to form a process group and to time an all-reduce: so long, so
-much longer for each rank (nodes of the local cloud share CPUs), and at most."""
+"""How long ranks may take to import torch, form a process group and time an all-reduce: a fixed time, an
+addition for each rank (nodes of the local cloud share CPUs), and a maximum."""
 CLAIM_S = 5.0
 LEAST_SHARE = 0.5
-"""Of the network bandwidth that a type promises: below it the nodes are measured in pairs."""
+"""The nodes are measured in pairs below this share of the network bandwidth of the instance type,"""
 LEAST_GBYTE_S = 0.005
-"""So, too, where nothing is promised: no network is that slow."""
-HERE_BYTES = 3_000_000
-"""What each of two nodes sends here: between themselves they cannot tell which is slow."""
+"""and below this bandwidth if that of the type is unknown: no network is that slow."""
+UPLOAD_BYTES = 3_000_000
+"""Sent by each of two nodes to this machine: measured between the two, the slow one is not known."""
 
 
 def before_launch(session: Session) -> DoctorDocument:
-    """Return the `doctor` document of what can be checked before a launch.
+    """Return the `doctor` document of the checks that are possible before a launch.
 
-    Changes nothing, but as `rehearsed`. A check that fails hides no other. Raises ConfigError where the
-    cluster's name is taken elsewhere, and as `rehearsed`.
+    Changes nothing, except as `rehearsed` does. All checks run, also after a failed one. Raises ConfigError
+    if the cluster exists in another target, and what `rehearsed` raises.
     """
     from awsddp.aws.preflight import (
         CONFIGURATION,
@@ -61,21 +61,21 @@ def before_launch(session: Session) -> DoctorDocument:
             aws = aws_of(session, target)
         except ConfigError as error:
             name = "region" if isinstance(error, NoRegion) else CONFIGURATION
-            return _checks(session, (failed(name, error), *not_checked(name, *OF_REGION)))
-        here = rehearsed(LocatedCluster(session=session, target=target, gateway=aws))
-        spec = here.session.spec
+            return _with_local_checks(session, (failed(name, error), *not_checked(name, *OF_REGION)))
+        cluster = rehearsed(LocatedCluster(session=session, target=target, gateway=aws))
+        spec = cluster.session.spec
 
         def facts() -> Facts:
-            return with_s3(here, facts_of(aws, spec, target, record))
+            return with_s3(cluster, facts_of(aws, spec, target, record))
 
-        checks = [*before_launch(aws, spec, _stand_ins(session), facts=facts)]
-        if (place := session.job_spec.job.save_to) is not None:
-            checks += uploads_check(aws, place)
-    return _checks(session, checks)
+        checks = [*before_launch(aws, spec, _placeholders(session), facts=facts)]
+        if (save_to := session.job_spec.job.save_to) is not None:
+            checks += uploads_check(aws, save_to)
+    return _with_local_checks(session, checks)
 
 
-def _stand_ins(session: Session) -> Values:
-    """Return values for what a launch would make, for calls that change nothing."""
+def _placeholders(session: Session) -> Values:
+    """Return placeholders for the resources that a launch would create, for dry-run calls."""
     from awsddp.nodes.hostkeys import make_key
 
     ids = names(session.spec.name, random.token_hex(4))
@@ -83,37 +83,37 @@ def _stand_ins(session: Session) -> Values:
     return Values(ids=ids, secrets=secrets, now=datetime.now(UTC))
 
 
-def _checks(session: Session, checks: Sequence[Check]) -> DoctorDocument:
-    """Return the document of the checks, and of those of this machine's programs and of a jump host."""
-    found = [_tried("rsync and ssh", rsync.program), *checks]
+def _with_local_checks(session: Session, checks: Sequence[Check]) -> DoctorDocument:
+    """Return the document of `checks`, and of checks of this machine's programs and of the jump host."""
+    all_checks = [_run_check("rsync and ssh", rsync.program), *checks]
     if (jump := jump_of(session)) is not None:
-        found.append(_tried("jump host", jump.reach, jump.name))
-    return checks_document(session, found)
+        all_checks.append(_run_check("jump host", jump.reach, jump.name))
+    return checks_document(session, all_checks)
 
 
-def _tried(name: str, attempt: Callable[[], object], value: str = "") -> Check:
-    """Return the check of what `attempt` returns; `value` is shown instead."""
+def _run_check(name: str, attempt: Callable[[], object], value: str = "") -> Check:
+    """Call `attempt` and return the check of it; `value` is shown, by default what `attempt` returns."""
     from awsddp.aws.preflight import failed
 
     try:
-        found = attempt()
+        result = attempt()
     except AwsddpError as error:
         return failed(name, error)
-    return Check(name=name, ok=True, value=value or str(found))
+    return Check(name=name, ok=True, value=value or str(result))
 
 
 def request_quota(session: Session, *, confirm: Callable[[str], None]) -> QuotaDocument:
     """Request the vCPU quota that the configuration needs, if it is too small.
 
-    `confirm` is called with the request and raises to refuse. Raises CloudError where AWS refuses,
-    ConfigError where no plan can be made or the quota is unknown.
+    `confirm` is called with the question and raises to refuse. Raises CloudError if AWS refuses the request,
+    ConfigError if no plan can be made or the quota is unknown.
     """
     from awsddp.plan.launch_plan import make_plan
 
     with target_for(session, record := session.folder.read()) as target:
         aws = aws_of(session, target)
         facts = facts_of(aws, session.spec, target, record)
-        plan = make_plan(session.spec, replace(facts, quotas={}))  # as it would be with enough of it
+        plan = make_plan(session.spec, replace(facts, quotas={}))  # the plan with a sufficient quota
         quota = quota_of(plan.instance_type, plan.market)
         if quota is None:
             raise ConfigError(
@@ -121,30 +121,31 @@ def request_quota(session: Session, *, confirm: Callable[[str], None]) -> QuotaD
                 "",
                 "see https://console.aws.amazon.com/servicequotas/",
             )
-        used, have = facts.used_vcpus.get(quota[0], 0), facts.quotas.get(quota[0])
-        need = plan.nodes * plan.kind.vcpus + used
-        told = QuotaDocument(
-            quota=quota[0], name=quota[1], region=aws.region, need=need, have=have, request=None
+        code, name = quota
+        used, limit = facts.used_vcpus.get(code, 0), facts.quotas.get(code)
+        needed = plan.nodes * plan.kind.vcpus + used
+        document = QuotaDocument(
+            quota=code, name=name, region=aws.region, need=needed, have=limit, request=None
         )
-        if have is not None and have >= need:
-            return told
-        beside = f" and the {used} vCPUs in use" if used else ""
-        known = "an unreadable number of" if have is None else f"{have:g}"
+        if limit is not None and limit >= needed:
+            return document
+        in_use = f" and the {used} vCPUs in use" if used else ""
+        allowed = "an unknown number" if limit is None else f"{limit:g}"
         confirm(
-            f"{plan.nodes} x {plan.instance_type}{beside} need {need} vCPUs, and {quota[1]} ({quota[0]}) "
-            f"allows {known} in {aws.region}. Ask AWS for {need}?"
+            f"{plan.nodes} x {plan.instance_type}{in_use} need {needed} vCPUs, and {name} ({code}) "
+            f"allows {allowed} in {aws.region}. Ask AWS for {needed}?"
         )
-        asked = {"ServiceCode": "ec2", "QuotaCode": quota[0], "DesiredValue": float(need)}
-        reply = aws.call("RequestServiceQuotaIncrease", asked, service="service-quotas")
-        told.request = reply.get("RequestedQuota", {}).get("Id")
-        return told
+        parameters = {"ServiceCode": "ec2", "QuotaCode": code, "DesiredValue": float(needed)}
+        reply = aws.call("RequestServiceQuotaIncrease", parameters, service="service-quotas")
+        document.request = reply.get("RequestedQuota", {}).get("Id")
+        return document
 
 
 def of_nodes(session: Session) -> DoctorDocument | None:
-    """Return the `doctor` document of the nodes of a cluster that this machine knows, None without one.
+    """Return the `doctor` document of the cluster's nodes; None if this machine has no record of a cluster.
 
-    It is bounded in time, and ends no job. Raises NoNodes where no node can be reached, InUse while another
-    client starts a job, CloudError.
+    Takes a limited time and ends no job. Raises NoReachableNodes if no node can be reached, InUse while
+    another client starts a job, CloudError.
     """
     if session.folder.read() is None:
         return None
@@ -154,21 +155,21 @@ def of_nodes(session: Session) -> DoctorDocument | None:
             connected = stack.enter_context(connect_reachable(cluster))
         except NotFoundError:
             return None
-        return checks_document(session, _checkup(connected))
+        return checks_document(session, _check_nodes(connected))
 
 
 def checks_document(session: Session, checks: Sequence[Check]) -> DoctorDocument:
     """Return the `doctor` document of these checks."""
-    return DoctorDocument(checks=tuple(replace(one, hint=advised(session, one.hint)) for one in checks))
+    return DoctorDocument(checks=tuple(replace(check, hint=advised(session, check.hint)) for check in checks))
 
 
-def _checkup(connected: ConnectedCluster) -> list[Check]:
+def _check_nodes(connected: ConnectedCluster) -> list[Check]:
     fleet = connected.fleet
-    # A node whose disk is full cannot hold the claim, and is named below.
+    # A node whose disk is full cannot hold the claim; a check below reports it.
     with contextlib.suppress(NodeError):
         ask(fleet, {min(fleet.nodes): messages.Claim(owner="`awsddp doctor`", wait_s=CLAIM_S)})
     busy = [job.job for job in told_jobs(connected, partial=True) if job.state == "running"]
-    checks = _unreached(connected)
+    checks = _login_checks(connected)
     nodes = [node for node in connected.cluster.nodes if node.node in fleet.answering]
     probes = node_checks.probed(fleet, nodes, connected.cluster.record.found, thorough=True)
     checks += [
@@ -179,104 +180,102 @@ def _checkup(connected: ConnectedCluster) -> list[Check]:
     if busy:
         value = f"left out: job {', '.join(busy)} runs"
         return [*checks, Check(name="process group", ok=None, value=value)]
-    fit = [node for node in probes.answers if node not in node_checks.failing(checks)]
-    return [*checks, *_group_checks(connected, probes, fit)]
+    fit_nodes = [node for node in probes.answers if node not in node_checks.failing(checks)]
+    return [*checks, *_group_checks(connected, probes, fit_nodes)]
 
 
-def _unreached(connected: ConnectedCluster) -> list[Check]:
+def _login_checks(connected: ConnectedCluster) -> list[Check]:
     nodes = {node.node: node for node in connected.cluster.nodes}
-    whys = {node: failure.message.partition(": ")[2] for node, failure in connected.fleet.failures.items()}
-    checks = [
-        node_checks.node_check(nodes[node], "login", False, why, "SSH") for node, why in sorted(whys.items())
-    ]
+    checks = []
+    for number, failure in sorted(connected.fleet.failures.items()):
+        why = failure.message.partition(": ")[2]
+        checks.append(node_checks.node_check(nodes[number], "login", False, why, "SSH"))
     for node in connected.cluster.excluded:
-        checks.append(
-            node_checks.node_check(
-                node, "login", None, connected.cluster.record.state_of(node).partition(" is ")[2]
-            )
-        )
+        state = connected.cluster.record.state_of(node).partition(" is ")[2]
+        checks.append(node_checks.node_check(node, "login", None, state))
     return checks
 
 
 def _group_checks(
     connected: ConnectedCluster, probes: node_checks.Probes, nodes: Sequence[int]
 ) -> list[Check]:
-    """Return the checks of a process group over all ranks of `nodes`; of parts where it is slow or hangs."""
+    """Return the checks of a process group over all ranks of `nodes`, and of pairs if it is slow or hangs."""
     if len(nodes) < 2:
         return [Check(name="process group", ok=None, value="left out: fewer than two nodes are fit")]
     connected.session.say(f"forming a process group on {len(nodes)} nodes (at most {MOST_GROUP_S:g} s)")
-    (whole,) = _form(connected, probes, [nodes])
-    checks = [node_checks.group_check(probes, whole)]
-    if whole.gbyte_s is None:
+    (group,) = _run_groups(connected, probes, [nodes])
+    checks = [node_checks.group_check(probes, group)]
+    if group.gbyte_s is None:
         unclear = len(nodes) > 2 and not node_checks.failing(checks)
     else:
-        promised = _promise(connected.cluster)
-        unclear = whole.gbyte_s < (LEAST_GBYTE_S if promised is None else promised * LEAST_SHARE)
-        value = f"{whole.gbyte_s:.2g} GB/s bus bandwidth of {len(whole.ranks)} ranks"
-        expected = "" if promised is None else f"{promised:g} GB/s is the type's network"
+        type_gbyte_s = _network_gbyte_s(connected.cluster)
+        least_gbyte_s = LEAST_GBYTE_S if type_gbyte_s is None else type_gbyte_s * LEAST_SHARE
+        unclear = group.gbyte_s < least_gbyte_s
+        value = f"{group.gbyte_s:.2g} GB/s bus bandwidth of {len(group.ranks)} ranks"
+        expected = "" if type_gbyte_s is None else f"{type_gbyte_s:g} GB/s is the type's network"
         checks.append(Check(name="all-reduce", ok=None if unclear else True, value=value, expected=expected))
     if not unclear:
         return checks
     if len(nodes) == 2:
-        return [*checks, *node_checks.rate_checks(probes, "network", _to_here(connected, nodes))]
-    return [*checks, *node_checks.rate_checks(probes, "pairs", _in_pairs(connected, probes, nodes))]
+        return [*checks, *node_checks.rate_checks(probes, "network", _measure_uploads(connected, nodes))]
+    return [*checks, *node_checks.rate_checks(probes, "pairs", _measure_pairs(connected, probes, nodes))]
 
 
-def _in_pairs(
+def _measure_pairs(
     connected: ConnectedCluster, probes: node_checks.Probes, nodes: Sequence[int]
 ) -> dict[int, float]:
-    """Return the best rate of each node (MB/s) in process groups with each of two others; 0 if all fail.
+    """Return the best rate of each node (MB/s) in process groups with two other nodes; 0 if all fail.
 
-    One that seems slow is measured once more, with one that is not.
+    A slow node is measured once more, together with a node that is not slow.
     """
     connected.session.say(f"forming process groups of two nodes (at most {2 * MOST_GROUP_S:g} s)")
     best = dict.fromkeys(nodes, 0.0)
 
     def measure(pairs: Sequence[tuple[int, int]]) -> None:
-        for group in _form(connected, probes, pairs):
-            for one in group.ranks:
-                best[one.node] = max(best[one.node], (group.gbyte_s or 0.0) * 1e3)
+        for group in _run_groups(connected, probes, pairs):
+            for rank in group.ranks:
+                best[rank.node] = max(best[rank.node], (group.gbyte_s or 0.0) * 1e3)
 
     for pairs in node_checks.rounds(nodes):
         measure(pairs)
     slow = node_checks.slow_nodes(best)
-    if again := list(zip(slow, [node for node in nodes if node not in slow], strict=False)):
-        measure(again)
+    if repeated := list(zip(slow, [node for node in nodes if node not in slow], strict=False)):
+        measure(repeated)
     return best
 
 
-def _to_here(connected: ConnectedCluster, nodes: Sequence[int]) -> dict[int, float]:
-    """Return how fast each node sends to this machine (MB/s); 0 if it is lost."""
+def _measure_uploads(connected: ConnectedCluster, nodes: Sequence[int]) -> dict[int, float]:
+    """Return the rate at which each node sends to this machine (MB/s); 0 if the node is lost."""
     rates = dict.fromkeys(nodes, 0.0)
     for node in nodes:
         began = time.monotonic()
         with contextlib.suppress(NodeError):
             connected.fleet.run(
-                ["head", "-c", f"{HERE_BYTES}", "/dev/zero"], nodes=[node], timeout_s=ANSWER_S
+                ["head", "-c", f"{UPLOAD_BYTES}", "/dev/zero"], nodes=[node], timeout_s=ANSWER_S
             )
-            rates[node] = HERE_BYTES / 1e6 / (time.monotonic() - began)
+            rates[node] = UPLOAD_BYTES / 1e6 / (time.monotonic() - began)
     return rates
 
 
-def _promise(cluster: LocatedCluster) -> float | None:
-    """Return the network bandwidth of the cluster's type in GB/s; None where GPUs are not real."""
-    if any(one.driver is None for one in cluster.record.prepared):
+def _network_gbyte_s(cluster: LocatedCluster) -> float | None:
+    """Return the network bandwidth of the cluster's instance type in GB/s; None if GPUs are not real."""
+    if any(prepared.driver is None for prepared in cluster.record.prepared):
         return None
     return network_gbyte_s(cluster.record.instance_type)
 
 
-def _form(
+def _run_groups(
     connected: ConnectedCluster, probes: node_checks.Probes, groups: Sequence[Sequence[int]]
 ) -> list[node_checks.Group]:
-    """Run train/probe.py, as a job would, on each of `groups` of nodes at once; return what its ranks say."""
+    """Run train/probe.py as a job on all `groups` of nodes at the same time; return the ranks' reports."""
     groups = [sorted(nodes) for nodes in groups]  # the ranks of a launch meet on its lowest node
     formed = [
         node_checks.Group(layout(nodes, gpus={node: probes.prepared[node].gpus for node in nodes}))
         for nodes in groups
     ]
     limit = min(GROUP_S + RANK_S * sum(len(group.ranks) for group in formed), MOST_GROUP_S)
-    asked = connected.session.job_spec
-    spec = replace(asked, job=JobSection(script="probe.py"), env=replace(asked.env, secrets=()))
+    job_spec = connected.session.job_spec
+    spec = replace(job_spec, job=JobSection(script="probe.py"), env=replace(job_spec.env, secrets=()))
     slots = ask(
         connected.fleet, {nodes[0]: messages.Slots(ports=launch_requests.job_ports()) for nodes in groups}
     )
@@ -292,28 +291,28 @@ def _form(
             ranks = [process.environment for process in request.processes]
             words = json.dumps({"ranks": ranks, "seconds": limit, "program": program})
             commands[node] = ([probes.prepared[node].ranks_python, "-c", starter], words.encode())
-    _hear(connected, commands, formed, timeout_s=limit + 10)
+    _stream_reports(connected, commands, formed, timeout_s=limit + 10)
     return formed
 
 
-def _hear(
+def _stream_reports(
     connected: ConnectedCluster,
     commands: Mapping[int, Any],
     groups: Sequence[node_checks.Group],
     *,
     timeout_s: float,
 ) -> None:
-    """Start the ranks of `groups` and take up what they say."""
-    of = {one.node: group for group in groups for one in group.ranks}
-    rest = dict.fromkeys(commands, b"")
+    """Start the ranks of `groups` and add their reports to the groups."""
+    group_of = {rank.node: group for group in groups for rank in group.ranks}
+    unparsed = dict.fromkeys(commands, b"")
 
     def on_data(node: int, data: bytes) -> None:
-        *lines, rest[node] = (rest[node] + data).split(b"\n")
-        if len(rest[node]) > node_answers.MOST_BYTES:
+        *lines, unparsed[node] = (unparsed[node] + data).split(b"\n")
+        if len(unparsed[node]) > node_answers.MOST_BYTES:
             raise node_answers.malformed(node, "an endless line")
-        own = {one.rank for one in of[node].ranks if one.node == node}
+        own_ranks = {rank.rank for rank in group_of[node].ranks if rank.node == node}
         for line in lines:
-            if (step := node_answers.rank_step(line, node=node, ranks=own)) is not None:
-                of[node].hear(step)
+            if (step := node_answers.rank_step(line, node=node, ranks=own_ranks)) is not None:
+                group_of[node].hear(step)
 
     connected.fleet.stream(commands, on_data, timeout_s=timeout_s)

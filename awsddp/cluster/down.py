@@ -1,4 +1,4 @@
-"""down: fetch what is not fetched, end the machines, and return the cost. Works in every state."""
+"""down: fetch unfetched results, terminate the cluster in any state, and return its cost."""
 
 import contextlib
 from collections.abc import Callable, Sequence
@@ -31,11 +31,11 @@ def down(
 ) -> DownDocument:
     """Terminate the cluster and return the `down` document. A cluster that does not exist is not an error.
 
-    Unfetched results are fetched first, unless `discard`. With `known_only` a cluster that this machine has
-    no record of is refused (UsageError). `confirm` is called before anything is terminated and raises to
+    Unfetched results are fetched first, unless `discard`. With `known_only` a cluster without a record on
+    this machine is refused (UsageError). `confirm` is called before anything is terminated and raises to
     refuse; `lose` is called with the error if results cannot be fetched. Raises that NodeError unless
-    `lose` returns True, NotFoundError where only another session of the caller's role has one,
-    LeftoverError where something could not be terminated, CloudError where AWS does not answer.
+    `lose` returns True, NotFoundError if only another session of the caller's role has a cluster of the
+    name, LeftoverError if something could not be terminated, CloudError if AWS does not answer.
     """
     try:
         return _down(session, discard=discard, known_only=known_only, confirm=confirm, lose=lose)
@@ -43,7 +43,7 @@ def down(
         if not known_only:
             raise
         session.say(f"AWS was not searched: {error.message}")
-        return _document(LocatedCluster(session=session))  # without a record, and -y ends only what has one
+        return _document(LocatedCluster(session=session))  # there is no record, and -y needs one
 
 
 def _down(
@@ -60,89 +60,95 @@ def _down(
             cluster = wait_until_launches_show(cluster)
         clusters = cluster.all_listed
         if not clusters:
-            if record is not None:  # it ended by itself, at its expiry at the latest
+            if record is not None:  # its nodes terminated themselves, at their expiry at the latest
                 session.folder.note("ended", id=record.id, at=min(datetime.now(UTC), record.expires))
                 _forget(cluster, record.id)
             refuse_sessions(cluster)
             return _document(cluster)
-        live = [_owing(cluster, one) for one in clusters if one.live]
-        if known_only and any(record is None or one.id != record.id for one in live):
+        live = [_with_unfetched(cluster, listing) for listing in clusters if listing.live]
+        if known_only and any(record is None or listing.id != record.id for listing in live):
             raise UsageError(
                 f"-y does not end cluster {live[0].name}, which this machine has no record of",
-                "; ".join(f"{machines(cluster, one)}{_made(one)}" for one in live),
+                "; ".join(f"{machines(cluster, listing)}{_describe_creation(listing)}" for listing in live),
                 f"awsddp -c {live[0].name} down -y   # if that is what you want",
             )
         if live:
-            confirm("\n".join(_what_ends(cluster, one, discard=discard) for one in live))
-        for one in live if not discard else ():
+            confirm("\n".join(_question(cluster, listing, discard=discard) for listing in live))
+        for listing in live if not discard else ():
             try:
-                fetch_all(cluster, one)
+                fetch_all(cluster, listing)
             except NodeError as error:
                 if not lose(error):
                     raise
         bill_of(cluster, clusters[0])
-        terminated = _end(cluster, clusters)
+        terminated = _terminate(cluster, clusters)
         bill = bill_of(cluster, None)
         _forget(cluster, clusters[0].id if record is None else record.id)
-        removed = sum(len(one.leftovers) for one in clusters)
+        removed = sum(len(listing.leftovers) for listing in clusters)
         return _document(cluster, terminated=terminated, removed=removed, bill=bill)
 
 
-def _end(cluster: LocatedCluster, clusters: Sequence[Listed]) -> tuple[str, ...]:
+def _terminate(cluster: LocatedCluster, clusters: Sequence[Listed]) -> tuple[str, ...]:
     """Terminate the clusters of this name, one per id, and return the terminated instances.
 
     Raises LeftoverError, after everything else is terminated.
     """
     terminated: list[str] = []
-    left: list[str] = []
-    for one in clusters:
+    leftovers: list[str] = []
+    for listing in clusters:
         began = datetime.now(UTC)  # EC2 bills no instance that is shutting down
-        ended = end(cluster, one)
-        with contextlib.suppress(ConfigError):  # the end of the machines does not wait for a full disk here
+        teardown = end(cluster, listing)
+        with contextlib.suppress(ConfigError):  # a full disk must not stop the termination
             cluster.session.folder.note(
-                "ended", id=one.id, at=began, terminated=ended.terminated, leftovers=ended.leftovers
+                "ended", id=listing.id, at=began, terminated=teardown.terminated, leftovers=teardown.leftovers
             )
-        terminated += ended.terminated
-        left += ended.leftovers
-    if left:
+        terminated += teardown.terminated
+        leftovers += teardown.leftovers
+    if leftovers:
         raise LeftoverError(
             f"not everything of cluster {cluster.session.spec.name} could be terminated",
-            f"left: {', '.join(left)}",
+            f"left: {', '.join(leftovers)}",
             "awsddp down   # again" + "; what is left may still cost money" * (cluster.target.name == "aws"),
         )
     return tuple(terminated)
 
 
-def _owing(cluster: LocatedCluster, listed: Listed) -> Listed:
-    """Return a cluster whose nodes owe what their tags name, without what is here, or in S3 where no node
-    that runs holds it; and, of jobs whose nodes were released, what S3 does not hold any more.
+def _with_unfetched(cluster: LocatedCluster, listed: Listed) -> Listed:
+    """Return the listing with the jobs that are really unfetched on each node.
 
-    Of what is in S3, also of other jobs, the logs and metrics come here: no node will tell of them any more.
-    A node that runs is asked first (`fetch_all`): others may write in S3, and its word counts.
+    A node has the unfetched jobs of its tags, without those whose results are fetched, or are in S3 and not
+    on a running node; and released jobs whose results are no longer in S3. For results in S3 it downloads
+    logs and metrics, as no node will report them later. For jobs on running nodes S3 is not read here: others
+    can write to the bucket, so `fetch_unfetched_results` asks the node.
     """
     session = cluster.session
     record = cluster.known if cluster.known is not None and cluster.known.id == listed.id else None
-    saved, lost = set(), list[JobRecord]()
+    saved, not_saved = set(), list[JobRecord]()
     for job in record.jobs if record is not None else ():
-        if is_fetched(session.results / job.job, job) or _is_held(listed, job):
+        if is_fetched(session.results / job.job, job) or _is_on_running_node(listed, job):
             continue
         if in_bucket(session, job):
             session.say(f"the results of {job.job} are in {job.save_to}/{job.job}")
             saved.add(job.job)
         elif job.save_to is not None:
-            lost.append(job)
+            not_saved.append(job)
 
-    def owed(node: Node) -> tuple[str, ...]:
-        released = (job.job for job in lost if node.instance_id in {one.instance_id for one in job.nodes})
-        jobs = (job for job in dict.fromkeys((*node.unfetched, *released)) if job not in saved)
-        return tuple(job for job in jobs if not is_home(session, job, node.instance_id))
+    def unfetched_on(node: Node) -> tuple[str, ...]:
+        released = (job.job for job in not_saved if node.instance_id in _instance_ids(job))
+        names = (name for name in dict.fromkeys((*node.unfetched, *released)) if name not in saved)
+        return tuple(name for name in names if not is_home(session, name, node.instance_id))
 
-    return replace(listed, nodes=tuple(replace(node, unfetched=owed(node)) for node in listed.nodes))
+    return replace(listed, nodes=tuple(replace(node, unfetched=unfetched_on(node)) for node in listed.nodes))
 
 
-def _is_held(listed: Listed, job: JobRecord) -> bool:
-    """Tell whether a node that AWS does not list as stopped or gone holds results of a job, by its tag."""
-    ran_on = {one.instance_id for one in job.nodes}
+def _instance_ids(job: JobRecord) -> set[str]:
+    """Return the instances on which a job ran."""
+    return {node.instance_id for node in job.nodes}
+
+
+def _is_on_running_node(listed: Listed, job: JobRecord) -> bool:
+    """Return True if the tag of a node that is not stopped or terminated names results of a job."""
+    ran_on = _instance_ids(job)
     return any(
         node.state not in (*OFF, *ENDED) and not {job.job, MORE}.isdisjoint(node.unfetched)
         for node in listed.nodes
@@ -150,30 +156,32 @@ def _is_held(listed: Listed, job: JobRecord) -> bool:
     )
 
 
-def _what_ends(cluster: LocatedCluster, listed: Listed, *, discard: bool) -> str:
-    question = [f"Cluster {listed.name}: {machines(cluster, listed)}{_made(listed)} will be terminated."]
-    jobs = [one.job for one in JobRegistry(cluster.session).own]
+def _question(cluster: LocatedCluster, listed: Listed, *, discard: bool) -> str:
+    lines = [
+        f"Cluster {listed.name}: {machines(cluster, listed)}{_describe_creation(listed)} will be terminated."
+    ]
+    jobs = [job.job for job in JobRegistry(cluster.session).own]
     for job in jobs:
         if job.state in ACTIVE and is_owed(cluster.session, listed.unfetched, job):
-            waits = job.state == "waiting"
-            grace = "" if discard or waits else f" and has {cluster.session.job_spec.job.grace} to save"
-            does = "waits" if waits else "still runs"
-            question.append(f"Job {job.job} {does} (as last seen): it is ended{grace}.")
+            is_waiting = job.state == "waiting"
+            grace = cluster.session.job_spec.job.grace
+            to_save = "" if discard or is_waiting else f", with {grace} to save a checkpoint"
+            lines.append(f"Job {job.job} was {job.state} when last seen. It will be stopped{to_save}.")
     if listed.unfetched:
         saves = any(job.save_to is not None and job.job in listed.unfetched for job in jobs)
         fate = "are lost" if discard else "are fetched first" + ", unless S3 holds them" * saves
-        question.append(f"The results of {', '.join(listed.unfetched)} {fate}.")
-    return "\n".join(question)
+        lines.append(f"The results of {', '.join(listed.unfetched)} {fate}.")
+    return "\n".join(lines)
 
 
-def _made(cluster: Listed) -> str:
-    """Return when a cluster was made, and on which machine, as far as its tags say."""
+def _describe_creation(cluster: Listed) -> str:
+    """Return a text with the time and the machine at which a cluster was created, if its tags have them."""
     host = cluster.host and f" on {cluster.host}"
     return f", made at {format.iso(cluster.created)}{host}," if cluster.created else ""
 
 
 def _forget(cluster: LocatedCluster, cluster_id: str) -> None:
-    abort(cluster, [one.job for one in JobRegistry(cluster.session).own])
+    abort(cluster, [job.job for job in JobRegistry(cluster.session).own])
     try:
         cluster.session.folder.retire(cluster_id)
     except ConfigError as error:

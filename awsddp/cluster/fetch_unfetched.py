@@ -1,4 +1,4 @@
-"""Fetching what nodes still hold before they are terminated or stopped."""
+"""Fetch unfetched results before nodes are terminated."""
 
 from awsddp.errors import AwsddpError, ConfigError, NodeError
 from awsddp.job.cancel import end_job
@@ -15,49 +15,51 @@ FETCH_REACH_S = 60.0
 
 
 def fetch_all(cluster: LocatedCluster, listed: Listed) -> None:
-    """End the jobs that still run, and fetch all unfetched results, before the nodes are terminated.
+    """End the running jobs, and fetch all unfetched results, before the nodes are terminated.
 
-    Results of a node that no longer exists are named. Raises NodeError, with the jobs, the price and the next
-    steps, if results remain on nodes; ConfigError if this machine cannot keep them.
+    Reports results that are lost with a node. Raises NodeError, with the jobs, the price and the next steps,
+    if results remain on nodes; ConfigError if this machine cannot store them.
     """
-    owing = [node for node in listed.live if node.unfetched]
-    if not owing:
+    holders = [node for node in listed.live if node.unfetched]
+    if not holders:
         return
     record = cluster.known if cluster.known is not None and cluster.known.id == listed.id else None
     if record is None or not cluster.session.folder.key.exists():
-        raise _not_home(cluster, listed, owing, "this machine has no key for the nodes that hold them")
+        raise _not_fetched_error(
+            cluster, listed, holders, "this machine has no key for the nodes that hold them"
+        )
     cluster = cluster.with_nodes(reachable(listed.live), of=listed.live)
     saved: set[str] = set()
-    left: dict[Node, str] = {}
+    failures: dict[Node, str] = {}
     try:
         if cluster.nodes:
-            left = _fetch_owed(cluster, saved)
-    except ConfigError as error:  # of this machine, or another command's: nothing has to be lost for it
-        jobs = ", ".join(unfetched_jobs(owing))
+            failures = _fetch_from_running(cluster, saved)
+    except ConfigError as error:  # a fault of this machine, or another command: do not advise to lose results
+        jobs = ", ".join(unfetched_jobs(holders))
         message = f"no node is terminated: the results of {jobs} are not fetched"
         why = f"{error.message}\n{error.why}".strip()
         raise ConfigError(message, why, f"{error.next}\nawsddp down   # then".strip()) from error
     except AwsddpError as error:
-        raise _not_home(cluster, listed, owing, str(error)) from error
-    for node in owing:
+        raise _not_fetched_error(cluster, listed, holders, str(error)) from error
+    for node in holders:
         if node not in cluster.nodes and not (saved.issuperset(node.unfetched) and node.state in OFF):
-            left[node] = f"{node_name(node.node)} is {node.state}"
-    if left:
-        raise _not_home(cluster, listed, list(left), ", ".join(left.values()))
+            failures[node] = f"{node_name(node.node)} is {node.state}"
+    if failures:
+        raise _not_fetched_error(cluster, listed, list(failures), ", ".join(failures.values()))
 
 
-def _fetch_owed(cluster: LocatedCluster, saved: set[str]) -> dict[Node, str]:
+def _fetch_from_running(cluster: LocatedCluster, saved: set[str]) -> dict[Node, str]:
     """Fetch the unfetched results of the running nodes; return the nodes that did not answer, and why.
 
-    What is all in S3, by the word of the nodes that answer and by what this machine reads there, is not
-    fetched, but its logs and metrics: it is added to `saved`.
+    If a job's results are all in S3, according to its nodes and to S3, only its logs and metrics are fetched,
+    and its name is added to `saved`.
     """
     session = cluster.session
-    names, owing = unfetched_jobs(cluster.nodes), [node for node in cluster.nodes if node.unfetched]
+    names, holders = unfetched_jobs(cluster.nodes), [node for node in cluster.nodes if node.unfetched]
     with connect(cluster, deadline_s=FETCH_REACH_S, partial=True) as connected:
-        owed = [job for job in told_jobs(connected, partial=True) if is_owed(session, names, job)]
-        # The newest first: the end of a job starts one that waits for it.
-        for job in reversed([end_job(connected, job) for job in reversed(owed)]):
+        unfetched = [job for job in told_jobs(connected, partial=True) if is_owed(session, names, job)]
+        # End the newest job first: the end of a job starts the one that waits for it.
+        for job in reversed([end_job(connected, job) for job in reversed(unfetched)]):
             if job.state in ACTIVE:
                 raise NodeError(f"job {job.job} did not end")
             if job.save_to is not None and wait_until_saved(connected, job):
@@ -71,24 +73,24 @@ def _fetch_owed(cluster: LocatedCluster, saved: set[str]) -> dict[Node, str]:
                 session.say(text)
         return {
             node: connected.fleet.failures[node.node].summary
-            for node in owing
+            for node in holders
             if node.node in connected.fleet.failures
         }
 
 
-def _not_home(cluster: LocatedCluster, listed: Listed, owing: list[Node], why: str) -> NodeError:
-    """Return the error that names the unfetched jobs, what the nodes cost meanwhile, and the next steps."""
-    stopped = [node_name(node.node) for node in owing if node.state in ("stopping", "stopped")]
-    ways = [f"awsddp up   # start {', '.join(stopped)}; then awsddp down"] if stopped else []
-    ways.append("awsddp down --discard   # terminate the nodes and lose what they hold")
-    cost, rests = "the nodes cost money", all(node.state == "stopped" for node in listed.live)
+def _not_fetched_error(cluster: LocatedCluster, listed: Listed, nodes: list[Node], why: str) -> NodeError:
+    """Return the error with the unfetched jobs, the price of their nodes, and the next steps."""
+    stopped = [node_name(node.node) for node in nodes if node.state in OFF]
+    next_steps = [f"awsddp up   # start {', '.join(stopped)}; then awsddp down"] if stopped else []
+    next_steps.append("awsddp down --discard   # terminate the nodes and lose what they hold")
+    cost, all_stopped = "the nodes cost money", all(node.state == "stopped" for node in listed.live)
     bill = bill_of(cluster, cluster.own)
-    if rests:
+    if all_stopped:
         cost = "only the disks cost"
     elif bill is not None and bill.id == listed.id and bill.price_usd_per_hour is not None:
         cost = f"the nodes cost {money(bill.price_usd_per_hour)} per hour"
-    if not rests and not any(node.spot for node in listed.live):
-        ways.append("awsddp stop   # or stop them and keep their disks")
-    jobs = ", ".join(unfetched_jobs(owing))
+    if not all_stopped and not any(node.spot for node in listed.live):
+        next_steps.append("awsddp stop   # or stop them and keep their disks")
+    jobs = ", ".join(unfetched_jobs(nodes))
     why += "" if cluster.target.name == "local" else f"\nuntil then {cost}"
-    return NodeError(f"the results of {jobs} are not fetched", why, "\n".join(ways))
+    return NodeError(f"the results of {jobs} are not fetched", why, "\n".join(next_steps))

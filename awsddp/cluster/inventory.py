@@ -1,11 +1,11 @@
-"""Every cluster: of all regions, of all owners, those without an owner, those of this machine."""
+"""List clusters of all regions and owners, terminate orphans, and list the clusters that have a record."""
 
 import contextlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from awsddp.cluster.status import cluster_document
 from awsddp.errors import CloudError, LeftoverError, LocalCloudError, NoRegion
@@ -24,98 +24,110 @@ if TYPE_CHECKING:
     from awsddp.aws.clusters import Everywhere, Holding
 
 
+class _Search(NamedTuple):
+    """A search of one target, and the regions of it that were searched."""
+
+    cluster: LocatedCluster
+    regions: list[str]
+    result: "Everywhere"
+
+
 def status_all(session: Session) -> list[FoundCluster]:
     """Return the `status` documents of every cluster in every region, also of other owners, and of orphans.
 
-    Those of the local cloud, too, if it runs; with --local those alone, with --region those of that region.
+    Includes a running local cloud. With --local only that is searched, with --region only that region.
     Raises CloudError if no region answers.
     """
-    with _searched(session) as places:
-        return [_found(here, holding) for here, _, found in places for holding in found.holdings]
+    with _search(session) as searches:
+        return [_document(cluster, holding) for cluster, _, result in searches for holding in result.holdings]
 
 
 def down_orphans(session: Session, *, discard: bool = False, confirm: Callable[[str], None]) -> Orphans:
-    """Terminate the caller's resources whose cluster has no instance or is past its expiry; nothing else.
+    """Terminate the caller's resources whose cluster has no instance or is past its expiry.
 
-    A cluster with unfetched results is kept, unless `discard`. `confirm` is called with the list of orphans
-    and raises to refuse. Raises LeftoverError if something was kept or could not be terminated, CloudError if
-    AWS does not answer.
+    A cluster with unfetched results is not terminated, unless `discard`. `confirm` is called with the list of
+    orphans and raises to refuse. Raises LeftoverError if an orphan was not terminated or could not be,
+    CloudError if AWS does not answer.
     """
     from awsddp.aws.teardown import teardown
 
-    with _searched(session) as places:
-        unused = [
-            (here, holding)
-            for here, _, found in places
-            for holding in found.holdings
-            if holding.orphan and not _lives(_recorded(here, holding.cluster, wait=True))
+    with _search(session) as searches:
+        candidates = [
+            (cluster, holding)
+            for cluster, _, result in searches
+            for holding in result.holdings
+            if holding.orphan and not _is_alive(_with_record(cluster, holding.cluster, wait=True))
         ]
-        owed = [holding.cluster for _, holding in unused if holding.cluster.unfetched]
-        kept = [] if discard else owed
-        orphans = [(here, holding) for here, holding in unused if holding.cluster not in kept]
+        with_results = [holding.cluster for _, holding in candidates if holding.cluster.unfetched]
+        refused = [] if discard else with_results
+        orphans = [(cluster, holding) for cluster, holding in candidates if holding.cluster not in refused]
         if orphans:
-            confirm("Orphans:\n" + "\n".join(f"  {_orphan(here, one)}" for here, one in orphans) + "\n")
+            lines = [f"  {_describe_orphan(cluster, orphan)}" for cluster, orphan in orphans]
+            confirm("\n".join(("Orphans:", *lines, "")))
         terminated: list[str] = []
-        left: list[str] = []
-        for here, orphan in orphans:
-            there = replace(here.target, region=orphan.cluster.region)
+        leftovers: list[str] = []
+        for cluster, orphan in orphans:
+            target = replace(cluster.target, region=orphan.cluster.region)
             trail = session.home / "history" / f"{orphan.cluster.name}-{orphan.cluster.id}"
-            aws = aws_of(session, there, trail=trail, login=here.aws)
-            ended = teardown(aws, orphan.cluster, on_event=session.on_event)
-            terminated += ended.terminated
-            left += ended.leftovers
-        if left:
+            aws = aws_of(session, target, trail=trail, login=cluster.aws)
+            outcome = teardown(aws, orphan.cluster, on_event=session.on_event)
+            terminated += outcome.terminated
+            leftovers += outcome.leftovers
+        if leftovers:
             raise LeftoverError(
                 "not every orphan could be terminated",
-                f"left: {', '.join(left)}",
+                f"left: {', '.join(leftovers)}",
                 "awsddp down --orphans   # again; what is left may still cost money",
             )
-        if kept:
-            fetch = f"fetch {kept[0].unfetched[0]}"
+        if refused:
+            first = refused[0]
+            held = (
+                f"{listed.name} ({listed.id}): results of {', '.join(listed.unfetched)}" for listed in refused
+            )
             raise LeftoverError(
                 "orphans that hold results were not terminated",
-                "; ".join(f"{one.name} ({one.id}): results of {', '.join(one.unfetched)}" for one in kept),
-                f"awsddp -c {kept[0].name} {fetch}   # or: awsddp down --orphans --discard",
+                "; ".join(held),
+                f"awsddp -c {first.name} fetch {first.unfetched[0]}   # or: awsddp down --orphans --discard",
             )
         return Orphans(
             clusters=tuple(orphan.cluster.id for _, orphan in orphans),
             terminated=tuple(terminated),
             leftovers=(),
-            looked=tuple(region for _, regions, _ in places for region in regions),
-            unread=tuple(text for _, _, found in places for text in found.unread),
+            looked=tuple(region for search in searches for region in search.regions),
+            unread=tuple(text for search in searches for text in search.result.unread),
         )
 
 
 @contextmanager
-def _searched(session: Session) -> "Iterator[list[tuple[LocatedCluster, list[str], Everywhere]]]":
-    """Yield for each place the cluster with its target and a gateway, what was searched, and what was found.
+def _search(session: Session) -> "Iterator[list[_Search]]":
+    """Search the running local cloud and AWS, or one of them if a setting or the record selects it.
 
-    The places are the running local cloud and AWS; one of them where a setting, or the record, names it.
+    Raises CloudError.
     """
-    asked = session.spec.cluster
-    is_set = session.local or asked.region or asked.profile
+    requested = session.spec.cluster
+    is_set = session.local or requested.region or requested.profile
     record = None if is_set else session.folder.read()
-    places = []
+    searches = []
     with contextlib.ExitStack() as stack:
         if not is_set and (record is None or record.target.name != "local"):
             opened = local.opened(session.home, session.on_event, start=False)
             try:
                 if (running := stack.enter_context(opened)) is not None:
-                    places.append(_look_in(session, running))
+                    searches.append(_search_target(session, running))
             except LocalCloudError as error:
                 session.say(f"not searched: the local cloud: {error.summary}")
         target = stack.enter_context(target_for(session, record))
         try:
-            places.append(_look_in(session, target))
+            searches.append(_search_target(session, target))
         except CloudError as error:
-            if not places or getattr(error, "code", "") != "NoCredentialsError":
+            if not searches or getattr(error, "code", "") != "NoCredentialsError":
                 raise
             session.say(f"not searched: AWS: {error.message}")
-        yield places
+        yield searches
 
 
-def _look_in(session: Session, target: Target) -> "tuple[LocatedCluster, list[str], Everywhere]":
-    """Search a place: all its regions, unless one is asked for. Needs no region that is configured."""
+def _search_target(session: Session, target: Target) -> _Search:
+    """Search all regions of a target, or the requested one. A region need not be configured."""
     from awsddp.aws.client import OPEN_REGION
     from awsddp.aws.clusters import find_everywhere
     from awsddp.aws.plan_facts import enabled_regions
@@ -125,77 +137,78 @@ def _look_in(session: Session, target: Target) -> "tuple[LocatedCluster, list[st
     except NoRegion:
         target = replace(target, region=OPEN_REGION)
         aws = aws_of(session, target)
-    alone = session.spec.cluster.region is not None or target.name == "local"
-    regions = [aws.region] if alone else list(enabled_regions(aws))
+    is_single = session.spec.cluster.region is not None or target.name == "local"
+    regions = [aws.region] if is_single else list(enabled_regions(aws))
 
-    def gateway(region: str) -> "Aws":
+    def client_for(region: str) -> "Aws":
         return aws if region == aws.region else aws_of(session, replace(target, region=region), login=aws)
 
-    found = find_everywhere(gateway, regions, owner=aws.identity().user_id, now=datetime.now(UTC))
-    for text in found.unread:
+    result = find_everywhere(client_for, regions, owner=aws.identity().user_id, now=datetime.now(UTC))
+    for text in result.unread:
         session.say(f"not searched: {text}")
-    return LocatedCluster(session=session, target=target, gateway=aws), regions, found
+    cluster = LocatedCluster(session=session, target=target, gateway=aws)
+    return _Search(cluster, regions, result)
 
 
-def _found(cluster: LocatedCluster, holding: "Holding") -> FoundCluster:
-    """Return a cluster's document. Of one that this machine has a record of, it says what `status` says."""
+def _document(cluster: LocatedCluster, holding: "Holding") -> FoundCluster:
+    """Return the document of a cluster; if this machine has a record of it, with what `status` shows."""
     listed = holding.cluster
-    found = _recorded(cluster, listed)
-    seen = cluster_document(found)
+    located = _with_record(cluster, listed)
+    document = cluster_document(located)
     return widened(
         FoundCluster,
         holding,
         listed,
-        seen,
+        document,
         cluster=listed.name,
-        price_usd_per_hour=seen.price_usd_per_hour if found.known else holding.price_usd_per_hour,
-        orphan=holding.orphan and not _lives(found),
-        jobs=tuple(found.unfetched),
+        price_usd_per_hour=document.price_usd_per_hour if located.known else holding.price_usd_per_hour,
+        orphan=holding.orphan and not _is_alive(located),
+        jobs=tuple(located.unfetched),
     )
 
 
-def _lives(found: LocatedCluster) -> bool:
-    """Tell whether nodes of a cluster live by its record, whatever their tags are, before its expiry."""
-    lives = found.listed is not None and found.listed.live
-    return bool(found.known and lives) and found.record.expires > datetime.now(UTC)
+def _is_alive(cluster: LocatedCluster) -> bool:
+    """Return True if a cluster with a record has living nodes and is not expired, whatever its tags are."""
+    lives = cluster.listed is not None and cluster.listed.live
+    return bool(cluster.known and lives) and cluster.record.expires > datetime.now(UTC)
 
 
-def _recorded(cluster: LocatedCluster, listed: Listed, *, wait: bool = False) -> LocatedCluster:
-    """Return a cluster as `status` finds it, by its record, or as it is listed where this machine has none.
+def _with_record(cluster: LocatedCluster, listed: Listed, *, wait: bool = False) -> LocatedCluster:
+    """Return a listed cluster with its record and a new listing; with `listed` itself if it has no record.
 
-    With `wait` what was launched from here and is not listed yet is waited for, as `down` does.
+    With `wait` it waits until AWS lists the instances that this machine launched, as `down` does.
     """
-    asked = cluster.session
+    original = cluster.session
     session = replace(
-        asked, name=listed.name, settings=(replace(asked.spec, name=listed.name), asked.job_spec)
+        original, name=listed.name, settings=(replace(original.spec, name=listed.name), original.job_spec)
     )
     record = session.folder.read(newer=True)
     if record is None or record.id != listed.id:
         return replace(cluster, listed=listed)
     target = replace(cluster.target, region=listed.region)
     aws = aws_of(session, target, login=cluster.aws)
-    here = look(LocatedCluster(session=session, target=target, gateway=aws, known=record))
+    located = look(LocatedCluster(session=session, target=target, gateway=aws, known=record))
     if wait:
-        here = wait_until_launches_show(here)
-    return replace(here, listed=here.own)
+        located = wait_until_launches_show(located)
+    return replace(located, listed=located.own)
 
 
-def _orphan(here: LocatedCluster, holding: "Holding") -> str:
-    cluster = holding.cluster
-    what = [*(node.instance_id for node in cluster.live), *cluster.leftovers]
-    owed = f"; results not fetched: {', '.join(cluster.unfetched)}" if cluster.unfetched else ""
-    past = f", past its expiry of {format.iso(cluster.expires)}" if cluster.live else ""
-    place = replace(here.target, region=cluster.region).place
+def _describe_orphan(cluster: LocatedCluster, holding: "Holding") -> str:
+    listed = holding.cluster
+    resource_ids = [*(node.instance_id for node in listed.live), *listed.leftovers]
+    results = f"; results not fetched: {', '.join(listed.unfetched)}" if listed.unfetched else ""
+    expiry = f", past its expiry of {format.iso(listed.expires)}" if listed.live else ""
+    location = replace(cluster.target, region=listed.region).place
     return (
-        f"{cluster.name} ({cluster.id}) in {place}{past}: {', '.join(what)}, "
-        f"{money(holding.price_usd_per_hour)} per hour{owed}"
+        f"{listed.name} ({listed.id}) in {location}{expiry}: {', '.join(resource_ids)}, "
+        f"{money(holding.price_usd_per_hour)} per hour{results}"
     )
 
 
 def home(session: Session) -> HomeDocument:
-    """Return the clusters that this machine remembers, as last seen, and whether a local cloud runs.
+    """Return the clusters that have a record, as last seen, and whether a local cloud runs.
 
-    No requests are sent: a cluster may have ended since, which `status` shows.
+    Sends no requests: a cluster may have ended since, which `status` shows.
     """
     registry = JobRegistry(session)
     clusters = [
@@ -203,20 +216,22 @@ def home(session: Session) -> HomeDocument:
             KnownCluster,
             record,
             record.target,
-            cluster=past.name,
+            cluster=history.name,
             target=record.target.name,
-            price_usd_per_hour=bill.price_usd_per_hour if (bill := past.bill) else None,
+            price_usd_per_hour=bill.price_usd_per_hour if (bill := history.bill) else None,
             expires=str(format.iso(record.expires)),
             expired=record.expires < datetime.now(UTC),
-            jobs=tuple(KnownJob(job=one.job.job, state=one.job.state) for one in registry.of_cluster(past)),
+            jobs=tuple(
+                KnownJob(job=view.job.job, state=view.job.state) for view in registry.of_cluster(history)
+            ),
         )
-        for past in pasts(session.home)
-        if (record := past.record) is not None
+        for history in pasts(session.home)
+        if (record := history.record) is not None
     ]
     jobs = () if clusters else registry.jobs
     return HomeDocument(
         clusters=tuple(clusters),
         local_cloud=local.runs(session.home),
-        ended=sum(past.record is None for past in pasts(session.home)),
+        ended=sum(history.record is None for history in pasts(session.home)),
         last_job=KnownJob(job=jobs[-1].job.job, state=jobs[-1].job.state) if jobs else None,
     )

@@ -1,4 +1,4 @@
-"""Launching nodes: the plan of each region, its attempts in order, and what a failure leaves."""
+"""Launch nodes: plan each region, try the plans in order, and clean up after a failure."""
 
 import secrets
 from dataclasses import replace
@@ -18,25 +18,27 @@ from awsddp.settings.values import idle_seconds
 from awsddp.state import Folder, Record
 from awsddp.util.parallel import each
 
-# Between two rounds of capacity.retry_until_up: capacity comes back in minutes, not in seconds.
+# Pauses of capacity.retry_until_up: capacity returns in minutes, not in seconds.
 FIRST_PAUSE_S, MOST_PAUSE_S = 30.0, 300.0
 
 
 def launch(cluster: LocatedCluster, plan: LaunchPlan, *, now: datetime | None = None) -> LocatedCluster:
-    """Create the key, the groups and the instances; each step is recorded before it is taken. Return the
-    cluster with the new nodes alone, its record, and the gateway of the region of the launch.
+    """Create the key, the security groups and the instances; each step is recorded before it is done.
 
-    A known cluster keeps its id and nodes; the plan's expiry counts from `now`. Without capacity the plan's
-    alternatives are tried in order; with `capacity.retry_until_up` again and again, until there is capacity.
-    What a refused launch created is removed. Raises CapacityError, CloudError or ConfigError.
+    Return the cluster with its record, the AWS client of the launch's region, and only the new nodes. An
+    existing cluster keeps its id and nodes; the plan's expiry counts from `now`. Without capacity the plan's
+    alternatives are tried in order, with `capacity.retry_until_up` repeatedly. What a refused launch created
+    is removed. Raises CapacityError, CloudError or ConfigError.
     """
     from awsddp.aws.waits import CLOCK, growing
 
     cluster_id = cluster.known.id if cluster.known else secrets.token_hex(4)
     for pause in growing(FIRST_PAUSE_S, MOST_PAUSE_S):
-        begun = now or datetime.now(UTC).replace(microsecond=0)
+        started = now or datetime.now(UTC).replace(microsecond=0)
         try:
-            return _try_alternatives(cluster, plan, *_launch_values(cluster.session, plan, cluster_id, begun))
+            return _try_alternatives(
+                cluster, plan, *_launch_values(cluster.session, plan, cluster_id, started)
+            )
         except CapacityError as error:
             if not cluster.session.spec.capacity.retry_until_up:
                 raise
@@ -48,25 +50,25 @@ def launch(cluster: LocatedCluster, plan: LaunchPlan, *, now: datetime | None = 
 def _try_alternatives(
     cluster: LocatedCluster, plan: LaunchPlan, values: Values, host_key: str
 ) -> LocatedCluster:
-    """Try the plan and its alternatives once."""
+    """Try to launch the plan, then its alternatives in order, once each."""
     from awsddp.aws.api_errors import Refused
     from awsddp.aws.instances import NEXT_ZONE, OVER_QUOTA
 
     failures: list[AwsddpError] = []
-    full: set[tuple[str, tuple[str, str] | None]] = set()
-    for one in (plan, *plan.alternatives):
-        quota = one.region, quota_of(one.instance_type, one.market)
-        if quota in full:
+    exhausted: set[tuple[str, tuple[str, str] | None]] = set()
+    for attempt in (plan, *plan.alternatives):
+        quota = attempt.region, quota_of(attempt.instance_type, attempt.market)
+        if quota in exhausted:
             continue
-        if one.region != cluster.aws.region:
+        if attempt.region != cluster.aws.region:
             _clean_up(cluster, values)
-            there = replace(cluster.target, region=one.region)
-            cluster = replace(cluster, gateway=aws_of(cluster.session, there, login=cluster.aws))
+            target = replace(cluster.target, region=attempt.region)
+            cluster = replace(cluster, gateway=aws_of(cluster.session, target, login=cluster.aws))
         try:
-            return _launch_once(cluster, one, values, host_key)
+            return _launch_once(cluster, attempt, values, host_key)
         except (CapacityError, Refused) as error:
             if isinstance(error, Refused) and error.code in OVER_QUOTA:
-                full.add(quota)
+                exhausted.add(quota)
             elif isinstance(error, Refused) and error.code not in NEXT_ZONE:
                 if error.kind != "unavailable":
                     _clean_up(cluster, values)
@@ -78,30 +80,30 @@ def _try_alternatives(
 
 
 def _launch_values(session: Session, plan: LaunchPlan, cluster_id: str, now: datetime) -> tuple[Values, str]:
-    """Return what all attempts of one round send, and the temporary host key that their nodes have."""
+    """Return the values for the requests of all attempts of one round, and the nodes' temporary host key."""
     from awsddp.nodes.hostkeys import login_key, make_key
     from awsddp.nodes.provision import user_data
 
     host_key = make_key("awsddp temporary host key")
     # A budget ends more expensive alternatives earlier; each node gets its own expiry when it is prepared.
-    expires_s = min(one.expires_s for one in (plan, *plan.alternatives))
+    expires_s = min(option.expires_s for option in (plan, *plan.alternatives))
     data = user_data(
         host_key=host_key,
         expires_at=now + timedelta(seconds=expires_s),
         idle_s=idle_seconds(session.spec.cluster.idle),
     )
-    own = own_key_file(session.spec) if session.spec.access.key is not None else None
-    secrets = {"public_key": login_key(session.folder, own=own), "user_data": data}
+    key_file = own_key_file(session.spec) if session.spec.access.key is not None else None
+    secrets = {"public_key": login_key(session.folder, own=key_file), "user_data": data}
     return Values(ids=names(session.spec.name, cluster_id), secrets=secrets, now=now), host_key.public
 
 
 def _launch_once(cluster: LocatedCluster, plan: LaunchPlan, values: Values, host_key: str) -> LocatedCluster:
-    """Launch what one plan says, as soon as its record and its intent are in the folder."""
+    """Launch the nodes of one plan, after writing its record and its intent to the folder."""
     from awsddp.aws import instances
     from awsddp.aws.launch_resources import ensure_access
 
     aws, folder, on_event = cluster.aws, cluster.session.folder, cluster.session.on_event
-    record = _record_of(cluster, plan, values)
+    record = _make_record(cluster, plan, values)
     _save_record(folder, record)
     group = ensure_access(aws, plan, values, on_event=on_event)
 
@@ -116,19 +118,19 @@ def _launch_once(cluster: LocatedCluster, plan: LaunchPlan, values: Values, host
 
 
 def _save_record(folder: Folder, record: Record) -> None:
-    """Write the record of a launch, with the jobs that other commands have started meanwhile."""
+    """Write the record of a launch; keep the jobs that other commands have added since."""
 
-    def change(now: Record) -> Record:
-        return replace(record, jobs=now.jobs, seen=now.seen) if now.id == record.id else record
+    def change(current: Record) -> Record:
+        return replace(record, jobs=current.jobs, seen=current.seen) if current.id == record.id else record
 
     if folder.update(change) is None:
         folder.write(record)
 
 
 def _clean_up(cluster: LocatedCluster, values: Values) -> None:
-    """Delete what a failed launch created in a region; leftovers are reported, as is a refusal by AWS.
+    """Delete what a failed launch created in a region, and restore the previous record.
 
-    The folder then has its previous record.
+    Leftovers and errors of AWS are reported, not raised.
     """
     from awsddp.aws.clusters import find_clusters
 
@@ -138,11 +140,13 @@ def _clean_up(cluster: LocatedCluster, values: Values) -> None:
     if record is not None:
         _save_record(session.folder, cluster.known or replace(record, intent=None, asked={}))
     try:
-        for one in find_clusters(aws, session.spec.name, record.owner if record else aws.identity().user_id):
-            if one.id == values.ids["cluster_id"] and not one.live:
-                for left in end(cluster, one).leftovers:
-                    session.say(f"left in {aws.region}: {left}")
-    except CloudError as error:  # the launch's own error counts
+        for listed in find_clusters(
+            aws, session.spec.name, record.owner if record else aws.identity().user_id
+        ):
+            if listed.id == values.ids["cluster_id"] and not listed.live:
+                for leftover in end(cluster, listed).leftovers:
+                    session.say(f"left in {aws.region}: {leftover}")
+    except CloudError as error:  # the caller raises the launch's own error
         session.say(f"not cleaned up in {aws.region}: {error.message}; later: awsddp down --orphans")
 
 
@@ -157,8 +161,8 @@ def _no_capacity(failures: list[AwsddpError]) -> AwsddpError:
     )
 
 
-def _record_of(cluster: LocatedCluster, plan: LaunchPlan, values: Values) -> Record:
-    before = cluster.known
+def _make_record(cluster: LocatedCluster, plan: LaunchPlan, values: Values) -> Record:
+    previous = cluster.known
     return Record(
         id=values.ids["cluster_id"],
         owner=plan.owner,
@@ -175,24 +179,24 @@ def _record_of(cluster: LocatedCluster, plan: LaunchPlan, values: Values) -> Rec
         price_usd_per_hour=plan.price_usd_per_hour,
         disk_usd_per_hour=round(plan.price.disks / plan.nodes, 6),
         asked=remembered(cluster.session.spec),
-        prepared=before.prepared if before else (),
-        addresses=before.addresses if before else {},
+        prepared=previous.prepared if previous else (),
+        addresses=previous.addresses if previous else {},
     )
 
 
 def plan_everywhere(cluster: LocatedCluster, facts: Facts) -> LaunchPlan:
-    """Return the plan for the region of `facts`; those for `capacity.regions` are its alternatives.
+    """Return the plan for the region of `facts`; the plans for `capacity.regions` are its alternatives.
 
     A region without a plan is a warning. Raises the first region's error if no region has one.
     """
     plans: list[LaunchPlan] = []
     refusals: list[AwsddpError] = []
     regions = dict.fromkeys((facts.region, *cluster.session.spec.capacity.regions))
-    for made in each(lambda region: _plan_in(cluster, region, facts), regions):
-        if isinstance(made, LaunchPlan):
-            plans += [replace(made, alternatives=()), *made.alternatives]
+    for outcome in each(lambda region: _plan_in(cluster, region, facts), regions):
+        if isinstance(outcome, LaunchPlan):
+            plans += [replace(outcome, alternatives=()), *outcome.alternatives]
         else:
-            refusals.append(made)
+            refusals.append(outcome)
     if not plans:
         raise refusals[0]
     markets = list(dict.fromkeys(plan.market for plan in plans))
@@ -202,7 +206,7 @@ def plan_everywhere(cluster: LocatedCluster, facts: Facts) -> LaunchPlan:
 
 
 def _plan_in(cluster: LocatedCluster, region: str, facts: Facts) -> LaunchPlan | AwsddpError:
-    """Return the plan of a region, or why there is none; `facts` are of the first one."""
+    """Return the plan of a region, or the error; `facts` are those of the first region."""
     session = cluster.session
     capacity = session.spec.capacity
     try:
@@ -211,7 +215,7 @@ def _plan_in(cluster: LocatedCluster, region: str, facts: Facts) -> LaunchPlan |
         zones = tuple(zone for zone in capacity.zones if zone.startswith(region))
         spec = replace(session.spec, capacity=replace(capacity, zones=zones))
         target = replace(cluster.target, region=region)
-        there = facts_of(aws_of(session, target, login=cluster.aws), spec, target, cluster.known)
-        return make_plan(spec, replace(there, data=facts.data, saving=facts.saving))
+        other_facts = facts_of(aws_of(session, target, login=cluster.aws), spec, target, cluster.known)
+        return make_plan(spec, replace(other_facts, data=facts.data, saving=facts.saving))
     except AwsddpError as error:
         return error

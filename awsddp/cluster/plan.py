@@ -1,4 +1,4 @@
-"""plan: what `up` would do, what it would cost, what is on offer."""
+"""plan: what `up` would do and cost; the settings, and the instance types that AWS offers."""
 
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
 
 
 def read_all(requested: Session, target: Target, record: Record | None) -> "tuple[Facts, LocatedCluster]":
-    """Read the plan's facts and find the cluster, in parallel; it has its settings then.
+    """Read the plan's facts and the cluster's listing, in parallel; its session has the record's settings.
 
-    What awsddp.toml says and they do not is reported. Raises CloudError, ConfigError, also for an invalid
-    environment.
+    Settings in awsddp.toml that differ from the record are reported. Raises CloudError, ConfigError, also for
+    an invalid environment.
     """
     session = as_before(requested, record)
     if record is not None:
         say_differences(requested, session.spec, record)
     aws = aws_of(session, target)
-    there = replace(target, region=aws.region)
-    cluster = LocatedCluster(session=session, target=there, gateway=aws, known=record)
+    located_target = replace(target, region=aws.region)
+    cluster = LocatedCluster(session=session, target=located_target, gateway=aws, known=record)
     if session.job_spec.job.save_to is not None:
         from awsddp.job.save_to_s3 import rehearsed
 
@@ -45,7 +45,7 @@ def read_all(requested: Session, target: Target, record: Record | None) -> "tupl
         owner = owner_of(aws, record)
         if record is not None:
             check_account(cluster)
-        import_soon("awsddp.nodes.hostkeys")  # not before: the first call to AWS would wait for it
+        import_soon("awsddp.nodes.hostkeys")  # not earlier: it would delay the first call to AWS
         return look(cluster, owner=owner)
 
     facts, cluster = both(lambda: facts_of(aws, session.spec, target, record), list_nodes)
@@ -67,29 +67,29 @@ def read_all(requested: Session, target: Target, record: Record | None) -> "tupl
 
 
 def to_reconcile(cluster: LocatedCluster) -> bool:
-    """Return whether there is a cluster to reconcile; else one is launched.
+    """Return True if there is a cluster to reconcile, False if `up` launches one.
 
     Raises ConfigError for a running cluster whose key is not on this machine.
     """
     record = cluster.known
-    live = [one for one in cluster.all_listed if one.live]
+    live = [listed for listed in cluster.all_listed if listed.live]
     if record is not None and (cluster.session.folder.key.exists() or not record.prepared):
-        there = any(one.id == record.id for one in live)
-        if there or (record.prepared and not live):
+        is_live = any(listed.id == record.id for listed in live)
+        if is_live or (record.prepared and not live):
             return True
     if not live:
         return False
     raise ConfigError(
         f"cluster {live[0].name} exists, but this machine does not have its key",
-        f"it was made elsewhere, or {cluster.session.folder.path} was lost",
+        f"it was created on another machine, or {cluster.session.folder.path} was lost",
         "awsddp down   # end it; then awsddp up\nawsddp -c other-name up   # or leave it alone",
     )
 
 
 def plan(session: Session) -> LaunchPlan:
-    """Return the plan that `up` would carry out now; for a cluster that exists, with the steps to it.
+    """Return the plan that `up` would carry out now; for an existing cluster with the steps of the change.
 
-    Raises ConfigError for an invalid spec or environment, CloudError where AWS does not answer or refuses.
+    Raises ConfigError for an invalid spec or environment, CloudError if AWS does not answer or refuses.
     """
     record = session.folder.read()
     with target_for(session, record) as target:
@@ -101,21 +101,21 @@ def plan(session: Session) -> LaunchPlan:
 
 
 def settings_of(session: Session) -> list[tuple[str, Any, str]]:
-    """Return each setting that has a value, the value, and where it comes from. Sends no requests."""
-    before = as_before(session, session.folder.read())
-    return settings(before.spec, before.job_spec)
+    """Return the key, the value and the source of each setting that has a value. Sends no requests."""
+    completed = as_before(session, session.folder.read())
+    return settings(completed.spec, completed.job_spec)
 
 
 def offers(session: Session) -> "OffersDocument":
-    """Return every instance type with GPUs that the region offers, its price, and if the quota allows it.
+    """Return every GPU instance type that the region offers, its price, and whether the quota allows it.
 
-    Raises CloudError where AWS does not answer.
+    Raises CloudError if AWS does not answer.
     """
     from awsddp.model.documents import Offer, OffersDocument
 
     with target_for(session, session.folder.read()) as target:
         facts = facts_of(aws_of(session, target), session.spec, target)
-        found = offered(facts, session.spec)
+        choices = offered(facts, session.spec)
     return OffersDocument(
         region=facts.region,
         target=facts.target,
@@ -131,6 +131,6 @@ def offers(session: Session) -> "OffersDocument":
                 else GPU_TYPES[choice.instance_type].price_date,
                 spot_usd_per_hour=min(facts.spot_prices.get(choice.instance_type, {}).values(), default=None),
             )
-            for choice in found
+            for choice in choices
         ),
     )

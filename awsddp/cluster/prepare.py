@@ -1,4 +1,4 @@
-"""Preparing nodes: wait for them, log in, prepare what is not prepared, set the expiry."""
+"""Prepare nodes: wait until they run, log in, prepare new ones, set the expiry."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,24 +12,24 @@ from awsddp.util.parallel import NodesFailed, import_soon
 
 
 def prepare_nodes(cluster: LocatedCluster, *, hosts: bool = True) -> LocatedCluster:
-    """Wait until all nodes run, prepare those that are not prepared, and set the expiry on all.
+    """Wait until all nodes run, prepare new nodes, and set the expiry on all; return the cluster.
 
-    The tag is written last: a node with the right tag has the expiry. Without `hosts` (the image says that
-    nothing boots: a local cloud of records) there is nothing to prepare.
+    The tag is written last: a node with the right tag has the expiry. Without `has_hosts` (a local cloud of
+    instances without hosts) there is nothing to log in to.
     """
     from awsddp.aws.instances import refuse_off, wait_running
     from awsddp.aws.power import poweroff, tag_expiry
     from awsddp.aws.waits import deadline_s
 
     aws, record, idle = cluster.aws, cluster.record, cluster.session.spec.cluster.idle
-    term_s = deadline_s([record.instance_type])
+    timeout_s = deadline_s([record.instance_type])
     if hosts:
         import_soon("awsddp.nodes.fleet")
-    nodes = wait_running(aws, cluster.nodes, deadline_s=term_s, on_event=cluster.session.on_event)
-    late = [node for node in nodes if node.expires != record.expires]
+    nodes = wait_running(aws, cluster.nodes, deadline_s=timeout_s, on_event=cluster.session.on_event)
+    other_expiry = [node for node in nodes if node.expires != record.expires]
     cluster = replace(cluster, nodes=nodes, listed=replace(own_or_empty(cluster), nodes=nodes))
-    known = {one.instance_id for one in record.prepared} == {node.instance_id for node in nodes}
-    if known and not late and record.idle == idle:
+    is_complete = {node.instance_id for node in record.prepared} == {node.instance_id for node in nodes}
+    if is_complete and not other_expiry and record.idle == idle:
         cluster = publish(cluster)
         if hosts:
             _log_in(cluster)
@@ -38,7 +38,7 @@ def prepare_nodes(cluster: LocatedCluster, *, hosts: bool = True) -> LocatedClus
     if hosts:
         from awsddp.nodes import provision
 
-        with connect(cluster, deadline_s=term_s, meanwhile=lambda: refuse_off(aws, nodes)) as connected:
+        with connect(cluster, deadline_s=timeout_s, meanwhile=lambda: refuse_off(aws, nodes)) as connected:
             prepared = provision.prepare(
                 connected.fleet,
                 nodes,
@@ -52,10 +52,10 @@ def prepare_nodes(cluster: LocatedCluster, *, hosts: bool = True) -> LocatedClus
             Prepared(node=node.node, instance_id=node.instance_id, home="", python="", nic="")
             for node in nodes
         )
-    if late:
-        free = [node.instance_id for node in late if not node.unfetched and not node.spot]
+    if other_expiry:
+        free = [node.instance_id for node in other_expiry if not node.unfetched and not node.spot]
         poweroff(aws, free, "terminate")
-        tag_expiry(aws, late, record.expires)
+        tag_expiry(aws, other_expiry, record.expires)
     return cluster.remember(
         prepared=prepared,
         addresses={node.instance_id: node.address for node in nodes if node.address},
@@ -65,9 +65,9 @@ def prepare_nodes(cluster: LocatedCluster, *, hosts: bool = True) -> LocatedClus
 
 
 def _log_in(cluster: LocatedCluster) -> None:
-    """Log in to each node, which was ready before.
+    """Log in to each node; all of them were prepared before.
 
-    Raises NodeError for one that was ended or stopped meanwhile, NodesFailed with the commands that repair.
+    Raises NodeError for a node that was terminated or stopped since, NodesFailed with commands to repair it.
     """
     from awsddp.aws.instances import refuse_off
 
@@ -76,24 +76,24 @@ def _log_in(cluster: LocatedCluster) -> None:
             pass
     except NodesFailed as error:
         refuse_off(cluster.aws, cluster.nodes)
-        layers = {getattr(one, "layer", "") for one in error.failures.values()}
-        if layers <= {"refused", "banner"}:  # the machines are there, what answers on them is not
+        layers = {getattr(failure, "layer", "") for failure in error.failures.values()}
+        if layers <= {"refused", "banner"}:  # the machine answers, its SSH server does not
             from awsddp.agent_client.node_checks import replacement
 
-            silent = [node for node in cluster.nodes if node.node in error.failures]
-            ways = [*map(replacement, silent)]
-            if not any(node.spot for node in silent):
-                boots = "boots the nodes anew: a job on them ends, their disks stay"
-                ways.insert(0, f"awsddp stop && awsddp up   # {boots}")
-            error.next = "\n".join(ways)
+            unresponsive = [node for node in cluster.nodes if node.node in error.failures]
+            next_steps = [*map(replacement, unresponsive)]
+            if not any(node.spot for node in unresponsive):
+                effect = "boots the nodes again: a job on them ends, their disks stay"
+                next_steps.insert(0, f"awsddp stop && awsddp up   # {effect}")
+            error.next = "\n".join(next_steps)
         raise
 
 
 def accept_host_keys(cluster: LocatedCluster, nodes: Sequence[Node]) -> None:
-    """Accept the temporary host key of the last launch from its nodes, which have no other yet."""
+    """Accept the temporary host key of the last launch from its nodes that have no known key yet."""
     from awsddp.nodes import hostkeys
 
     if (intent := cluster.record.intent) is not None:
-        known = hostkeys.read(cluster.session.folder.known_hosts)
-        new = [node.instance_id for node in nodes if node.instance_id not in known]
-        hostkeys.accept(cluster.session.folder.known_hosts, dict.fromkeys(new, intent.host_key))
+        known_hosts = hostkeys.read(cluster.session.folder.known_hosts)
+        without_key = [node.instance_id for node in nodes if node.instance_id not in known_hosts]
+        hostkeys.accept(cluster.session.folder.known_hosts, dict.fromkeys(without_key, intent.host_key))

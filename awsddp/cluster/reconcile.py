@@ -1,4 +1,4 @@
-"""Making an existing cluster match its spec: grow, shrink, repair, start, rebuild, keep longer."""
+"""Make an existing cluster match its spec: add, terminate, replace and start nodes, set the expiry."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -31,14 +31,14 @@ _LOST = "results are fetched first; everything else on the disks of terminated n
 def changes(cluster: LocatedCluster, facts: Facts, *, now: datetime) -> Convergence:
     """Return the difference between the cluster and the spec.
 
-    Raises ConfigError for an invalid spec, CloudError where AWS does not answer.
+    Raises ConfigError for an invalid spec, CloudError if AWS does not answer.
     """
     from awsddp.aws.instances import impaired
 
-    record, own = cluster.record, own_or_empty(cluster)
-    bill = bill_of(cluster, own)  # what ended meanwhile costs no more
-    standing = Standing(
-        cluster=own,
+    record, own_listing = cluster.record, own_or_empty(cluster)
+    bill = bill_of(cluster, own_listing)  # writes to the ledger which nodes have ended
+    current = Standing(
+        cluster=own_listing,
         nodes=record.nodes,
         instance_type=record.instance_type,
         expires=record.expires,
@@ -47,16 +47,16 @@ def changes(cluster: LocatedCluster, facts: Facts, *, now: datetime) -> Converge
         if facts.image.pretends
         else cluster.session.spec.local.gpus,
         spent_usd=bill.cost_usd if bill else None,
-        rate=_rate(cluster, facts, own),
-        impaired=impaired(cluster.aws, own.live),
-        others=tuple(_others(cluster)),
+        rate=_rate(cluster, facts, own_listing),
+        impaired=impaired(cluster.aws, own_listing.live),
+        others=tuple(_other_live(cluster)),
     )
-    return converge(cluster.session.spec, standing, image_id=facts.image.id, callers=facts.callers, now=now)
+    return converge(cluster.session.spec, current, image_id=facts.image.id, callers=facts.callers, now=now)
 
 
-def _rate(cluster: LocatedCluster, facts: Facts, own: Listed) -> Rate:
-    """Return what a budget assumes that the nodes of the record cost per hour."""
-    record, zones = cluster.record, {node.zone for node in own.live if node.spot}
+def _rate(cluster: LocatedCluster, facts: Facts, own_listing: Listed) -> Rate:
+    """Return the hourly rate of the record's nodes that a budget assumes."""
+    record, zones = cluster.record, {node.zone for node in own_listing.live if node.spot}
     if not zones:
         return Rate(usd_per_hour=record.price_usd_per_hour)
     address = ADDRESS_USD_PER_HOUR if cluster.session.spec.network.address == "public" else 0.0
@@ -65,60 +65,45 @@ def _rate(cluster: LocatedCluster, facts: Facts, own: Listed) -> Rate:
 
 
 def own_or_empty(cluster: LocatedCluster) -> Listed:
-    """Return what AWS lists of the record's own cluster; one without nodes where that is nothing."""
+    """Return the listing of the record's cluster, or one without nodes if AWS lists nothing."""
     record, name = cluster.record, cluster.session.spec.name
     region = record.target.region or ""
     return cluster.own or Listed(name=name, id=record.id, owner=record.owner, region=region, nodes=())
 
 
-def plan_of(cluster: LocatedCluster, change: Convergence, found: Facts) -> LaunchPlan:
-    """Return the plan that launches what is missing, with all the steps; what its job needs is as `found`.
+def plan_of(cluster: LocatedCluster, change: Convergence, job_facts: Facts) -> LaunchPlan:
+    """Return the plan of a change, with all its steps; `job_facts` have the data and saving of its job.
 
-    Raises as `make_plan` does.
+    Raises what `make_plan` raises.
     """
     facts = facts_of(cluster.aws, change.spec, cluster.target, cluster.record)
-    facts = replace(facts, data=found.data, saving=found.saving)
+    facts = replace(facts, data=job_facts.data, saving=job_facts.saving)
     plan = make_plan(change.spec, facts, numbers=change.numbers, zone=change.zone, spent_usd=change.spent_usd)
     warnings = (*plan.warnings, *((_LOST,) if change.of("end") else ()))
     return replace(plan, exists=True, steps=change.steps, warnings=warnings)
 
 
 def reconcile(cluster: LocatedCluster, facts: Facts, confirm: Confirm) -> LocatedCluster:
-    """Take every step but the last, the expiry, which the nodes get when they are prepared; return the
-    cluster with its nodes.
+    """Carry out the steps of the change, and return the cluster with its nodes.
 
-    SSH is opened without a question, a new jump host is reached first; `confirm` is called before an instance
-    is started or terminated. Unfetched results are fetched first. Raises ConfigError if a job runs on a node
-    to terminate, NodeError if its results cannot be fetched, and what a launch raises. An interrupted call
-    continues when run again.
+    The expiry is only recorded here: `prepare_nodes` sets it on the nodes. SSH is opened without a question,
+    after a check of a new jump host; `confirm` is called before an instance is started or terminated.
+    Unfetched results are fetched first. Raises ConfigError if a job runs on a node to terminate, NodeError if
+    its results cannot be fetched, and what a launch raises. An interrupted call continues when run again.
     """
-    from awsddp.aws.launch_resources import move_ssh
-
     session, record = cluster.session, cluster.record
     now = datetime.now(UTC).replace(microsecond=0)
     change = changes(cluster, facts, now=now)
     if facts.image.has_hosts and session.spec.network.jump != record.asked.get(JUMP):
         reach_jump(session)
-    own = own_or_empty(cluster)
-    for step in change.of("open"):
-        assert own.group is not None, "only an open group can be opened elsewhere"
-        session.say(str(step))
-        move_ssh(cluster.aws, own.group, change.spec.network.ssh_cidr, on_event=session.on_event)
+    own_listing = own_or_empty(cluster)
+    _open_ssh(cluster, own_listing, change)
     plan = plan_of(cluster, change, facts) if change.numbers else None
-    ending, others = _named("end", change, own.live), _others(cluster)
-    # A launch writes its own size down, once AWS is asked for it: one that is refused changes nothing.
-    size = change.spec.cluster.nodes if plan is None else min(record.nodes, change.spec.cluster.nodes)
-    changed: dict[str, Any] = {
-        "nodes": size,
-        "expires": change.expires,
-        "price_usd_per_hour": _price(record, size),
-        "ssh_user": session.spec.access.user or record.ssh_user,
-        "asked": record.asked
-        | {key: value for key, value in remembered(session.spec).items() if key in REACH_KEYS},
-    }
+    ending, other_clusters = _nodes_of_steps("end", change, own_listing.live), _other_live(cluster)
+    changed = _changed_fields(session, record, change, is_launch=plan is not None)
     if change.needs_consent:
-        _refuse_running(cluster, own, ending)
-        _refuse_others(others)
+        _refuse_running(cluster, own_listing, ending)
+        _refuse_others(other_clusters)
         if plan is not None or change.of("end") or cluster.target.name != "local":
             confirm(plan or _question(session, replace(record, **changed), change))
     cluster = cluster.remember(**changed)
@@ -128,155 +113,183 @@ def reconcile(cluster: LocatedCluster, facts: Facts, confirm: Confirm) -> Locate
         if step.do in ("end", "start") or (step.do == "expire" and step.why):
             session.say(str(step))
     if ending:
-        cluster = _end_nodes(cluster, own, ending)
-    for other in others:
+        cluster = _end_nodes(cluster, own_listing, ending)
+    for other in other_clusters:
         end(cluster, other)
     try:
-        cluster = _start(cluster, _named("start", change, change.nodes))
+        cluster = _start_nodes(cluster, _nodes_of_steps("start", change, change.nodes))
         cluster = replace(cluster, nodes=()) if plan is None else launch(cluster, plan, now=now)
     except CapacityError as error:
         if change.nodes:
-            error.next = _without_capacity(change, grouped=plan is not None and plan.placement is not None)
+            grouped = plan is not None and plan.placement is not None
+            error.next = _steps_without_capacity(change, grouped=grouped)
         raise
     nodes = (*change.nodes, *cluster.nodes)
     return replace(cluster, nodes=tuple(sorted(nodes, key=lambda node: node.node)))
 
 
-def _named(do: str, change: Convergence, nodes: Sequence[Node]) -> list[Node]:
-    """Return those of `nodes` that the steps of one kind name."""
-    keys = {key for step in change.of(do) for key in step.instances}
-    return [node for node in nodes if node.instance_id in keys]
+def _open_ssh(cluster: LocatedCluster, own_listing: Listed, change: Convergence) -> None:
+    """Open SSH for the addresses in the spec, if that is a step of the change."""
+    from awsddp.aws.launch_resources import move_ssh
+
+    for step in change.of("open"):
+        assert own_listing.group is not None, "only an open group can be opened elsewhere"
+        cluster.session.say(str(step))
+        cidrs = change.spec.network.ssh_cidr
+        move_ssh(cluster.aws, own_listing.group, cidrs, on_event=cluster.session.on_event)
 
 
-def _others(cluster: LocatedCluster) -> list[Listed]:
-    """Return the living clusters of the same name, which another machine made and `up` ends."""
-    return [one for one in cluster.all_listed if one.id != cluster.record.id and one.live]
+def _changed_fields(
+    session: Session, record: Record, change: Convergence, *, is_launch: bool
+) -> dict[str, Any]:
+    """Return the fields of the record that a change sets."""
+    # A launch records its size itself, once AWS accepts it: a refused launch changes nothing.
+    size = min(record.nodes, change.spec.cluster.nodes) if is_launch else change.spec.cluster.nodes
+    applied = {key: value for key, value in remembered(session.spec).items() if key in REACH_KEYS}
+    return {
+        "nodes": size,
+        "expires": change.expires,
+        "price_usd_per_hour": _price(record, size),
+        "ssh_user": session.spec.access.user or record.ssh_user,
+        "asked": record.asked | applied,
+    }
+
+
+def _nodes_of_steps(do: str, change: Convergence, nodes: Sequence[Node]) -> list[Node]:
+    """Return those of `nodes` that are in the steps of the kind `do`."""
+    instance_ids = {key for step in change.of(do) for key in step.instances}
+    return [node for node in nodes if node.instance_id in instance_ids]
+
+
+def _other_live(cluster: LocatedCluster) -> list[Listed]:
+    """Return the living clusters of the same name that other machines created; `up` terminates them."""
+    return [listed for listed in cluster.all_listed if listed.id != cluster.record.id and listed.live]
 
 
 def _price(record: Record, nodes: int) -> float | None:
-    """Return what so many nodes cost per hour, by what the last launch cost."""
-    known = record.price_usd_per_hour
-    return known if known is None or nodes == record.nodes else round(known / record.nodes * nodes, 4)
+    """Return the hourly price of this number of nodes, at the price of the last launch."""
+    price = record.price_usd_per_hour
+    return price if price is None or nodes == record.nodes else round(price / record.nodes * nodes, 4)
 
 
 def _question(session: Session, record: Record, change: Convergence) -> str:
-    """Return the question where nothing is launched; `record` is of the cluster as it will be."""
+    """Return the question for a change without a launch; `record` is the cluster after the change."""
     steps = "".join(f"\n  {step}" for step in change.steps if step.do != "open")
-    lost = f"\n  {_LOST}" if change.of("end") else ""
+    lost_note = f"\n  {_LOST}" if change.of("end") else ""
     machines = f"{record.nodes} x {record.instance_type}{costs(record)}"
-    return f"Cluster {session.spec.name}, {machines}, once this is done:{steps}{lost}\n"
+    return f"Cluster {session.spec.name}, {machines}, once this is done:{steps}{lost_note}\n"
 
 
-def _refuse_running(cluster: LocatedCluster, own: Listed, ending: Sequence[Node]) -> None:
-    """Refuse to terminate nodes on which a job runs, or whose results cannot be fetched first."""
-    owed = unfetched_jobs(ending)
-    if not owed:
+def _refuse_running(cluster: LocatedCluster, own_listing: Listed, ending: Sequence[Node]) -> None:
+    """Raise an error if a job runs on the nodes to terminate, or if their results cannot be fetched first."""
+    unfetched = unfetched_jobs(ending)
+    if not unfetched:
         return
     names = ", ".join(node_name(node.node) for node in ending)
-    off = [node_name(node.node) for node in ending if node.unfetched and node.state != "running"]
-    if off:
+    stopped = [node_name(node.node) for node in ending if node.unfetched and node.state != "running"]
+    if stopped:
         raise NodeError(
-            f"{names} cannot be ended: the results of {', '.join(owed)} are not fetched",
-            f"{', '.join(off)} is not running",
+            f"{names} cannot be ended: the results of {', '.join(unfetched)} are not fetched",
+            f"{', '.join(stopped)} is not running",
             f"awsddp up --nodes {cluster.record.nodes} && awsddp fetch   # first\n"
             "awsddp down --discard   # or end all",
         )
     from awsddp.storage.results_dir import is_owed
 
-    with connect(cluster, reachable(own.live), partial=True) as connected:
-        lost = [
+    with connect(cluster, reachable(own_listing.live), partial=True) as connected:
+        unreachable = [
             node_name(node.node)
             for node in ending
             if node.unfetched and node.node in connected.fleet.failures
         ]
-        owing = [job for job in told_jobs(connected) if is_owed(cluster.session, owed, job)]
-    running = [job.job for job in owing if job.state in ACTIVE]
+        jobs = [job for job in told_jobs(connected) if is_owed(cluster.session, unfetched, job)]
+    running = [job.job for job in jobs if job.state in ACTIVE]
     if running:
         raise ConfigError(
             f"{names} cannot be ended: job {', '.join(running)} runs there",
             "",
             f"awsddp cancel {running[0]}   # end it\nawsddp logs -f {running[0]}   # or wait for it",
         )
-    if lost:
+    if unreachable:
         raise NodeError(
-            f"{names} cannot be ended: the results of {', '.join(owed)} are not fetched",
-            f"{', '.join(lost)} cannot be reached",
-            "awsddp up   # again, later\nawsddp down --discard   # or end all, results too",
+            f"{names} cannot be ended: the results of {', '.join(unfetched)} are not fetched",
+            f"{', '.join(unreachable)} cannot be reached",
+            "awsddp up   # again, later\nawsddp down --discard   # or end all, and lose the results",
         )
 
 
-def _refuse_others(others: Sequence[Listed]) -> None:
-    for other in others:
+def _refuse_others(other_clusters: Sequence[Listed]) -> None:
+    for other in other_clusters:
         if other.unfetched:
             raise ConfigError(
                 f"a second cluster {other.name} ({other.id}) holds results of {', '.join(other.unfetched)}",
                 "another machine made it, and only that one can fetch them",
-                f"awsddp -c {other.name}-2 up   # another name here; or there: awsddp fetch",
+                f"awsddp -c {other.name}-2 up   # another name; or on that machine: awsddp fetch",
             )
 
 
-def _end_nodes(cluster: LocatedCluster, own: Listed, ending: Sequence[Node]) -> LocatedCluster:
-    """Fetch the nodes' unfetched results, terminate them, and return the cluster that forgot them."""
+def _end_nodes(cluster: LocatedCluster, own_listing: Listed, ending: Sequence[Node]) -> LocatedCluster:
+    """Fetch the nodes' unfetched results, terminate the nodes, and return the cluster without them."""
     from awsddp.aws.teardown import end_nodes, give_up
     from awsddp.job.fetch import bring
     from awsddp.nodes import hostkeys
     from awsddp.storage.results_dir import is_owed
 
     session, folder, record = cluster.session, cluster.session.folder, cluster.record
-    owed = unfetched_jobs(ending)
-    if owed:
-        with connect(cluster.with_nodes(reachable(own.live), of=own.live)) as connected:
+    unfetched = unfetched_jobs(ending)
+    if unfetched:
+        with connect(cluster.with_nodes(reachable(own_listing.live), of=own_listing.live)) as connected:
             cluster = connected.cluster
             for job in told_jobs(connected):
-                if is_owed(session, owed, job):
+                if is_owed(session, unfetched, job):
                     session.say(f"fetching the results of {job.job}")
                     bring(connected, job)
                     folder.remember(job)
-    left = [node for node in ending if node.node >= record.nodes]
-    if left:
-        give_up(cluster.aws, left)
+    surplus = [node for node in ending if node.node >= record.nodes]
+    if surplus:
+        give_up(cluster.aws, surplus)
     end_nodes(cluster.aws, ending, on_event=session.on_event)
-    gone = {node.instance_id for node in ending}
-    hostkeys.forget(folder.known_hosts, gone)
-    cluster = _forget_prepared(cluster, gone)
-    folder.note("resized", id=record.id, instances=sorted(gone))
+    ended_ids = {node.instance_id for node in ending}
+    hostkeys.forget(folder.known_hosts, ended_ids)
+    cluster = _forget_prepared(cluster, ended_ids)
+    folder.note("resized", id=record.id, instances=sorted(ended_ids))
     return cluster
 
 
 def _forget_prepared(cluster: LocatedCluster, instance_ids: set[str]) -> LocatedCluster:
     record = cluster.session.folder.read() or cluster.record
-    kept = tuple(one for one in record.prepared if one.instance_id not in instance_ids)
-    return cluster.remember(prepared=kept)
+    remaining = tuple(node for node in record.prepared if node.instance_id not in instance_ids)
+    return cluster.remember(prepared=remaining)
 
 
-def _start(cluster: LocatedCluster, off: Sequence[Node]) -> LocatedCluster:
-    """Start what is stopped. Its address changes, so it is prepared anew, and gets the new expiry there."""
+def _start_nodes(cluster: LocatedCluster, stopped: Sequence[Node]) -> LocatedCluster:
+    """Start stopped nodes. Their addresses change, so they are prepared again, which sets the new expiry."""
     from awsddp.aws.power import start
 
-    if not off:
+    if not stopped:
         return cluster
-    session, keys = cluster.session, {node.instance_id for node in off}
+    session, instance_ids = cluster.session, {node.instance_id for node in stopped}
     grouped = session.spec.capacity.efa and session.spec.capacity.placement_group
-    cluster = _forget_prepared(cluster, keys)
-    start(cluster.aws, off, keeps_group=grouped, on_event=session.on_event)
+    cluster = _forget_prepared(cluster, instance_ids)
+    start(cluster.aws, stopped, keeps_group=grouped, on_event=session.on_event)
     record = cluster.record
-    session.folder.note("started", id=record.id, instances=sorted(keys), expires=record.expires)
+    session.folder.note("started", id=record.id, instances=sorted(instance_ids), expires=record.expires)
     return cluster
 
 
-def _without_capacity(change: Convergence, *, grouped: bool) -> str:
-    """Return the ways out where AWS has no machines beside the nodes that stay, or none to start.
+def _steps_without_capacity(change: Convergence, *, grouped: bool) -> str:
+    """Return the next steps if AWS has no capacity for nodes to add or to start.
 
-    `grouped` is whether they are to stand in the placement group. A group that is full is emptied by a stop:
+    `grouped`: the new nodes are launched into the placement group. A stop empties a group that is full:
     https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/placement-strategies.html
     """
-    ways, kept = ["awsddp up   # again, later"], len(change.nodes)
-    off = change.of("start")
-    if change.spec.capacity.efa and (grouped or off):
-        ways.append("awsddp up -o capacity.placement_group=false   # not close to the others")
-        if not off and not any(node.spot for node in change.nodes):
-            ways.append("awsddp stop && awsddp up   # AWS places all nodes anew, their disks stay")
-    if not off and {node.node for node in change.nodes} == set(range(kept)):
-        ways.append(f"awsddp up --nodes {kept}   # go on with {kept}")
-    ways.append("awsddp down && awsddp up   # other machines, in any zone")
-    return "\n".join(ways)
+    next_steps, count = ["awsddp up   # again, later"], len(change.nodes)
+    starts = change.of("start")
+    if change.spec.capacity.efa and (grouped or starts):
+        next_steps.append("awsddp up -o capacity.placement_group=false   # not close to the others")
+        if not starts and not any(node.spot for node in change.nodes):
+            next_steps.append("awsddp stop && awsddp up   # AWS places all nodes again, their disks stay")
+    if not starts and {node.node for node in change.nodes} == set(range(count)):
+        next_steps.append(f"awsddp up --nodes {count}   # go on with {count}")
+    next_steps.append("awsddp down && awsddp up   # other machines, in any zone")
+    return "\n".join(next_steps)

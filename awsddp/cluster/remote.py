@@ -14,8 +14,8 @@ from awsddp.util.format import node_name
 from awsddp.util.parallel import split
 
 OnOutput = Callable[[int, bytes, bool], None]
-"""Gets a node's number, what it said, and whether it said so on stderr."""
-# What is the user's comes as words of its own: nothing is pasted into the script.
+"""Receives a node's number, a piece of its output, and True if that is stderr."""
+# User input is passed as arguments: nothing is pasted into the script.
 _RUN = 'PATH="$1:$PATH"; export PATH; shift; cd ~/awsddp/work 2>/dev/null || cd; exec "$@"'
 
 
@@ -24,23 +24,23 @@ def exec(
 ) -> ExecDocument:
     """Run a command on all nodes (or `node`) and return the `exec` document, whatever its exit codes.
 
-    Several words are a program and its arguments, one word is a line for bash. Placeholders are those of a
-    rank per node. `stdin` goes to every node. Raises NotFoundError or NodeError for nodes that are not there
-    or are lost.
+    Several words are a program and its arguments, one word is a line for bash. Placeholders are filled as for
+    a job with one rank per node. `stdin` is sent to every node. Raises NotFoundError or NodeError for nodes
+    that do not exist or cannot be reached.
     """
     from awsddp.job.unsynced_data import say_unsent
 
     argv = list(words) if len(words) > 1 else ["bash", "-c", words[0]]
-    said: dict[tuple[int, bool], bytearray] = {}
+    output: dict[tuple[int, bool], bytearray] = {}
 
-    def on_data(number: int, data: bytes, error: bool = False) -> None:
-        said.setdefault((number, error), bytearray()).extend(data)
-        on_output(number, data, error)
+    def on_data(number: int, data: bytes, is_error: bool = False) -> None:
+        output.setdefault((number, is_error), bytearray()).extend(data)
+        on_output(number, data, is_error)
 
     with ready_cluster(session, node=node) as cluster:
         nodes = choose_nodes(cluster.nodes, node)
         with connect(cluster, nodes) as connected:
-            lines = _lines(cluster, {one.node for one in nodes}, argv)
+            lines = _command_lines(cluster, {chosen_node.node for chosen_node in nodes}, argv)
             requests = {number: (line, stdin) for number, line in lines.items()}
             ends = connected.fleet.stream(
                 requests,
@@ -48,45 +48,46 @@ def exec(
                 on_stderr=lambda number, data: on_data(number, data, True),
             )
             results = split(ends)
-            say_unsent(
-                session, connected.fleet, [node for node, end in results.items() if end.exit_code], words
-            )
+            failed = [number for number, end in results.items() if end.exit_code]
+            say_unsent(session, connected.fleet, failed, words)
     return ExecDocument(
         nodes=tuple(
             NodeOutput(
                 node=number,
                 exit_code=end.exit_code,
-                stdout=bytes(said.get((number, False), b"")).decode(errors="replace"),
-                stderr=bytes(said.get((number, True), b"")).decode(errors="replace"),
+                stdout=bytes(output.get((number, False), b"")).decode(errors="replace"),
+                stderr=bytes(output.get((number, True), b"")).decode(errors="replace"),
             )
             for number, end in sorted(results.items())
         )
     )
 
 
-def _lines(cluster: LocatedCluster, chosen: Collection[int], argv: Sequence[str]) -> dict[int, list[str]]:
-    """Return the command of each chosen node; its rank is that among all nodes of the cluster."""
+def _command_lines(
+    cluster: LocatedCluster, chosen: Collection[int], argv: Sequence[str]
+) -> dict[int, list[str]]:
+    """Return the command of each chosen node; a node's rank counts all nodes of the cluster."""
     from awsddp.agent_client.launch_requests import FIRST_PORT
     from awsddp.agent_client.rank_layout import Rendezvous, fill, layout
 
-    nodes = sorted(cluster.nodes, key=lambda one: one.node)
+    nodes = sorted(cluster.nodes, key=lambda node: node.node)
     rendezvous = Rendezvous(job="exec", master_addr=str(nodes[0].private_ip), master_port=FIRST_PORT)
     return {
         rank.node: [
             *("sh", "-c", _RUN, "sh", posixpath.dirname(cluster.record.found[rank.node].ranks_python)),
             *(fill(word, rank, rendezvous=rendezvous) for word in argv),
         ]
-        for rank in layout([one.node for one in nodes], gpus=0, nproc_per_node=1)
+        for rank in layout([node.node for node in nodes], gpus=0, nproc_per_node=1)
         if rank.node in chosen
     }
 
 
 def ssh(session: Session, *, node: int, words: Sequence[str], ports: Sequence[str], tty: bool) -> list[str]:
-    """Return the command line that opens a shell on a node, or runs `words` there as ssh does.
+    """Return the command line that opens a shell on a node, or runs `words` on it as ssh does.
 
-    `ports` are forwarded, as "6006:localhost:6006". With `tty` a command gets a terminal.
-    The node need not be ready, nor the others reachable. Raises NotFoundError, and NodeError for a node that
-    does not run, or whose host key is not known yet.
+    `ports` are forwarded, as "6006:localhost:6006". With `tty` a command gets a terminal. The node need not
+    be ready, and the others need not be reachable. Raises NotFoundError, and NodeError for a node that is not
+    running or whose host key is not known yet.
     """
     from awsddp.nodes import hostkeys
 
@@ -104,15 +105,19 @@ def ssh(session: Session, *, node: int, words: Sequence[str], ports: Sequence[st
                 "awsddp up   # finish it",
             )
         cluster = publish(cluster)
-        words = [*(["-t"] if tty and words else []), node_name(node), *_command(cluster.record, node, words)]
+        words = [
+            *(["-t"] if tty and words else []),
+            node_name(node),
+            *_shell_command(cluster.record, node, words),
+        ]
         forwards = [word for port in ports for word in ("-L", port)]
         options = ["-o", "ExitOnForwardFailure=yes", *forwards] if ports else []
         return ["ssh", "-F", str(session.folder.ssh_config), *options, *words]
 
 
-def _command(record: Record, node: int, words: Sequence[str]) -> list[str]:
-    """Return the command as the node's shell gets it: with the PATH that a login shell has there."""
-    python = next((one.ranks_python for one in record.prepared if one.node == node), None)
+def _shell_command(record: Record, node: int, words: Sequence[str]) -> list[str]:
+    """Return the command for the node's shell, with the PATH that a login shell has."""
+    python = next((prepared.ranks_python for prepared in record.prepared if prepared.node == node), None)
     if not words or python is None:
         return ["--", *words] if words else []
     return ["--", f'export PATH={shlex.quote(posixpath.dirname(python))}:"$PATH";', *words]

@@ -1,4 +1,4 @@
-"""Jobs that run or wait without a node that was replaced."""
+"""Report jobs that run or wait without a node that was replaced."""
 
 from collections.abc import Collection
 
@@ -10,38 +10,40 @@ from awsddp.util.format import node_name
 
 
 def name_left_out(cluster: LocatedCluster) -> None:
-    """Name the jobs that run or wait without a node that was replaced, and what starts them on all nodes.
+    """Report the jobs that run or wait without a replaced node, with the commands that restart them.
 
-    One that has begun continues from its checkpoint. Raises NodesFailed, NodeError.
+    A job that has started resumes from its checkpoint. Raises NodesFailed, NodeError.
     """
-    session, living = cluster.session, {node.instance_id for node in cluster.nodes}
-    left = {job.job: job for job in cluster.record.jobs if job.state in ACTIVE and _lost(job, living)}
-    if not left:
+    session, live_ids = cluster.session, {node.instance_id for node in cluster.nodes}
+    active = [job for job in cluster.record.jobs if job.state in ACTIVE]
+    affected = {job.job: job for job in active if _replaced_nodes(job, live_ids)}
+    if not affected:
         return
     with connect(cluster, deadline_s=REACH_S) as connected:
-        known = {job.job: job for job in told_jobs(connected) if job.job in left}
-    session.folder.remember(*known.values())
-    for name, job in (left | known).items():
-        what, ways = _ways_on(job, is_known=name in known)
-        if ways:
-            lost = ", ".join(_lost(job, living))
-            session.say(what.format(name=name, lost=lost) + advised(session, ways, job=job))
+        reported = {job.job: job for job in told_jobs(connected) if job.job in affected}
+    session.folder.remember(*reported.values())
+    for name, job in (affected | reported).items():
+        sentence, commands = _restart_commands(job, is_known=name in reported)
+        if commands:
+            replaced = ", ".join(_replaced_nodes(job, live_ids))
+            session.say(sentence.format(name=name, lost=replaced) + advised(session, commands, job=job))
 
 
-def _lost(job: JobRecord, living: Collection[str]) -> list[str]:
-    """Return the nodes of a job that are gone."""
-    return [node_name(one.node) for one in job.nodes if one.instance_id not in living]
+def _replaced_nodes(job: JobRecord, live_ids: Collection[str]) -> list[str]:
+    """Return the names of a job's nodes whose instances are gone."""
+    return [node_name(node.node) for node in job.nodes if node.instance_id not in live_ids]
 
 
-def _ways_on(job: JobRecord, *, is_known: bool) -> tuple[str, str]:
-    """Return what becomes of a job without a node, and the commands that start it on all nodes; `is_known` is
-    whether the nodes that are left know it.
+def _restart_commands(job: JobRecord, *, is_known: bool) -> tuple[str, str]:
+    """Return a sentence about a job that lacks a node, and the commands that start it on all nodes.
+
+    `is_known`: the remaining nodes report the job. Both texts are empty if there is nothing to do.
     """
     cancel = [f"awsddp cancel {job.job}"] if is_known and job.state in ACTIVE else []
     if cancel and job.state == "running":
-        what = "job {name} runs without {lost}, which was replaced; with it: "
-        return what, " && ".join([*cancel, f"awsddp fetch {job.job}; awsddp train --resume {job.job}"])
+        sentence = "job {name} runs without {lost}, which was replaced; to include it: "
+        return sentence, " && ".join([*cancel, f"awsddp fetch {job.job}; awsddp train --resume {job.job}"])
     if job.state == "waiting" or (job.state in ("failed", "interrupted") and job.started is None):
-        what = "job {name} waited for {lost}, which was replaced: "
-        return what, " && ".join([*cancel, "awsddp train" if is_known else "awsddp train --after all"])
+        sentence = "job {name} waited for {lost}, which was replaced: "
+        return sentence, " && ".join([*cancel, "awsddp train" if is_known else "awsddp train --after all"])
     return "", ""

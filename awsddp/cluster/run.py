@@ -1,4 +1,4 @@
-"""run: up, train, fetch and down in one. Nothing is left, whatever fails."""
+"""run: launch, train, fetch, terminate. It terminates the nodes also after a failure."""
 
 import contextlib
 import time
@@ -31,10 +31,10 @@ from awsddp.session.next_steps import costs, what_runs_on
 from awsddp.storage.results_dir import whole_at_home
 
 IDLE = "10m"
-"""The idle time of a run's nodes: no user logs in to them."""
+"""The default idle time of a run's nodes, to which no user logs in."""
 END_S = 600.0
-"""How long a run tries to terminate its nodes while AWS does not answer; then they are idle anyway."""
-_Stage = TypeVar("_Stage")
+"""How long a run tries to terminate its nodes while AWS does not answer; then their idle time is over."""
+_Result = TypeVar("_Result")
 
 
 def run_job(
@@ -43,39 +43,38 @@ def run_job(
     """Launch a cluster, run the job, fetch its results and terminate the cluster, also after a failure.
 
     With `detach` return once the ranks run; the nodes shut down when they are idle. Raises what `up` raises
-    before anything was created, what `train` does of an invalid job, and InUse: a cluster on which another
-    job runs stays as it is. A later failure is raised with the document as its `result`.
+    before anything is created, what `train` raises for an invalid job, and InUse if another job runs on the
+    cluster, which then stays unchanged. A later failure is raised with the document as its `result`.
     """
     from awsddp.job.unsynced_data import with_named_data
 
     check(session, detach=detach)
     checkpoint_of(session)
     if session.job_spec.job.after not in (None, "all") and session.folder.read() is None:
-        awaited(session, {})  # new nodes know no job
+        awaited(session, {})  # new nodes have no jobs
     session = with_gpus(with_idle(with_named_data(session)))
     result = RunDocument(up=None, train=None, down=None, seconds={})
     failure: AwsddpError | None
     try:
-        failure = _work(session, result, confirm=confirm, on_lines=_unheard(on_lines), detach=detach)
+        failure = _up_and_train(
+            session, result, confirm=confirm, on_lines=_ignore_broken_pipe(on_lines), detach=detach
+        )
         if detach and failure is None:
             return result
-        failure = _end(session, result) or failure
+        failure = _tear_down(session, result) or failure
     except KeyboardInterrupt as stop:
         session.say("interrupted: terminating everything; Ctrl-C again exits immediately")
         record = session.folder.read()
-        jobs = (
-            [f"what could be fetched of {job.job} is in {job.home}" for job in record.jobs[-1:]]
-            if record
-            else []
-        )
-        failure = Interrupted("interrupted", "; ".join([*jobs, "nothing is left"]))
+        jobs = record.jobs[-1:] if record else ()
+        fetched = [f"what could be fetched of {job.job} is in {job.home}" for job in jobs]
+        failure = Interrupted("interrupted", "; ".join([*fetched, "nothing is left"]))
         if isinstance(stop, LetGo):
             failure.exit_code = 128 + stop.number
-        failure = _end(session, result) or failure
+        failure = _tear_down(session, result) or failure
     if result.train is not None and result.down is not None and whole_at_home(session, result.train.job):
         result.train = replace(result.train, fetched=True)
         if not isinstance(failure, Interrupted):
-            return result  # what `train` could not, `down` has
+            return result  # `down` fetched the results that `train` could not
     if failure is not None:
         failure.result = result
         raise failure
@@ -93,12 +92,12 @@ def with_idle(session: Session) -> Session:
 
 
 def with_gpus(session: Session) -> Session:
-    """Return the session with a GPU per node for each of its ranks: one rank, unless the user set more."""
+    """Return the session that needs a GPU for each rank of a node: one rank, unless the user set more."""
     needed = session.spec.gpus_needed or 1
     return session.with_settings(replace(session.spec, gpus_needed=needed))
 
 
-def _work(
+def _up_and_train(
     session: Session,
     result: RunDocument,
     *,
@@ -106,17 +105,17 @@ def _work(
     on_lines: Callable[[bytes], None],
     detach: bool,
 ) -> AwsddpError | None:
-    """Run `up` and `train`, and return the failure after something was created."""
+    """Run `up` and `train`; return the failure if it came after something was created."""
 
-    def fitting(what: LaunchPlan | str) -> None:
-        if isinstance(what, LaunchPlan):
-            check_ranks(session, what)
-        confirm(what)
+    def check_plan(change: LaunchPlan | str) -> None:
+        if isinstance(change, LaunchPlan):
+            check_ranks(session, change)
+        confirm(change)
 
     try:
-        result.up = _timed(result, "up", lambda: up(session, confirm=fitting))
+        result.up = _timed(result, "up", lambda: up(session, confirm=check_plan))
         result.train = _timed(result, "train", lambda: train(session, on_lines=on_lines, detach=detach))
-    except InUse:  # the cluster was there before, and another job runs on it
+    except InUse:  # the cluster existed before, and another job runs on it
         raise
     except Interrupted as error:
         return error if result.up is None else Interrupted(f"{error.message}, nothing is left")
@@ -125,14 +124,14 @@ def _work(
             raise
         result.train = error.result
         return error
-    except Exception:  # a defect of ours must not leave a bill either
-        _end(session, result)
+    except Exception:  # a bug of awsddp must not leave nodes running either
+        _tear_down(session, result)
         raise
     return None
 
 
-def _end(session: Session, result: RunDocument) -> AwsddpError | None:
-    """Run `down`, and return why it failed."""
+def _tear_down(session: Session, result: RunDocument) -> AwsddpError | None:
+    """Run `down`; return its error, if any."""
     try:
         result.down = _timed(result, "down", lambda: down_or_stop(session))
     except AwsddpError as error:
@@ -143,8 +142,8 @@ def _end(session: Session, result: RunDocument) -> AwsddpError | None:
 def down_or_stop(session: Session) -> DownDocument:
     """Terminate the cluster and return the `down` document; stop the nodes if results cannot be fetched.
 
-    Tries again for END_S while AWS does not answer. Raises NodeError or ConfigError that says that the nodes
-    were stopped, and what `down` raises, with what may still run, its price and how to end it.
+    Retries for END_S while AWS does not answer. Raises NodeError or ConfigError if the nodes were stopped,
+    and what `down` raises, completed by what may still run, its price and how to terminate it.
     """
     from awsddp.aws.waits import CLOCK, growing
 
@@ -156,7 +155,7 @@ def down_or_stop(session: Session) -> DownDocument:
             if isinstance(error, NodeError | LeftoverError | ConfigError) and not isinstance(error, InUse):
                 raise
             if not error.retryable or CLOCK.monotonic() >= until:
-                if not (isinstance(error, CloudError) and error.needs_login):  # the command line says it then
+                if not (isinstance(error, CloudError) and error.needs_login):  # the command line adds it then
                     what_runs_on(session, error)
                 raise
             session.say(
@@ -171,51 +170,53 @@ def _down_or_stop(session: Session) -> DownDocument:
         return down(session, confirm=lambda _: None)
     except NodeError as error:
         if isinstance(error.__cause__, CloudError) and error.__cause__.retryable:
-            raise error.__cause__ from error  # AWS kept the results from being released, no node
-        raise _stopped(session, error) from error
+            raise error.__cause__ from error  # AWS refused the request, no node failed
+        raise _stop_nodes(session, error) from error
     except InUse:
         raise
-    except ConfigError as error:  # this machine cannot keep the results
-        raise _stopped(session, error) from error
+    except ConfigError as error:  # this machine cannot store the results
+        raise _stop_nodes(session, error) from error
 
 
-def _unheard(on_lines: Callable[[bytes], None]) -> Callable[[bytes], None]:
-    """Return `on_lines` without its BrokenPipeError: the run must reach its end."""
+def _ignore_broken_pipe(on_lines: Callable[[bytes], None]) -> Callable[[bytes], None]:
+    """Return `on_lines` with BrokenPipeError ignored: the run must reach its end."""
 
-    def tell(data: bytes) -> None:
+    def deliver(data: bytes) -> None:
         with contextlib.suppress(BrokenPipeError):
             on_lines(data)
 
-    return tell
+    return deliver
 
 
-def _stopped(session: Session, error: NodeError | ConfigError) -> NodeError | ConfigError:
-    """Stop the nodes whose results cannot be fetched, and return the error that says so.
+def _stop_nodes(session: Session, error: NodeError | ConfigError) -> NodeError | ConfigError:
+    """Stop the nodes whose results cannot be fetched, and return the error to raise.
 
-    Raises CloudError where AWS does not answer.
+    Raises CloudError if AWS does not answer.
     """
     record = session.folder.read()
     kind: type[NodeError | ConfigError] = NodeError
-    ways = "awsddp up && awsddp fetch   # once they can be reached\nawsddp down --discard   # terminate them"
-    if isinstance(error, ConfigError):  # a fault of this machine is no reason to lose results
-        kind, ways = ConfigError, "awsddp up && awsddp down   # once this is corrected"
+    next_steps = (
+        "awsddp up && awsddp fetch   # once they can be reached\nawsddp down --discard   # terminate them"
+    )
+    if isinstance(error, ConfigError):  # a fault of this machine: do not advise to lose results
+        kind, next_steps = ConfigError, "awsddp up && awsddp down   # once this is corrected"
     try:
         stop(session, confirm=lambda _: None)
     except AwsddpError as second:
         if isinstance(second, CloudError) and second.retryable:
             raise
         why = f"{error.why}\nstopping the nodes failed as well: {second.message}"
-        still = f"\nthey still run{costs(record)}" if record is not None else ""
-        return kind(error.message, why + still, error.next)
+        running = f"\nthey still run{costs(record)}" if record is not None else ""
+        return kind(error.message, why + running, error.next)
     cost = "" if record is not None and record.target.name == "local" else ", and cost a little,"
     return kind(
         f"{error.message}; the nodes were stopped",
         f"{error.why}\ntheir disks are kept{cost} until you terminate them",
-        ways,
+        next_steps,
     )
 
 
-def _timed(result: RunDocument, stage: str, work: Callable[[], _Stage]) -> _Stage:
+def _timed(result: RunDocument, stage: str, work: Callable[[], _Result]) -> _Result:
     started = time.monotonic()
     try:
         return work()

@@ -1,4 +1,4 @@
-"""status: the nodes of a cluster, their cost and expiry, from AWS; its jobs as last seen."""
+"""status: the nodes of a cluster, their cost and expiry from AWS, and its jobs as last seen."""
 
 import contextlib
 import re
@@ -23,7 +23,7 @@ from awsddp.util import format
 ASK_S = 5.0
 """How long connecting to a node may take before a running job is shown as last seen."""
 
-# This login is not a use of the node: the watchdog ignores its port.
+# The watchdog ignores connections from a port in this file: this login does not count as use of the node.
 _READ_IDLE = (
     'set -- $SSH_CONNECTION; echo "$2" | sudo -n tee -a /run/awsddp/asked > /dev/null; cat /run/awsddp/left'
 )
@@ -33,78 +33,79 @@ def status(session: Session, *, ask_nodes: bool = False) -> ClusterDocument:
     """Return the cluster as the `status` document; a cluster that is not found is "absent".
 
     Without a record only the running local cloud and one region are searched; `status_all` searches every
-    region. With `ask_nodes` each node has `idle_left_s`, as its watchdog last counted; None where it did not
-    answer within seconds. Raises CloudError where AWS does not answer, NotFoundError where another session of
+    region. With `ask_nodes` each node has `idle_left_s`, as its watchdog last counted; None if the node did
+    not answer within seconds. Raises CloudError if AWS does not answer, NotFoundError if another session of
     the caller's role has a cluster of this name.
     """
     with find_cluster(session, newer=True, everywhere=False) as cluster:
-        cluster, told = refresh(cluster)
-        found = cluster_document(cluster, told)
-        if found.state == "absent":
+        cluster, reported_jobs = refresh(cluster)
+        document = cluster_document(cluster, reported_jobs)
+        if document.state == "absent":
             refuse_sessions(cluster)
         if ask_nodes and cluster.own is not None:
-            left = _idle_left(cluster)
-            for node in found.nodes:
-                node.idle_left_s = left.get(node.node)
-        return found
+            idle_left = _idle_left(cluster)
+            for node in document.nodes:
+                node.idle_left_s = idle_left.get(node.node)
+        return document
 
 
 def _idle_left(cluster: LocatedCluster) -> dict[int, int]:
-    """Return the idle seconds that nodes have left, by number, without those that do not answer."""
-    words: dict[int, bytes] = {}
+    """Return the idle seconds left, by node number; nodes that do not answer are missing."""
+    outputs: dict[int, bytes] = {}
 
-    def hear(node: int, data: bytes) -> None:
-        words[node] = words.get(node, b"") + data[:99]
+    def receive(node: int, data: bytes) -> None:
+        outputs[node] = outputs.get(node, b"") + data[:99]
 
-    with contextlib.suppress(AwsddpError), _connected(cluster) as connected:
+    with contextlib.suppress(AwsddpError), _connect_prepared(cluster) as connected:
         request = (("sh", "-c", _READ_IDLE), b"")
-        connected.fleet.stream(dict.fromkeys(connected.fleet.nodes, request), hear, silent_after_s=ASK_S)
-    return {node: int(word) for node, word in words.items() if re.fullmatch(rb"\d{1,9}\n", word)}
+        connected.fleet.stream(dict.fromkeys(connected.fleet.nodes, request), receive, silent_after_s=ASK_S)
+    return {node: int(output) for node, output in outputs.items() if re.fullmatch(rb"\d{1,9}\n", output)}
 
 
-def _connected(cluster: LocatedCluster) -> "AbstractContextManager[ConnectedCluster]":
-    """Connect to the nodes that can be reached and were prepared from here."""
+def _connect_prepared(cluster: LocatedCluster) -> "AbstractContextManager[ConnectedCluster]":
+    """Connect to the reachable nodes that this machine has prepared."""
     live = cluster.own.live if cluster.own else ()
     prepared = [node for node in reachable(live) if cluster.record.is_prepared(node)]
     return connect(cluster.with_nodes(prepared, of=live), deadline_s=ASK_S, partial=True)
 
 
 def refresh(cluster: LocatedCluster) -> "tuple[LocatedCluster, tuple[JobRecord, ...]]":
-    """Remember how far jobs are that ran or saved to S3 when last seen; return the cluster, and these jobs if
-    nodes answer.
+    """Record the state of jobs that were running or uploading to S3 when last seen.
+
+    Return the cluster, and the jobs that its nodes report (none if nothing is due or no node answers).
     """
     record = cluster.known
-    told: tuple[JobRecord, ...] = ()
+    reported: tuple[JobRecord, ...] = ()
     if record is None or cluster.own is None or not _is_due(cluster, record.jobs):
-        return cluster, told
-    with contextlib.suppress(AwsddpError), _connected(cluster) as connected:
-        told = told_jobs(connected, partial=True)
-        cluster.session.folder.remember(*told)
-        release_saved(connected, told)
-        release_unbegun(connected, told)
+        return cluster, reported
+    with contextlib.suppress(AwsddpError), _connect_prepared(cluster) as connected:
+        reported = told_jobs(connected, partial=True)
+        cluster.session.folder.remember(*reported)
+        release_saved(connected, reported)
+        release_unbegun(connected, reported)
         cluster = replace(cluster, known=cluster.session.folder.read())
-    return cluster, told
+    return cluster, reported
 
 
 def _is_due(cluster: LocatedCluster, jobs: Collection[JobRecord]) -> bool:
-    """Tell whether the nodes may know more than this machine: of a job that ran or saved when it was last
-    seen, or of one that their tags name and it does not know. Whoever asks them uses them.
+    """Return True if the nodes may have news: of a job that was running or uploading when last seen, or of a
+    job in their tags that this machine has no record of. A request counts as use of the nodes.
     """
     if set(cluster.unfetched) - {job.job for job in jobs} - {MORE}:
         return True
-    return any(job.state in ACTIVE or (job.job in cluster.unfetched and _saves(job)) for job in jobs)
+    return any(job.state in ACTIVE or (job.job in cluster.unfetched and _is_saving(job)) for job in jobs)
 
 
-def _saves(job: JobRecord) -> bool:
-    """Tell whether a job saved to S3 when last seen, or had saved all, so that its nodes can be released."""
+def _is_saving(job: JobRecord) -> bool:
+    """Return True if a job was uploading to S3 when last seen, or had saved all, so it can be released."""
     saving = job.saving
     return job.save_to is not None and (saving is None or not saving.ended or saving.is_whole)
 
 
-def cluster_document(cluster: LocatedCluster, told: Collection[JobRecord] = ()) -> ClusterDocument:
-    """Return the document of `up` and `status`: what AWS says, and what the record of this machine adds.
+def cluster_document(cluster: LocatedCluster, reported: Collection[JobRecord] = ()) -> ClusterDocument:
+    """Return the document of `up` and `status`, from the listing of AWS and the record of this machine.
 
-    `told` are jobs that nodes have just told.
+    `reported` are jobs that nodes have just reported.
     """
     listed = cluster.listed
     live = listed.live if listed else ()
@@ -126,13 +127,13 @@ def cluster_document(cluster: LocatedCluster, told: Collection[JobRecord] = ()) 
     )
     if cluster.known is not None:
         _add_record(document, cluster.known)
-        document.jobs = tuple(one.seen() for one in JobRegistry(cluster.session, told).own)
+        document.jobs = tuple(view.seen() for view in JobRegistry(cluster.session, reported).own)
     return document
 
 
 def _add_record(document: ClusterDocument, record: Record) -> None:
-    """Add what this machine remembers of a cluster to its document."""
-    nics = {one.instance_id: one.nic for one in record.prepared}
+    """Add the fields that only the record has to a cluster's document."""
+    nics = {node.instance_id: node.nic for node in record.prepared}
     document.instance_type = document.instance_type or record.instance_type
     document.budget_usd = record.asked.get("cluster.budget_usd")
     for node in document.nodes:
@@ -146,14 +147,14 @@ def _state(cluster: LocatedCluster) -> ClusterState:
     record = cluster.known
     return cluster_state.cluster_state(
         cluster.listed,
-        prepared=frozenset(one.instance_id for one in record.prepared) if record else None,
-        launching=cluster.gateway is not None and _launching(record, cluster.listed),
+        prepared=frozenset(node.instance_id for node in record.prepared) if record else None,
+        launching=cluster.gateway is not None and _is_launching(record, cluster.listed),
         size=record.nodes if record else None,
     )
 
 
-def _launching(record: Record | None, cluster: Listed | None) -> bool:
-    """Whether a launch was written down that has not answered, and may still show."""
+def _is_launching(record: Record | None, cluster: Listed | None) -> bool:
+    """Return True if the record has an unfinished launch whose instances may still be listed."""
     if record is None or record.intent is None:
         return False
     from awsddp.aws.waits import VISIBLE_S

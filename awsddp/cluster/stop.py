@@ -18,25 +18,25 @@ STOP_REACH_S = 30.0
 
 
 def stop(session: Session, *, confirm: Callable[[str], None]) -> ClusterDocument:
-    """Stop the cluster's instances and return it as the `status` document.
+    """Stop the cluster's instances and return the `status` document.
 
     A running job is ended first, with its grace; results stay on the disks. `confirm` is called first and
     raises to refuse. Raises NotFoundError, ConfigError for spot nodes, which cannot be stopped, CloudError,
-    and NodeError for instances that do not stop and for results that a stop would lose.
+    and NodeError for instances that do not stop and for results that would be lost.
     """
     from awsddp.aws.power import stop as stop_nodes
 
     with session.folder.lock("stop"), find_cluster(session) as cluster:
         cluster, listed = require_live(cluster)
         _refuse_spot(listed)
-        going = [node for node in listed.live if node.state != "stopped"]
-        if going:
-            confirm(_what_stops(cluster, listed))
+        to_stop = [node for node in listed.live if node.state != "stopped"]
+        if to_stop:
+            confirm(_question(cluster, listed))
             _end_jobs(cluster, listed)
-            stop_nodes(cluster.aws, going, on_event=session.on_event)
+            stop_nodes(cluster.aws, to_stop, on_event=session.on_event)
             if cluster.known is not None:
                 session.folder.note(
-                    "stopped", id=listed.id, instances=sorted(node.instance_id for node in going)
+                    "stopped", id=listed.id, instances=sorted(node.instance_id for node in to_stop)
                 )
                 session.folder.publish(lambda *_: "")
         return cluster_document(look(cluster))
@@ -52,10 +52,10 @@ def _refuse_spot(cluster: Listed) -> None:
         )
 
 
-def _what_stops(cluster: LocatedCluster, listed: Listed) -> str:
+def _question(cluster: LocatedCluster, listed: Listed) -> str:
     cost = "" if cluster.target.name == "local" else ", and cost"
-    what = f"Cluster {listed.name}: {machines(cluster, listed)}"
-    question = f"{what} will be stopped; their disks are kept{cost}."
+    subject = f"Cluster {listed.name}: {machines(cluster, listed)}"
+    question = f"{subject} will be stopped; their disks are kept{cost}."
     if listed.unfetched:
         question += f"\nThe results of {', '.join(listed.unfetched)} stay on the disks."
     return question
@@ -70,7 +70,7 @@ def _end_jobs(cluster: LocatedCluster, listed: Listed) -> None:
         with connect(cluster, reachable(listed.live), deadline_s=STOP_REACH_S, partial=True) as connected:
             jobs = told_jobs(connected, partial=True)
             refuse_ephemeral(connected, [job for job in jobs if is_owed(session, listed.unfetched, job)])
-            # The newest first: the end of a job starts one that waits for it.
+            # End the newest job first: the end of a job starts the one that waits for it.
             session.folder.remember(*[end_job(connected, job) for job in reversed(jobs)])
     except Ephemeral:
         raise

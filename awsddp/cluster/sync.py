@@ -1,4 +1,4 @@
-"""sync: send the working folder to every node."""
+"""sync: send the project folder to every node."""
 
 from collections.abc import Callable
 
@@ -9,28 +9,27 @@ from awsddp.session.context import Session
 
 
 def sync(session: Session, *, confirm: Callable[[str], None]) -> SyncDocument:
-    """Send the working folder, and return what went as the `sync` document.
+    """Send the project folder to all nodes and return the `sync` document.
 
-    `confirm` is called if a job runs, whose code would change, and raises to
-    refuse. Raises ConfigError for an invalid folder, NodeError for nodes that did not receive the files.
+    `confirm` is called for each running job, whose files would change, and raises to refuse. Raises
+    ConfigError for an invalid folder, NodeError for nodes that did not receive the files.
     """
     from awsddp.nodes.sync import push
 
     listing = project_files(session.job_spec, home=session.home, on_event=session.on_event)
     with ready_cluster(session) as cluster, connect(cluster) as connected:
-        for job in (
-            told_jobs(connected) if cluster.unfetched else ()
-        ):  # the tags tell: no request without need
+        jobs = told_jobs(connected) if cluster.unfetched else ()  # without unfetched results no job runs
+        for job in jobs:
             if job.state == "running":
                 confirm(f"Job {job.job} runs on the nodes: its files change while it reads them.")
         with session.folder.lock("sync", wait_s=60):
             sent = in_order(push(listing, connected.fleet, on_event=session.on_event))
-    kept: dict[str, list[str]] = {}
-    for path, by in listing.kept:
-        kept.setdefault(by, []).append(path)
+    excluded: dict[str, list[str]] = {}
+    for path, pattern in listing.kept:
+        excluded.setdefault(pattern, []).append(path)
     return SyncDocument(
         nodes=sent,
         files=tuple(entry.path for entry in listing.entries),
         largest=tuple(PathSize(path=path, bytes=size) for path, size in listing.largest(5)),
-        kept=tuple(Kept(by=by, paths=tuple(paths)) for by, paths in kept.items()),
+        kept=tuple(Kept(by=pattern, paths=tuple(paths)) for pattern, paths in excluded.items()),
     )

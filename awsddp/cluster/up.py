@@ -1,4 +1,4 @@
-"""up: plan, confirm, launch. An existing cluster is finished, repaired or resized, or stays unchanged."""
+"""up: launch a cluster, or finish, repair or resize an existing one."""
 
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -34,28 +34,28 @@ def up(session: Session, *, confirm: Confirm) -> "ClusterDocument":
         facts, cluster = read_all(session, target, record)
         hosts = facts.image.has_hosts
 
-        def ask(what: LaunchPlan | str) -> None:
-            if isinstance(what, LaunchPlan):
-                refuse_untried(what)
+        def check_and_confirm(change: LaunchPlan | str) -> None:
+            if isinstance(change, LaunchPlan):
+                refuse_untried(change)
             if hosts:
                 rsync.program()  # before anything costs money
                 reach_jump(cluster.session)
-            confirm(what)
+            confirm(change)
 
-        launched = prepare_nodes(_launch_missing(cluster, facts, ask), hosts=hosts)
+        launched = prepare_nodes(_launch_missing(cluster, facts, check_and_confirm), hosts=hosts)
         from awsddp.cluster.status import cluster_document, refresh  # not needed before there are nodes
 
         if not hosts:
-            return cluster_document(_end_others(launched))
+            return cluster_document(_terminate_others(launched))
         launched = make_environment(launched)
         name_left_out(launched)
-        return cluster_document(*refresh(publish(_end_others(launched))))
+        return cluster_document(*refresh(publish(_terminate_others(launched))))
 
 
 def make_environment(cluster: LocatedCluster) -> LocatedCluster:
-    """Build the environment of [env] on the nodes, and remember it for later jobs.
+    """Build the environment of [env] on the nodes, and record it for later jobs; return the cluster.
 
-    Raises ConfigError, NodeError also where the nodes differ in torch, CUDA, driver or GPUs.
+    Raises ConfigError, NodeError also if the nodes differ in torch, CUDA, driver or GPUs.
     """
     from awsddp.nodes.project_files import project_files
     from awsddp.nodes.sync import push
@@ -63,8 +63,8 @@ def make_environment(cluster: LocatedCluster) -> LocatedCluster:
     session, record = cluster.session, cluster.record
     refuse_unlike(
         {
-            one.node: {"torch": one.torch, "CUDA": one.cuda, "driver": one.driver, "GPUs": one.gpus}
-            for one in record.prepared
+            node.node: {"torch": node.torch, "CUDA": node.cuda, "driver": node.driver, "GPUs": node.gpus}
+            for node in record.prepared
         }
     )
     requested = remembered(session.job_spec)
@@ -83,22 +83,22 @@ def make_environment(cluster: LocatedCluster) -> LocatedCluster:
 
 
 def _launch_missing(cluster: LocatedCluster, facts: Facts, confirm: Confirm) -> LocatedCluster:
-    """Return the cluster with its nodes: those that stay, those of an interrupted launch, and new ones."""
+    """Launch the missing nodes; return the cluster with existing, resumed and new nodes."""
     cluster = _finish_launch(cluster)
     if to_reconcile(cluster):
         return reconcile(cluster, facts, confirm)
     plan = plan_everywhere(cluster, facts)
     confirm(plan)
-    for left in cluster.all_listed:
-        if cluster.known is None or left.id != cluster.known.id:
-            end(cluster, left)
+    for listed in cluster.all_listed:
+        if cluster.known is None or listed.id != cluster.known.id:
+            end(cluster, listed)
     return launch(cluster, plan)
 
 
 def _finish_launch(cluster: LocatedCluster) -> LocatedCluster:
-    """Finish an interrupted launch, or wait until AWS lists the instances that this machine knows.
+    """Finish an interrupted launch, or wait until AWS lists the prepared instances; return the cluster.
 
-    The temporary host key of such a launch is accepted here: the next launch has its own.
+    Accepts the temporary host key of the interrupted launch: the next launch has another one.
     """
     from awsddp.aws.instances import filled_by, resume, wait_running
 
@@ -107,36 +107,36 @@ def _finish_launch(cluster: LocatedCluster) -> LocatedCluster:
         return cluster
     if record.intent is None:
         return wait_until_listed(cluster)
-    own = own_or_empty(cluster)
-    filled = filled_by(record.intent)
-    nodes = tuple(node for node in own.live if node.node in filled)
-    if {node.node for node in nodes} != filled or any(node.is_renumbered for node in nodes):
+    own_listing = own_or_empty(cluster)
+    expected = filled_by(record.intent)
+    nodes = tuple(node for node in own_listing.live if node.node in expected)
+    if {node.node for node in nodes} != expected or any(node.is_renumbered for node in nodes):
         resumed = resume(cluster.aws, record.intent, on_event=cluster.session.on_event)
         if not resumed:
             return cluster.remember(intent=None)
-        keys = [node.instance_id for node in resumed]
+        instance_ids = [node.instance_id for node in resumed]
         nodes = wait_running(cluster.aws, resumed, on_event=cluster.session.on_event)
-        listed = (node for node in own.nodes if node.instance_id not in keys)
-        own = replace(own, nodes=tuple(sorted((*nodes, *listed), key=lambda node: node.node)))
+        listed = (node for node in own_listing.nodes if node.instance_id not in instance_ids)
+        own_listing = replace(own_listing, nodes=tuple(sorted((*nodes, *listed), key=lambda node: node.node)))
     accept_host_keys(cluster, nodes)
-    others = tuple(one for one in cluster.all_listed if one.id != record.id)
-    return replace(cluster, listed=own, others=others)
+    other_listings = tuple(listing for listing in cluster.all_listed if listing.id != record.id)
+    return replace(cluster, listed=own_listing, others=other_listings)
 
 
-def _end_others(cluster: LocatedCluster) -> LocatedCluster:
-    """Look again, and end other clusters of this name.
+def _terminate_others(cluster: LocatedCluster) -> LocatedCluster:
+    """Refresh the listing, and terminate other clusters of this name.
 
-    Two machines may have launched at once, neither seeing the other's. Both keep the same one, the first,
-    and end the other. Raises ConfigError where this machine's was ended.
+    Two machines may launch at the same time, before AWS lists the other cluster. Both keep the cluster that
+    was created first. Raises ConfigError if this machine's cluster was terminated.
     """
     record, cluster = cluster.record, look(cluster)
-    own = cluster.own
-    cluster = replace(cluster, listed=own)
-    live = [one for one in cluster.all_listed if one.live]
-    if own is None or not own.live or len(live) == 1:
+    own_listing = cluster.own
+    cluster = replace(cluster, listed=own_listing)
+    live = [listing for listing in cluster.all_listed if listing.live]
+    if own_listing is None or not own_listing.live or len(live) == 1:
         return cluster
-    first, *others = sorted(live, key=lambda one: (one.created or record.created, one.id))
-    for other in others:
+    first, *later = sorted(live, key=lambda listing: (listing.created or record.created, listing.id))
+    for other in later:
         nodes = ", ".join(node.instance_id for node in other.live)
         cluster.session.say(
             f"a second cluster {other.name} ({other.id}) was made at the same time: ending {nodes}"
@@ -145,8 +145,9 @@ def _end_others(cluster: LocatedCluster) -> LocatedCluster:
     if first.id == record.id:
         return cluster
     cluster.session.folder.retire(record.id)
+    remaining = ", ".join(node.instance_id for node in first.live)
     raise ConfigError(
-        f"another machine made cluster {own.name} a moment before",
-        f"its nodes stay: {', '.join(node.instance_id for node in first.live)}; those made here were ended",
-        f"continue there; or awsddp -c {own.name}-2 up   # another name here",
+        f"another machine made cluster {own_listing.name} a moment before",
+        f"its nodes stay: {remaining}; those of this machine were terminated",
+        f"continue on that machine; or awsddp -c {own_listing.name}-2 up   # another name",
     )

@@ -106,9 +106,9 @@ def judged(
                 group.hear(RankStep(rank=one.rank, at="reduced", gbyte_s=rate or 0.0))
         return formed
 
-    monkeypatch.setattr(health, "_form", fake)
-    monkeypatch.setattr(health, "_promise", lambda _: None)
-    monkeypatch.setattr(health, "_to_here", lambda *_: {0: 1.0, 1: 100.0})
+    monkeypatch.setattr(health, "_run_groups", fake)
+    monkeypatch.setattr(health, "_network_gbyte_s", lambda _: None)
+    monkeypatch.setattr(health, "_measure_uploads", lambda *_: {0: 1.0, 1: 100.0})
     located, fleet = LocatedCluster(session=Session(name="default")), cast(Any, None)
     return health._group_checks(ConnectedCluster(cluster=located, fleet=fleet), probes(nodes), range(nodes))
 
@@ -140,7 +140,7 @@ def test_of_two_nodes_the_one_is_slow_that_sends_slowly_to_this_machine(
 
 def test_while_a_job_runs_nothing_is_measured(world: World) -> None:
     job = start(world, "import time\ntime.sleep(60)\n")
-    (check,) = (check for check in health._checkup(world.connected()) if check.name == "process group")
+    (check,) = (check for check in health._check_nodes(world.connected()) if check.name == "process group")
     assert (check.ok, check.value) == (None, f"left out: job {job.job} runs")
 
 
@@ -153,5 +153,5 @@ def test_while_another_client_starts_a_job_nothing_is_measured(
     while b"claimed" not in holder.stdout.readline():
         pass
     with pytest.raises(InUse, match="another client is starting a job"):
-        health._checkup(world.connected())
+        health._check_nodes(world.connected())
     holder.communicate(b"")

@@ -61,7 +61,7 @@ def test_job_that_waits_and_goes_on_waiting_is_named_with_what_starts_it_again(w
     until(lambda: world.homes.document(0, "two")["state"] == "waiting")
     said = named(world)
     assert said == [
-        "job one runs without node1, which was replaced; with it: awsddp cancel one && "
+        "job one runs without node1, which was replaced; to include it: awsddp cancel one && "
         "awsddp fetch one; awsddp train --nnodes 1:2 --max-restarts 3 --resume one w.py",
         "job two waited for node1, which was replaced: awsddp cancel two && "
         "awsddp train --nnodes 1:2 --after one --max-restarts 3 w.py",

@@ -432,7 +432,7 @@ def test_a_follower_says_once_that_nothing_is_saved_any_more(
 def test_status_asks_the_nodes_while_a_job_that_has_ended_still_saves(
     owed: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(looking, "_connected", owed.connect)
+    monkeypatch.setattr(looking, "_connect_prepared", owed.connect)
     owed.folder.remember(replace(owed.record.jobs[-1], state="succeeded"))
     say(owed, 0, 1, error="AccessDenied")
     assert [job.job for job in looking.refresh(owed.located())[1]] == ["j"]

@@ -66,7 +66,7 @@ def test_job_goes_on_with_fewer_nodes_and_by_the_lines_of_up_on_all_from_its_che
     becomes(said, r"begins at step [1-9]\d* with \[4, 2\]")
     again = lab.run("up", "--local", "-y")
     assert again.returncode == 0, again.stderr
-    named = re.search(r"job again runs without node1, which was replaced; with it: (.*)", again.stderr)
+    named = re.search(r"job again runs without node1, which was replaced; to include it: (.*)", again.stderr)
     assert named is not None, again.stderr
     assert "s3cr3t" not in named[1]
     path = f"{Path(sys.executable).parent}:{lab.environ['PATH']}"
