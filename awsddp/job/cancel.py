@@ -15,26 +15,26 @@ from awsddp.storage.results_dir import job_result
 
 
 def cancel(session: Session, *, job: str | None = None) -> JobDocument:
-    """End a job (`JobRegistry.name`; the last that runs by default) and return it as the `train` document.
+    """End a job (`JobRegistry.resolve_name`; the last running job by default); return its `train` document.
 
-    A job that has ended is returned as it is. Results stay on the nodes until they are fetched. Unreachable
-    nodes are named; the others end the job. Raises NotFoundError for an unknown job, or if none runs; NoNodes
-    if no node is reachable.
+    A job that has ended is returned unchanged. Results stay on the nodes until they are fetched. Unreachable
+    nodes are reported; the other nodes end the job. Raises NotFoundError for an unknown job or if no job
+    runs, NoNodes if no node is reachable.
     """
     return cancel_jobs(session, [] if job is None else [job])[0]
 
 
 def cancel_jobs(session: Session, names: Sequence[str]) -> list[JobDocument]:
-    """End several jobs as `cancel` does, those that wait first; "all" means all that run or wait.
+    """End several jobs as `cancel` does, waiting jobs first; "all" means all running and waiting jobs.
 
-    Raises as `cancel`, for an unknown name before any job is ended.
+    Raises the errors of `cancel`; an unknown name is refused before any job is ended.
     """
     with preconnected_cluster(session) as cluster, connect_reachable(cluster) as connected:
         jobs = told_jobs(connected, partial=True)
         say_missing(connected)
         unbegun = release_unbegun(connected, jobs)
-        active = [one for one in jobs if one.state in ACTIVE]
-        running = [one for one in active if one.state == "running"]
+        active = [job for job in jobs if job.state in ACTIVE]
+        running = [job for job in active if job.state == "running"]
         if not (active if "all" in names else running) and ("all" in names or set(names) <= {"last"}):
             raise NotFoundError("no job is running on this cluster", "", "awsddp jobs   # ended jobs")
         chosen, registry = list(active) if "all" in names else [], JobRegistry(session, jobs)
@@ -44,44 +44,41 @@ def cancel_jobs(session: Session, names: Sequence[str]) -> list[JobDocument]:
                 refuse_unbegun(name, unbegun)
                 chosen.append(choose_job(running if name is None else jobs, name))
         documents = []
-        # The newest first: none of those that wait is to start because another one ends.
-        for one in sorted({job.job: job for job in reversed(chosen)}.values(), key=_runs):
-            ended = end_job(connected, one)
+        # Waiting jobs first, the newest first: no waiting job shall start because another job ends.
+        for job in sorted({job.job: job for job in reversed(chosen)}.values(), key=_is_running):
+            ended = end_job(connected, job)
             session.folder.remember(ended)
             documents.append(job_result(session, ended))
         return documents
 
 
-def _runs(job: JobRecord) -> bool:
+def _is_running(job: JobRecord) -> bool:
     return job.state == "running"
 
 
 def end_ranks(
     connected: ConnectedCluster, job: str, *, grace_s: float | None = None, launch: str | None = None
 ) -> None:
-    """End a job on every node that knows it: TERM, the grace, KILL; return when it has ended.
+    """End a job on every node that has it: TERM, the grace, KILL. Return when it has ended.
 
-    With `launch` only where the job is of that launch.
+    `launch`: end the job only if it belongs to this launch.
     """
     from awsddp.agent import messages
     from awsddp.agent_client.calls import ANSWER_S, ask
 
     grace = seconds(connected.session.job_spec.job.grace) if grace_s is None else grace_s
     states = ask(connected.fleet, dict.fromkeys(connected.fleet.answering, messages.State()))
-    knows = {node for node, state in states.items() if any(one.job == job for one in state.jobs)}
+    holders = {node for node, state in states.items() if any(seen.job == job for seen in state.jobs)}
     request = messages.Cancel(job=job, grace=grace, launch=launch)
-    ask(connected.fleet, dict.fromkeys(knows, request), timeout_s=grace + ANSWER_S)
+    ask(connected.fleet, dict.fromkeys(holders, request), timeout_s=grace + ANSWER_S)
 
 
 def end_job(connected: ConnectedCluster, job: JobRecord) -> JobRecord:
-    """End a job that still runs, with its grace, and return it as it is then."""
+    """End a job that runs or waits, with its grace, and return its state afterwards."""
     if job.state not in ACTIVE:
         return job
-    ranks = (
-        f": its ranks get {connected.session.job_spec.job.grace} to save"
-        if job.state == "running"
-        else ", which waits"
-    )
-    connected.session.say(f"ending job {job.job}{ranks}")
+    grace = connected.session.job_spec.job.grace
+    detail = f": its ranks get {grace} to save" if job.state == "running" else ", which waits"
+    connected.session.say(f"ending job {job.job}{detail}")
     end_ranks(connected, job.job)
     return choose_job(told_jobs(connected, partial=True), job.job)

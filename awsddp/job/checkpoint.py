@@ -1,4 +1,4 @@
-"""The checkpoint that a job is to continue from."""
+"""Find the checkpoint that a job resumes from."""
 
 from os.path import normpath
 
@@ -12,17 +12,17 @@ from awsddp.util.shipped_files import is_bundled
 
 
 def checkpoint_of(session: Session) -> Checkpoint | None:
-    """Return the checkpoint that `job.resume` names (None: it names none). Raises ConfigError, UsageError."""
+    """Return the checkpoint for `job.resume`, None if it is not set. Raises ConfigError, UsageError."""
     if session.job_spec.job.resume is None:
         return None
-    asked = session.job_spec.job.resume
-    if is_saved(asked):
-        return _saved_checkpoint(session, asked)
-    job = JobRegistry(session).name(asked) or _last_job(session)
+    requested = session.job_spec.job.resume
+    if is_saved(requested):
+        return _saved_checkpoint(session, requested)
+    job = JobRegistry(session).name(requested) or _last_job(session)
     checkpoint = newest_checkpoint(session.results / job)
-    kept = saved_job(session.results / job)
-    if checkpoint is None and kept is not None and kept.save_to is not None:
-        return _saved_checkpoint(session, f"{kept.save_to}/{job}")
+    recorded = saved_job(session.results / job)
+    if checkpoint is None and recorded is not None and recorded.save_to is not None:
+        return _saved_checkpoint(session, f"{recorded.save_to}/{job}")
     if checkpoint is None:
         raise ConfigError(
             f"job {job} has no checkpoint here",
@@ -38,16 +38,16 @@ def _saved_checkpoint(session: Session, uri: str) -> Checkpoint:
 
 
 def _last_job(session: Session) -> str:
-    """Return the job of the same script that was launched last, of those whose results are here.
+    """Return the last launched job of the same script that has results in the project's results folder.
 
     Raises ConfigError.
     """
-    script, here = session.job_spec.job.script, session.results.absolute()
-    for one in reversed(JobRegistry(session).jobs):
-        ran = one.job.script or ""
-        is_same = is_bundled(ran) if script is None else normpath(ran) == normpath(script)
-        if is_same and one.folder.parent == here and saved_job(one.folder) is not None:
-            return one.job.job
+    script, results = session.job_spec.job.script, session.results.absolute()
+    for view in reversed(JobRegistry(session).jobs):
+        script_run = view.job.script or ""
+        is_same = is_bundled(script_run) if script is None else normpath(script_run) == normpath(script)
+        if is_same and view.folder.parent == results and saved_job(view.folder) is not None:
+            return view.job.job
     raise ConfigError(
         f"no job of {script or 'the bundled program'} has results here", "", "name a job: --resume JOB"
     )

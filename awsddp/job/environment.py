@@ -1,4 +1,4 @@
-"""Building the environment of a job on its nodes."""
+"""Build the environment of a job on its nodes."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -14,46 +14,49 @@ from awsddp.state import Record
 def ensure_environment(
     connected: ConnectedCluster, *, send_files: Callable[[], object]
 ) -> "tuple[ConnectedCluster, JobSpec]":
-    """Build the environment on the connected nodes, and return the cluster that remembers it, and the job
-    with its variables.
+    """Build the environment on the connected nodes.
 
+    Returns the cluster with the environment in its record, and the job with the environment's variables.
     Without packages and setup commands the nodes get no request. Raises ConfigError, NodeError.
     """
     record = connected.cluster.record
     job = connected.cluster.job_spec
-    drivers = {one.driver for one in record.prepared}
+    drivers = {node.driver for node in record.prepared}
     plan = make_environment_plan(
         job.env,
         internet=record.internet,
         driver=drivers.pop() if len(drivers) == 1 else None,
         workdir=Path(job.sync.workdir),
     )
-    made: Mapping[int, str | None] = {}
+    pythons: Mapping[int, str | None] = {}
     if job.env.file and _shows_password(Path(job.env.file).expanduser(), Path(job.sync.workdir)):
         why = f"{job.env.file} holds a password, and goes to the nodes with the folder"
         connected.session.say(f"{why}: write ${{NAME}} there, which stands for a variable of this machine")
     if plan.has_packages or plan.setup:
         from awsddp.nodes import environments
 
-        found = environments.ensure(
+        responses = environments.ensure(
             connected.fleet,
             plan,
-            pythons={one.node: one.python for one in record.prepared},
+            pythons={node.node: node.python for node in record.prepared},
             cache=connected.session.home / "packages",
             send_files=send_files,
         )
-        made = {node: one.python for node, one in found.items()} if plan.has_packages else {}
-    built = {one.instance_id: made.get(one.node) for one in record.prepared}
-    if any(one.environment != built[one.instance_id] for one in record.prepared):
+        pythons = (
+            {node: environment.python for node, environment in responses.items()} if plan.has_packages else {}
+        )
+    pythons_by_instance = {node.instance_id: pythons.get(node.node) for node in record.prepared}
+    if any(node.environment != pythons_by_instance[node.instance_id] for node in record.prepared):
 
-        def with_environments(now: Record) -> Record:  # another command may have added nodes
+        def with_environments(record: Record) -> Record:  # another command may have added nodes
             prepared = (
-                replace(one, environment=built.get(one.instance_id, one.environment)) for one in now.prepared
+                replace(node, environment=pythons_by_instance.get(node.instance_id, node.environment))
+                for node in record.prepared
             )
-            return replace(now, prepared=tuple(prepared))
+            return replace(record, prepared=tuple(prepared))
 
         connected = replace(connected, cluster=connected.cluster.change_record(with_environments))
-    # The ranks reach the internet as their packages did; of an environment.yml's variables the user's win.
+    # The ranks use the packages' proxies and certificates. The user's variables override environment.yml's.
     variables = {**plan.environ, **plan.variables}
     if plan.indexes.ca:
         bundle = f"{record.prepared[0].home}/awsddp/env/ca.pem"
@@ -62,6 +65,6 @@ def ensure_environment(
 
 
 def _shows_password(file: Path, workdir: Path) -> bool:
-    """Tell whether a file of requirements has a URL with a login, and lies in the synced folder."""
+    """Return True if a requirements file contains a URL with a login and lies in the project folder."""
     is_inside = file.resolve().is_relative_to(workdir.resolve())
     return is_inside and LOGIN.search(file.read_text(encoding="utf-8", errors="replace")) is not None

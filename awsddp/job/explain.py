@@ -1,4 +1,4 @@
-"""Why a module, package, file or variable is missing on the nodes, by what is here."""
+"""Explain why a module, package, file or variable is missing on the nodes, by this machine's files."""
 
 import contextlib
 import os
@@ -25,100 +25,103 @@ _ON_NODE = re.compile(r"^(.*/awsddp/work[^/]*/|\./)")
 
 
 def explained(session: Session, job: JobRecord) -> JobRecord:
-    """Return the job; for a module, a package, a file or a variable that its nodes do not have, and for what
-    a rehearsal lacks, the cause says why.
+    """Return the job, with the reason and a next step added to its cause where this machine's files give one.
+
+    Covers a module, package, file or variable that is missing on the nodes, and limits of a rehearsal.
     """
     cause = job.cause
     if cause is None:
         return job
     explain = {
-        "import_error": _of_module,
-        "no_metadata": _of_package,
-        "file_not_found": _of_file,
-        "exit": _of_exit,
+        "import_error": _explain_module,
+        "no_metadata": _explain_package,
+        "file_not_found": _explain_file,
+        "exit": _explain_exit,
     }.get(cause.kind)
     record = session.folder.read()
     with contextlib.suppress(AwsddpError, OSError, ValueError):  # the project has changed, or is gone
-        if record is not None and (lack := lacking(record.target, cause)):
-            cause = _told(cause, *lack)
+        if record is not None and (gap := lacking(record.target, cause)):
+            cause = _extend(cause, *gap)
         elif explain is not None:
             cause = explain(session, job, cause)
     return replace(job, cause=replace(cause, next=advised(session, cause.next, job=job)))
 
 
-def _of_module(session: Session, job: JobRecord, cause: Cause) -> Cause:
+def _explain_module(session: Session, job: JobRecord, cause: Cause) -> Cause:
     from awsddp.nodes.project_files import project_files
     from awsddp.plan.project import source_folders
 
     module = cause.values.get("module", "")
-    if not _MODULE.fullmatch(module):  # a node says it, and a command that the user copies will hold it
+    if not _MODULE.fullmatch(module):  # the node's text would go into a command that the user copies
         return cause
     top = module.partition(".")[0]
     project, listing = Path(session.job_spec.sync.workdir), project_files(session.job_spec, home=session.home)
-    for path in _modules(project, module):
-        if kept := listing.keeper(path):
-            return _kept_here(session, job, cause, kept)
-    for path in _modules(project, top):
+    for path in _find_modules(project, module):
+        if entry := listing.keeper(path):
+            return _explain_unsynced(session, job, cause, entry)
+    for path in _find_modules(project, top):
         folder = Path(path).parent.as_posix()
         if folder in (*source_folders(project), Path(job.script or "").parent.as_posix()):
-            return cause  # the script's own folder is where its imports come from
-        advice = _again(session, job, {"env.variables.PYTHONPATH": folder})
-        return _told(cause, f"{path} is on the nodes, and {folder} is not on the PYTHONPATH", advice)
-    if module != top:  # Python names the whole path only where the package itself was found
+            return cause  # Python searches the script's own folder
+        advice = _rerun_command(session, job, {"env.variables.PYTHONPATH": folder})
+        return _extend(cause, f"{path} is on the nodes, and {folder} is not on the PYTHONPATH", advice)
+    if module != top:  # Python names the whole path only if it found the package
         why = f"What imports it was written for another version of {top}"
-        return _told(cause, why, f"set another version of it, or of {top}, with --env FILE")
+        return _extend(cause, why, f"set another version of it, or of {top}, with --env FILE")
     record = session.folder.read()
-    asked = overlaid(session.job_spec, record.asked if record else {}).env.file
-    there = next((file for file in _FILES if (project / file).is_file()), None)
-    file = asked or ((project / there).as_posix() if there else "requirements.txt")
-    again = _again(session, job, {"env.file": file})
-    if there and not asked:
-        return _told(cause, f"{there} exists, but --env does not name it", again)
-    why = f"{asked} did not install it" if asked else "no requirements file is there"
-    return _told(cause, why, f"name the package of {top} in {file}, then: {again}")
+    env_file = overlaid(session.job_spec, record.asked if record else {}).env.file
+    project_file = next((file for file in _FILES if (project / file).is_file()), None)
+    file = env_file or ((project / project_file).as_posix() if project_file else "requirements.txt")
+    rerun = _rerun_command(session, job, {"env.file": file})
+    if project_file and not env_file:
+        return _extend(cause, f"{project_file} exists, but --env does not name it", rerun)
+    why = f"{env_file} did not install it" if env_file else "no requirements file is there"
+    return _extend(cause, why, f"name the package of {top} in {file}, then: {rerun}")
 
 
-def _of_package(session: Session, job: JobRecord, cause: Cause) -> Cause:
+def _explain_package(session: Session, job: JobRecord, cause: Cause) -> Cause:
     from awsddp.plan.project import read_toml
     from awsddp.plan.requirements import canonical
 
     package = cause.values.get("package", "")
-    if not _MODULE.fullmatch(package.replace("-", "_")):  # as in _of_module
+    if not _MODULE.fullmatch(package.replace("-", "_")):  # as in _explain_module
         return cause
     folder = Path(session.job_spec.sync.workdir)
     file, record = folder / "pyproject.toml", session.folder.read()
-    asked = overlaid(session.job_spec, record.asked if record else {}).env.file
+    env_file = overlaid(session.job_spec, record.asked if record else {}).env.file
     document = read_toml(file) if file.is_file() else {}
     is_own = canonical(str(document.get("project", {}).get("name", ""))) == canonical(package)
-    again = _again(session, job, {"env.file": asked or (file.as_posix() if is_own else "requirements.txt")})
+    rerun = _rerun_command(
+        session, job, {"env.file": env_file or (file.as_posix() if is_own else "requirements.txt")}
+    )
     if not is_own:
-        return _told(
-            cause, f"{asked or '--env'} does not name it", f"name {package} in a requirements.txt: {again}"
+        return _extend(
+            cause, f"{env_file or '--env'} does not name it", f"name {package} in a requirements.txt: {rerun}"
         )
-    if asked and Path(asked).suffix not in (".toml", ".lock"):
-        return _told(
-            cause, f"{asked} does not name the project itself", f"add the line -e . to {asked}: {again}"
+    if env_file and Path(env_file).suffix not in (".toml", ".lock"):
+        return _extend(
+            cause, f"{env_file} does not name the project itself", f"add the line -e . to {env_file}: {rerun}"
         )
-    return _told(cause, "The project itself is installed where --env names it", again)
+    return _extend(cause, "The project itself is installed where --env names it", rerun)
 
 
-def _of_file(session: Session, job: JobRecord, cause: Cause) -> Cause:
-    """Say why a file is missing that the cause names; where it names none, which data stays here."""
+def _explain_file(session: Session, job: JobRecord, cause: Cause) -> Cause:
+    """Explain why the file in the cause is missing; without one, name data of the job that is not synced."""
     from awsddp.job.script_paths import named_data
 
-    found = _of_path(session, job, cause)
-    if found is not cause or not job.script:
-        return found
+    explained_cause = _explain_path(session, job, cause)
+    if explained_cause is not cause or not job.script:
+        return explained_cause
     spec = session.job_spec
-    asked = replace(
+    spec_of_job = replace(
         spec, job=replace(spec.job, args=job.args, module=bool(job_options(job).get("job.module")))
     )
-    kept = named_data(asked, script=job.script, home=session.home)
-    return _kept_here(session, job, cause, kept[0]) if kept else cause
+    named = named_data(spec_of_job, script=job.script, home=session.home)
+    return _explain_unsynced(session, job, cause, named[0]) if named else cause
 
 
-def _of_path(session: Session, job: JobRecord, cause: Cause, *, files: bool = False) -> Cause:
-    """Say why a path is missing that the cause names; with `files` it must be a file here."""
+def _explain_path(session: Session, job: JobRecord, cause: Cause, *, files: bool = False) -> Cause:
+    """Explain why a path in the cause is missing on the nodes; with `files` it must be a local file."""
     from awsddp.nodes.project_files import ASTRAY, project_files
 
     listing = project_files(session.job_spec, home=session.home)
@@ -126,8 +129,8 @@ def _of_path(session: Session, job: JobRecord, cause: Cause, *, files: bool = Fa
         word = _ON_NODE.sub("", next(filter(None, match.groups())).rstrip("./"))
         if files and not os.path.isfile(listing.root / word):  # noqa: PTH113  # no file may have this name
             continue
-        if kept := listing.keeper(word):
-            return _kept_here(session, job, cause, kept)
+        if entry := listing.keeper(word):
+            return _explain_unsynced(session, job, cause, entry)
         for path, reason in listing.skipped:
             if f"{word}/".startswith(f"{path}/"):
                 advice = "copy what it leads to into the folder, or onto each node: awsddp exec -- COMMAND"
@@ -136,51 +139,54 @@ def _of_path(session: Session, job: JobRecord, cause: Cause, *, files: bool = Fa
                         os.path.realpath(listing.root / path), (listing.root / path).parent
                     )
                     advice = shlex.join(["ln", "-sfn", target, path])
-                return _told(cause, f"{path} is here, and is not sent: {reason}", advice)
+                return _extend(cause, f"{path} is here, and is not sent: {reason}", advice)
         if word.startswith("/") and Path(word).exists():
             why = f"{word} is on this machine alone: only the synced folder is sent"
-            return _told(cause, why, f"move it into {listing.root}, or put it on the nodes")
+            return _extend(cause, why, f"move it into {listing.root}, or put it on the nodes")
     return cause
 
 
-def _of_exit(session: Session, job: JobRecord, cause: Cause) -> Cause:
-    found = _of_variable(session, job, cause)
-    return _of_path(session, job, cause, files=True) if found is cause else found
+def _explain_exit(session: Session, job: JobRecord, cause: Cause) -> Cause:
+    explained_cause = _explain_variable(session, job, cause)
+    return _explain_path(session, job, cause, files=True) if explained_cause is cause else explained_cause
 
 
-def _of_variable(session: Session, job: JobRecord, cause: Cause) -> Cause:
-    found = _VARIABLE.search("\n".join(cause.tail))
-    if found is None or found[1] not in os.environ:
+def _explain_variable(session: Session, job: JobRecord, cause: Cause) -> Cause:
+    match = _VARIABLE.search("\n".join(cause.tail))
+    if match is None or match[1] not in os.environ:
         return cause
-    advice = _again(session, job, {f"env.variables.{found[1]}": None})
-    return _told(cause, f"{found[1]} is set here, and not on the nodes", advice)
+    advice = _rerun_command(session, job, {f"env.variables.{match[1]}": None})
+    return _extend(cause, f"{match[1]} is set here, and not on the nodes", advice)
 
 
-def _kept_here(session: Session, job: JobRecord, cause: Cause, kept: tuple[str, str]) -> Cause:
-    """Say that a path is here, and what keeps it from the nodes; advise to send all of its folder."""
-    path, by = kept
+def _explain_unsynced(session: Session, job: JobRecord, cause: Cause, entry: tuple[str, str]) -> Cause:
+    """Add that a path is not synced and which `entry` (path, file or key) excludes it; advise to send its
+    folder.
+    """
+    path, source = entry
     folder = path.rpartition("/")[0]
-    let_in = f"!/{folder}/**" if folder and not path.endswith("/") else f"!/{path}"
-    patterns = [*session.job_spec.sync.ignore, let_in]
+    include = f"!/{folder}/**" if folder and not path.endswith("/") else f"!/{path}"
+    patterns = [*session.job_spec.sync.ignore, include]
     advice = {
         "sync.ignore": "remove it from sync.ignore",
         "awsddp": f"move it out of {path}, which is never sent",
-    }.get(by, f"{_again(session, job, {'sync.ignore': patterns})}   # or in awsddp.toml")
-    return _told(cause, f"{path} is here, and {by} keeps it from the nodes", advice)
+    }.get(source, f"{_rerun_command(session, job, {'sync.ignore': patterns})}   # or in awsddp.toml")
+    return _extend(cause, f"{path} is here, and {source} keeps it from the nodes", advice)
 
 
-def _again(session: Session, job: JobRecord, changes: Mapping[str, Given]) -> str:
-    """Return the command that runs the job again with `changes`, by key of awsddp.toml."""
+def _rerun_command(session: Session, job: JobRecord, changes: Mapping[str, Given]) -> str:
+    """Return the command that runs the job again with `changes` (by key of awsddp.toml)."""
     return advised(session, shlex.join(["awsddp", "train", *command_words("train", changes)]), job=job)
 
 
-def _told(cause: Cause, why: str, advice: str) -> Cause:
+def _extend(cause: Cause, why: str, advice: str) -> Cause:
     return replace(cause, explanation=f"{cause.explanation} {why}.", next=advice)
 
 
-def _modules(project: Path, module: str) -> Iterator[str]:
-    """Yield where the project, or a folder at its top, has a module: its path, relative to the project."""
-    tops = [one.name for one in sorted(project.iterdir()) if one.is_dir() and not one.name.startswith(".")]
+def _find_modules(project: Path, module: str) -> Iterator[str]:
+    """Yield the paths of a module in the project or in a top-level folder of it, relative to the project."""
+    entries = sorted(project.iterdir())
+    tops = [entry.name for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
     for folder in ("", *tops):
         path = Path(folder, *module.split("."))
         if any((project / path).glob("*.py")):

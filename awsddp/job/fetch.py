@@ -1,6 +1,6 @@
-"""fetch: a job's results to this machine, verified; then the nodes are released, which may end them.
+"""fetch: download a job's results, verify them, then release the nodes, which may end them.
 
-What stays on the nodes is named, with the reason and what to type.
+Files that stay on the nodes are reported with the reason and the next step.
 """
 
 import contextlib
@@ -41,11 +41,11 @@ from awsddp.util.parallel import NodesFailed, soon, split
 FETCH_S = 600.0
 """How long another client of this machine may take to fetch the same results."""
 FRESH_S = 2.0
-"""How old the nodes' tags may be that are written back, if no client of this machine has held them since."""
+"""The maximum age of node tags that are written back, if no client of this machine has locked them since."""
 MANIFEST_S = 300.0
 """How long a node may take to list its results."""
 NAMED = 10
-"""How many files are named one by one."""
+"""How many files are listed by name."""
 ALL = "all results"
 READABLE = (
     "awsddp exec 'sudo find ~/awsddp/work ! -user $USER -exec chown -h $USER {} +'   # then fetch again"
@@ -59,13 +59,14 @@ def fetch(
     anew: bool = False,
     start: Callable[[], object],
 ) -> FetchDocument:
-    """Fetch the results of a job (`JobRegistry.name`; the last by default), and return the `fetch` document.
+    """Fetch the results of a job (`JobRegistry.resolve_name`; the last by default); return the `fetch`
+    document.
 
-    Results that are here already need no node, unless `anew`. Nodes that stopped with results are started
-    by `start` (it raises to refuse); the document then has `started`; but what is all in S3, or has no node
-    any more, or loses its nodes meanwhile, comes from there. If a part is missing the rest is fetched, and
-    NodeError, of S3 also Changing, is raised with the document as its `result`. Raises NotFoundError for an
-    unknown job, NoNodes.
+    Results that are already fetched need no node, unless `anew`. `start` starts nodes that stopped with
+    results (it raises to refuse); the document then has `started`. Results come from S3 if S3 has all of
+    them, the job has no nodes any more, or its nodes are lost during the fetch. If a part is missing, the
+    other parts are fetched, and NodeError (for S3 also FilesChanged) is raised with the document as its
+    `result`. Raises NotFoundError for an unknown job, NoNodes.
     """
     if is_saved(job):
         return _fetch_saved(session, job)
@@ -73,23 +74,23 @@ def fetch(
     try:
         return _fetch(session, job, anew)
     except (NotFoundError, NoNodes) as error:
-        known = None if anew else JobRegistry(session).find(job)
-        saved = known and known.job.save_to and f"{known.job.save_to}/{known.job.job}"
-        if known and saved and (isinstance(error, NotFoundError) or in_bucket(session, known.job)):
+        view = None if anew else JobRegistry(session).find(job)
+        saved = view and view.job.save_to and f"{view.job.save_to}/{view.job.job}"
+        if view and saved and (isinstance(error, NotFoundError) or in_bucket(session, view.job)):
             session.say(f"{error.message}: fetching {saved}")
-            rows = known.past.rows if known.past else ()
+            rows = view.past.rows if view.past else ()
             is_local = session.local or any(row.target == "local" for row in rows)
             return fetch(replace(session, local=is_local), job=saved, start=start)
         stopped = error.stopped if isinstance(error, NoNodes) else ()
         if not stopped or not {job, MORE} & {None, *stopped}:
             raise
-    except NodesFailed as error:  # another client may have ended them meanwhile
-        known = JobRegistry(session).find(job)
-        if known and in_bucket(session, known.job):
-            saved = f"{known.job.save_to}/{known.job.job}"
+    except NodesFailed as error:  # another client may have ended them
+        view = JobRegistry(session).find(job)
+        if view and in_bucket(session, view.job):
+            saved = f"{view.job.save_to}/{view.job.job}"
             session.say(f"{error.message}: fetching {saved}")
             return fetch(session, job=saved, start=start)
-        if _are_ended(session):
+        if _has_no_live_node(session):
             failed = "the nodes were ended while their results were fetched"
             why = "another client did that, and fetched the results there unless it discarded them"
             raise NodeError(failed, why, "awsddp jobs") from error
@@ -98,8 +99,8 @@ def fetch(
     return structs.replace(_fetch(session, job, anew), started=True)
 
 
-def _are_ended(session: Session) -> bool:
-    """Tell whether AWS lists no node of the cluster that lives."""
+def _has_no_live_node(session: Session) -> bool:
+    """Return True if AWS lists no live node of the cluster."""
     try:
         with find_cluster(session) as cluster:
             return cluster.listed is None or not cluster.listed.live
@@ -114,14 +115,14 @@ def fetch_jobs(
     fetch_one: Callable[[str | None], FetchDocument],
     on_document: Callable[[FetchDocument], object],
 ) -> list[FetchDocument]:
-    """Fetch the results of several jobs, each with `fetch_one`; "all" means all that the nodes know.
+    """Fetch the results of several jobs, each with `fetch_one`; "all" means all jobs that the nodes report.
 
-    `on_document` gets each document as it is there. A job whose results cannot be fetched does not stop the
-    others: the first such error is raised at the end.
+    `on_document` receives each document when its job is done. An error does not stop the other jobs: the
+    first one is raised at the end.
     """
     if "all" in names:
         with preconnected_cluster(session) as cluster:
-            names = [one.job for one in known_jobs(cluster)]
+            names = [job.job for job in known_jobs(cluster)]
     failed: AwsddpError | None = None
     documents = []
     for name in dict.fromkeys(names):
@@ -145,37 +146,37 @@ def fetch_jobs(
 
 def _fetch_saved(session: Session, uri: str) -> FetchDocument:
     try:
-        found, fetched = brought(session, uri, whole=True)
+        job, fetched = brought(session, uri, whole=True)
     except (Changing, Lacking) as error:
         draw_loss(session.results / error.job.job)
         error.result = _document(session, error.fetched, error.job.job)
         raise
-    draw_loss(session.results / found.job)
-    return _document(session, fetched, found.job)
+    draw_loss(session.results / job.job)
+    return _document(session, fetched, job.job)
 
 
 def _fetch(session: Session, job: str | None, anew: bool) -> FetchDocument:
-    last = job or next((one.job.job for one in reversed(JobRegistry(session).own)), None)
-    kept = whole_at_home(session, last) if last is not None and not anew else None
+    last = job or next((view.job.job for view in reversed(JobRegistry(session).own)), None)
+    fetched_job = whole_at_home(session, last) if last is not None and not anew else None
     try:
         with preconnected_cluster(session) as cluster:
-            if kept is not None and job not in (None, *cluster.unfetched):
-                return _kept(session, kept)
+            if fetched_job is not None and job not in (None, *cluster.unfetched):
+                return _already_fetched(session, fetched_job)
             with connect_reachable(cluster) as connected:
                 chosen = told_job(connected, job)
                 fetched = bring(connected, chosen)
                 session.folder.remember(chosen)
                 lost = still_missing(connected, chosen)
-    except (NotFoundError, NoNodes) as none:
-        if kept is None or (isinstance(none, NoNodes) and job is None and none.stopped):
+    except (NotFoundError, NoNodes) as error:
+        if fetched_job is None or (isinstance(error, NoNodes) and job is None and error.stopped):
             raise
-        return _kept(session, kept)
+        return _already_fetched(session, fetched_job)
     result = _document(session, fetched, chosen.job)
     if lost:
         why = "\n".join(lost.values())
-        error = NodeError(f"a part of the results of {chosen.job} is missing", why, "awsddp status")
-        error.result = result
-        raise error
+        incomplete = NodeError(f"a part of the results of {chosen.job} is missing", why, "awsddp status")
+        incomplete.result = result
+        raise incomplete
     return result
 
 
@@ -183,19 +184,19 @@ def _document(session: Session, fetched: Mapping[int, NodeFiles], job: str) -> F
     return FetchDocument(nodes=in_order(fetched), job=job, home=str(session.results / job))
 
 
-def _kept(session: Session, job: JobRecord) -> FetchDocument:
+def _already_fetched(session: Session, job: JobRecord) -> FetchDocument:
     session.say(f"the results of {job.job} are already fetched")
     return _document(session, {}, job.job)
 
 
 def bring(connected: ConnectedCluster, job: JobRecord, *, waits: bool = True) -> dict[int, NodeFiles]:
-    """Fetch a job's results from the nodes that can be reached now, verify them, then release the nodes.
+    """Fetch a job's results from the reachable nodes, verify them, then release the nodes.
 
-    The job that is written beside them says what is missing. One client at a time does so. Those of a job
-    that saves to S3 are released after its last upload (`waits`). Over
-    job.results_limit `session.agree` decides. Raises Unfetched where something that the job made stays on the
-    nodes, NodeError where a node does not send what it listed, ConfigError where the disk is full, or the
-    folder another job's.
+    job.json in the results folder lists the missing nodes. A lock admits one client of this machine at a
+    time. Above job.results_limit `session.agree` decides. With `wait_for_uploads` the nodes of a job that
+    saves to S3 are released after its last upload. Raises Unfetched if files of the job stay on the nodes,
+    NodeError if a node does not send a file that it listed, ConfigError if the disk is full or the folder
+    belongs to another job.
     """
     refuse_another(connected.session, job)
     lost = still_missing(connected, job)
@@ -214,23 +215,26 @@ def _bring(
     session = connected.session
     folder = session.results / job.job
     nodes, began = connected.fleet.holders(job), time.monotonic()
-    held = [node for node in connected.cluster.nodes if node.node in nodes]
-    tagged = soon(unfetched_of, connected.cluster.aws, held) if held and job.state not in ACTIVE else None
+    holders = [node for node in connected.cluster.nodes if node.node in nodes]
+    tagged = (
+        soon(unfetched_of, connected.cluster.aws, holders) if holders and job.state not in ACTIVE else None
+    )
     selected = select(connected, job, nodes, folder)
 
     def job_json(changed: Sequence[ResultFile]) -> dict[str, bytes]:
-        # What came otherwise than described grows while the job runs, else it is owed.
-        again = f"awsddp fetch {job.job}   # again, once nothing writes to it"
-        late = selected.growing if job.state in ACTIVE else selected.owed
+        # A file that differs from its description is growing while the job runs, otherwise it is unfetched.
+        rerun = f"awsddp fetch {job.job}   # again, once nothing writes to it"
+        pending = selected.growing if job.state in ACTIVE else selected.owed
         why = "it changed while it was fetched"
-        late += [Owed(one.node, one.path, one.size, why, again) for one in changed]
-        missing = sorted({*job.missing, *(one.node for one in selected.owed)})
+        pending += [Owed(file.node, file.path, file.size, why, rerun) for file in changed]
+        missing = sorted({*job.missing, *(file.node for file in selected.owed)})
         return {"job.json": encode(replace(job, missing=tuple(missing)))}
 
     def look(nodes: Collection[int]) -> dict[tuple[int, str], ResultFile]:
-        listed, failures = _manifests(connected, job, nodes, at_once=0)
-        split({**listed, **failures})
-        return {(node, one.path): one for node, manifest in listed.items() for one in manifest.files}
+        manifests, failures = _query_manifests(connected, job, nodes, at_once=0)
+        split({**manifests, **failures})
+        files = ((node, file) for node, manifest in manifests.items() for file in manifest.files)
+        return {(node, file.path): file for node, file in files}
 
     fetched = pull(
         selected.wanted,
@@ -242,11 +246,11 @@ def _bring(
         also=job_json,
         on_event=session.on_event,
     )
-    note_fetched(connected.cluster, job.job, sum(one.bytes for one in fetched.values()))
+    note_fetched(connected.cluster, job.job, sum(files.bytes for files in fetched.values()))
     draw_loss(folder)
     say_growing(session, job, selected.growing)
     if selected.owed:
-        raise _unfetched(job, selected.owed, lost)
+        raise _unfetched_error(job, selected.owed, lost)
     if tagged is not None:
         if waits:
             from awsddp.job.save_to_s3 import abort, wait_until_saved
@@ -255,16 +259,20 @@ def _bring(
                 abort(connected.cluster, [job])
         with session.folder.lock("train", part="tags", wait_s=TAGS_S) as free_s:
             # A file's time is up to 10 ms late.
-            fresh = time.monotonic() - began < min(free_s - 0.1, FRESH_S)
+            is_fresh = time.monotonic() - began < min(free_s - 0.1, FRESH_S)
             older = older_jobs(connected, tagged.result())
             release(
-                connected.cluster.aws, held, job.job, tagged=tagged.result() if fresh else None, older=older
+                connected.cluster.aws,
+                holders,
+                job.job,
+                tagged=tagged.result() if is_fresh else None,
+                older=older,
             )
     return fetched
 
 
 class Owed(NamedTuple):
-    """What a job made and a node still holds: its path there, its size in bytes, why, and what to type."""
+    """A file of a job that is still on a node: path there, size in bytes, reason and next step."""
 
     node: int
     path: str
@@ -275,9 +283,9 @@ class Owed(NamedTuple):
 
 @dataclass(kw_only=True)
 class Selected:
-    """The files and links to fetch by node, and what the nodes still owe afterwards.
+    """The files and links to fetch by node, and the files that stay unfetched afterwards.
 
-    `growing` are files that the job, which runs, was writing or has removed: they come later.
+    `growing` are files that the running job was writing or has removed: they are fetched later.
     """
 
     wanted: dict[int, list[ResultFile]]
@@ -290,155 +298,156 @@ class Unfetched(NodeError):
 
 
 def select(connected: ConnectedCluster, job: JobRecord, nodes: Sequence[int], target: Path) -> Selected:
-    """Ask the nodes for a job's results, and return what is fetched into `target` and what is not.
+    """Request the lists of a job's results, and return the files to fetch into `target` and those to leave.
 
-    Over job.results_limit `session.agree` decides. What nobody owes is named, what job.exclude matches
-    counted. A node that does not list its results owes them all. Raises NodeError if none does.
+    Above job.results_limit `session.agree` decides. Skipped files are reported by name, those that
+    job.exclude matches by their count. If a node does not list its results, all of them are unfetched. Raises
+    NodeError if no node lists them.
     """
-    manifests, failures = _manifests(connected, job, nodes)
+    manifests, failures = _query_manifests(connected, job, nodes)
     if failures and not manifests:
         split(failures)
     selected = Selected(wanted={node: [] for node in manifests})
     described = name_at_home(manifests)
-    targets = {one.target for one in described if one.target is not None}
-    files = [one for one in described if _is_in(targets, one.home) or not _is_synced(connected.session, one)]
-    _take(job, _within_limit(connected.session, job, files, target, selected), selected)
-    again = f"awsddp fetch {job.job}   # again, once the node answers"
-    selected.owed += _skipped(connected.session, manifests)
-    selected.owed += [Owed(node, ALL, 0, error.message, again) for node, error in failures.items()]
+    targets = {file.target for file in described if file.target is not None}
+    files = [
+        file for file in described if _is_in(targets, file.home) or not _is_synced(connected.session, file)
+    ]
+    _select_files(job, _apply_limit(connected.session, job, files, target, selected), selected)
+    rerun = f"awsddp fetch {job.job}   # again, once the node answers"
+    selected.owed += _report_skipped(connected.session, manifests)
+    selected.owed += [Owed(node, ALL, 0, error.message, rerun) for node, error in failures.items()]
     return selected
 
 
 def _is_in(targets: Collection[str], home: str) -> bool:
-    """Tell whether a link of the results leads to a file, or to a folder above it."""
+    """Return True if a link of the results leads to a file, or to a folder above it."""
     return any(home == target or home.startswith(f"{target}/") for target in targets)
 
 
-def _is_synced(session: Session, one: ResultFile) -> bool:
-    """Tell whether a file that the job may only have touched, as chown -R does, holds what is in the synced
-    folder here.
-    """
-    if one.digest is None:
+def _is_synced(session: Session, file: ResultFile) -> bool:
+    """Return True if a file equals its copy in the project folder, as after chown -R on the node."""
+    if file.digest is None:
         return False
-    path = Path(session.job_spec.sync.workdir, one.home.partition("/")[2])
+    path = Path(session.job_spec.sync.workdir, file.home.partition("/")[2])
     with contextlib.suppress(OSError):
-        return path.stat().st_size == one.size and digest(path) == one.digest
+        return path.stat().st_size == file.size and digest(path) == file.digest
     return False
 
 
 def say_growing(session: Session, job: JobRecord, growing: Sequence[Owed]) -> None:
-    """Name what a job that runs has not finished."""
-    for node in sorted({one.node for one in growing}):
-        paths = [one.path for one in growing if one.node == node]
+    """Report the files that a running job has not finished."""
+    for node in sorted({file.node for file in growing}):
+        paths = [file.path for file in growing if file.node == node]
         more = f" and {len(paths) - NAMED} more" if len(paths) > NAMED else ""
         text = f"not fetched, {job.job} still writes: {', '.join(paths[:NAMED])}{more}"
         session.on_event(Event(text, node_name(node)))
 
 
 class Ephemeral(NodeError):
-    """Results lie where a stop loses them."""
+    """Results are on instance store, which a stop erases."""
 
 
 def refuse_ephemeral(connected: ConnectedCluster, jobs: Sequence[JobRecord]) -> None:
-    """Raise Ephemeral if results of these jobs that are not fetched are on instance store."""
+    """Raise Ephemeral if unfetched results of these jobs are on instance store."""
     for job in jobs:
-        manifests, failures = _manifests(connected, job, connected.fleet.holders(job), at_once=0)
+        manifests, failures = _query_manifests(connected, job, connected.fleet.holders(job), at_once=0)
         split({**manifests, **failures})
-        lost = [
+        ephemeral = [
             Owed(node, file.path, file.size, "empty after a stop")
-            for node, one in manifests.items()
-            for file in one.files
+            for node, manifest in manifests.items()
+            for file in manifest.files
             if file.ephemeral
         ]
-        if lost:
+        if ephemeral:
             raise Ephemeral(
                 f"a stop would lose results of {job.job}, which are on instance store",
-                _named(lost),
+                _list_files(ephemeral),
                 f"awsddp fetch {job.job}   # once it has ended; then stop\n"
                 "awsddp down   # fetch the results, then terminate the nodes",
             )
 
 
-def _unfetched(job: JobRecord, owed: Sequence[Owed], lost: Mapping[int, str]) -> Unfetched:
-    """Return the error that lists what the nodes still owe and how to get or leave it, and what is `lost`."""
-    sizes = [one.size for one in owed if one.path != ALL]
+def _unfetched_error(job: JobRecord, owed: Sequence[Owed], lost: Mapping[int, str]) -> Unfetched:
+    """Return the error that lists the unfetched files with next steps, and the reasons of `lost` parts."""
+    sizes = [file.size for file in owed if file.path != ALL]
     parts = [amount(len(sizes), sum(sizes))] if sizes else []
-    parts += [f"everything on {node_name(one.node)}" for one in owed if one.path == ALL]
+    parts += [f"everything on {node_name(file.node)}" for file in owed if file.path == ALL]
     exclude = f"awsddp fetch {job.job} -o 'job.exclude=[\"PATTERN\"]'   # leave them on the nodes"
     return Unfetched(
         f"{' and '.join(parts)} of the results of {job.job} are not fetched",
-        "\n".join((_named(owed), *lost.values())),
-        "\n".join(dict.fromkeys([*(one.remedy for one in owed), exclude])),
+        "\n".join((_list_files(owed), *lost.values())),
+        "\n".join(dict.fromkeys([*(file.remedy for file in owed), exclude])),
     )
 
 
-def _named(owed: Sequence[Owed]) -> str:
-    sizes = [f" ({size_text(one.size)})" if one.size else "" for one in owed]  # 0: it is not known
+def _list_files(owed: Sequence[Owed]) -> str:
+    sizes = [f" ({size_text(file.size)})" if file.size else "" for file in owed]  # 0: unknown
     lines = [
-        f"{node_name(one.node)}: {one.path}{size}: {one.why}"
-        for one, size in zip(owed[:NAMED], sizes, strict=False)
+        f"{node_name(file.node)}: {file.path}{size}: {file.why}"
+        for file, size in zip(owed[:NAMED], sizes, strict=False)
     ]
     return "\n".join(lines + ([f"and {len(owed) - NAMED} more"] if len(owed) > NAMED else []))
 
 
-def _manifests(
+def _query_manifests(
     connected: ConnectedCluster, job: JobRecord, used: Collection[int], **more: Any
 ) -> tuple[dict[int, Manifest], dict[int, NodeError]]:
-    """Return what the nodes list, and the errors of those that do not."""
+    """Return the lists of the nodes, and the errors of the nodes that sent none."""
     request = manifest_request(connected.session, job, **more)
-    listed = answers_of(connected.fleet, dict.fromkeys(used, request), timeout_s=MANIFEST_S)
-    failures = {node: one for node, one in listed.items() if isinstance(one, NodeError)}
-    return split({node: one for node, one in listed.items() if node not in failures}), failures
+    answers = answers_of(connected.fleet, dict.fromkeys(used, request), timeout_s=MANIFEST_S)
+    failures = {node: answer for node, answer in answers.items() if isinstance(answer, NodeError)}
+    return split({node: answer for node, answer in answers.items() if node not in failures}), failures
 
 
 def manifest_request(session: Session, job: JobRecord, **more: Any) -> messages.Manifest:
-    """Return the request for the list of a job's results; `more` as for messages.Manifest."""
-    asked = session.job_spec.job
+    """Return the request for the list of a job's results; `more`: further fields of messages.Manifest."""
+    job_settings = session.job_spec.job
     ranks = [(rank.rank, rank.node) for rank in job.ranks]
-    exclude = exclude_patterns(asked.exclude)
-    return messages.Manifest(job=job.job, ranks=ranks, outputs=asked.outputs, exclude=exclude, **more)
+    exclude = exclude_patterns(job_settings.exclude)
+    return messages.Manifest(job=job.job, ranks=ranks, outputs=job_settings.outputs, exclude=exclude, **more)
 
 
-def _within_limit(
+def _apply_limit(
     session: Session, job: JobRecord, files: list[ResultFile], target: Path, selected: Selected
 ) -> list[ResultFile]:
-    """Return what is fetched; what exceeds job.results_limit is owed, unless it is agreed to."""
+    """Return the files to fetch; files above job.results_limit stay unfetched unless the user agrees."""
     limit = session.job_spec.job.results_limit
     excess = over_limit(files, size_of(limit), results=target)
     if not excess or session.agree(
         f"The results of {job.job} exceed job.results_limit ({limit}) by "
-        f"{amount(len(excess), sum(one.size for one in excess))}.\nFetch all of it?"
+        f"{amount(len(excess), sum(file.size for file in excess))}.\nFetch all of it?"
     ):
         return files
-    left_out, enough = {one.home for one in excess}, math.ceil(sum(one.size for one in excess) / 1e9)
+    left_out, limit_gb = {file.home for file in excess}, math.ceil(sum(file.size for file in excess) / 1e9)
     why = f"over job.results_limit ({limit}), the smaller files came first"
     remedy = (
         f"awsddp fetch {job.job} --output PATH   # one of them, or a folder\n"
-        f"awsddp fetch {job.job} -o job.results_limit={enough}GB   # all of them"
+        f"awsddp fetch {job.job} -o job.results_limit={limit_gb}GB   # all of them"
     )
-    selected.owed += [Owed(one.node, one.path, one.size, why, remedy) for one in reversed(excess)]
-    return [one for one in files if one.home not in left_out]
+    selected.owed += [Owed(file.node, file.path, file.size, why, remedy) for file in reversed(excess)]
+    return [file for file in files if file.home not in left_out]
 
 
-def _take(job: JobRecord, files: list[ResultFile], selected: Selected) -> None:
-    """Select these files; but what a job that runs is writing grows."""
-    for one in files:
-        if job.state in ACTIVE and one.writing:
-            selected.growing.append(Owed(one.node, one.path, one.size, ""))
+def _select_files(job: JobRecord, files: list[ResultFile], selected: Selected) -> None:
+    """Select these files; those that a running job is writing are growing."""
+    for file in files:
+        if job.state in ACTIVE and file.writing:
+            selected.growing.append(Owed(file.node, file.path, file.size, ""))
         else:
-            selected.wanted[one.node].append(one)
+            selected.wanted[file.node].append(file)
 
 
-def _skipped(session: Session, manifests: Mapping[int, Manifest]) -> list[Owed]:
-    """Report the files that stay on the nodes (those of job.exclude as a count); return what is owed."""
-    files = sum(one.excluded.files for one in manifests.values())
+def _report_skipped(session: Session, manifests: Mapping[int, Manifest]) -> list[Owed]:
+    """Report the files that stay on the nodes (those of job.exclude as a count); return those of the job."""
+    files = sum(manifest.excluded.files for manifest in manifests.values())
     if files:
-        size = sum(one.excluded.size for one in manifests.values())
+        size = sum(manifest.excluded.size for manifest in manifests.values())
         session.say(f"{amount(files, size)}: matched by job.exclude, stays on the nodes")
-    skipped = [(node, one) for node, manifest in manifests.items() for one in manifest.skipped]
-    named = [(node, one) for node, one in skipped if not one.owed]
-    for node, one in named[:NAMED]:
-        session.on_event(Event(f"not fetched: {one.path}: {one.why}", node_name(node)))
-    if len(named) > NAMED:
-        session.say(f"not fetched: {len(named) - NAMED} more files")
-    return [Owed(node, one.path, one.size, one.why, READABLE) for node, one in skipped if one.owed]
+    skipped = [(node, file) for node, manifest in manifests.items() for file in manifest.skipped]
+    left_out = [(node, file) for node, file in skipped if not file.owed]
+    for node, file in left_out[:NAMED]:
+        session.on_event(Event(f"not fetched: {file.path}: {file.why}", node_name(node)))
+    if len(left_out) > NAMED:
+        session.say(f"not fetched: {len(left_out) - NAMED} more files")
+    return [Owed(node, file.path, file.size, file.why, READABLE) for node, file in skipped if file.owed]

@@ -1,4 +1,4 @@
-"""Following a job: its lines to the end, over connections that break, then its results."""
+"""Follow a job to its end, reconnecting as needed, then fetch its results."""
 
 import contextlib
 import math
@@ -33,27 +33,27 @@ from awsddp.util.format import duration, node_name
 
 SILENT_S = 12.0
 HINT_S = 300.0
-"""After how long without a line a job is said to be silent."""
+"""After how long without output a job is reported as silent."""
 BEYOND_S = 60.0
-"""How much longer than `job.heartbeat_timeout` we try to connect: the supervisors notice a break later.
+"""How much longer than `job.heartbeat_timeout` to retry connecting: the agents notice a break later.
 
-So long, too, to a node whose sshd refuses, once the others say that the job has ended."""
+Also how long to retry a node whose sshd refuses, after the other nodes have reported the end of the job."""
 _CONNECT_S = 5.0
-_RETRY_S = 10.0  # between two tries while other nodes are followed
+_RETRY_S = 10.0  # between two attempts while other nodes are followed
 _CHECK_S = 1.0
 _GONE = ("terminated", "stopped")
-_FRUITLESS = 30  # streams in a row that a node may end before it has said anything
+_FRUITLESS = 30  # consecutive streams that a node may end without sending data
 EVERY_S = 30.0
 BYTES_PER_SECOND = 100e3
-"""How much is fetched on average: after 16 MB nothing is for 160 s."""
+"""The average rate limit of event files: after 16 MB nothing is fetched for 160 s."""
 BUSY = 0.05
-"""The share of the time that a node may spend on listing them."""
+"""The maximum share of its time that a node spends on listing event files."""
 
 
 def merger_of(session: Session, job: JobRecord, shown: Collection[int] | None = None) -> Merger:
-    """Return what merges a job's logs: all ranks are written to files, those in `shown` are shown.
+    """Return the merger of a job's logs: it writes all ranks to files and returns the lines of those `shown`.
 
-    Raises ConfigError where the files are another job's.
+    Raises ConfigError if the files belong to another job.
     """
     refuse_another(session, job)
     return Merger(nodes_by_rank(job), folder=session.results / job.job / "logs", job=job.job, shown=shown)
@@ -64,10 +64,10 @@ def nodes_by_rank(job: JobRecord) -> dict[int, int]:
 
 
 def finish(connected: ConnectedCluster, job: JobRecord) -> JobDocument:
-    """Fetch the results of a job that was followed, and return it as the `train` document.
+    """Fetch the results of a followed job and return its `train` document.
 
-    The job's state is remembered first; an error that keeps results away carries the document as its
-    `result`. Missing results of a job that did not succeed are only reported: it has a cause of its own.
+    Records the job's state first. An error of the fetch carries the document as its `result`. Missing results
+    of a job that did not succeed are only reported: the job has its own cause.
     """
     session = connected.session
     try:
@@ -77,9 +77,9 @@ def finish(connected: ConnectedCluster, job: JobRecord) -> JobDocument:
         if lost and job.state == "succeeded":
             raise NodeError("a part of its results is missing", "\n".join(lost.values()))
     except AwsddpError as error:
-        error.result = told = job_result(session, job)
-        where = "fetched, and also on the nodes" if told.fetched else "not all fetched"
-        error.message = f"job {job.job} {job.state}, its results are {where}: {error.message}"
+        error.result = document = job_result(session, job)
+        status = "fetched, and also on the nodes" if document.fetched else "not all fetched"
+        error.message = f"job {job.job} {job.state}, its results are {status}: {error.message}"
         error.next = f"awsddp fetch {job.job}   # again" + (f"\n{error.next}" if error.next else "")
         raise
     for text in lost.values():
@@ -88,7 +88,7 @@ def finish(connected: ConnectedCluster, job: JobRecord) -> JobDocument:
 
 
 def attend(connected: ConnectedCluster, job: JobRecord, *, on_lines: Callable[[bytes], None]) -> JobDocument:
-    """Follow a job to its end and fetch its results. Ctrl-C ends the job; a closed terminal leaves it."""
+    """Follow a job to its end and fetch its results. Ctrl-C ends the job; a closed terminal does not."""
     session, merger = connected.session, merger_of(connected.session, job)
     try:
         session.on_event(Event("waiting for the first lines of the ranks", ""))
@@ -107,27 +107,27 @@ def attend(connected: ConnectedCluster, job: JobRecord, *, on_lines: Callable[[b
         ended = finish(watch.connected, job)
     else:
         return finish(watch.connected, job)
-    ways = ["awsddp down   # terminate them"]
+    steps = ["awsddp down   # terminate them"]
     if ended.checkpoint:
-        again = advised(session, f"awsddp train --resume {job.job}", job=ended)
-        ways.insert(0, again + (resume_note(session, ended) or "   # continue from its checkpoint"))
+        rerun = advised(session, f"awsddp train --resume {job.job}", job=ended)
+        steps.insert(0, rerun + (resume_note(session, ended) or "   # continue from its checkpoint"))
     raise Interrupted(
         f"interrupted: job {job.job} was {job.state}, its results are in {job.home}/",
         f"the nodes still run{costs(connected.cluster.record)}",
-        "\n".join(ways),
+        "\n".join(steps),
     )
 
 
 class _Interruption(Exception):
-    """A node was lost, or it is time to connect to one again: the streams are left for a moment."""
+    """Raised to stop streaming so that lost nodes can be reconnected."""
 
 
 @dataclass(eq=False)
 class Watch:
-    """A job that is followed to its end, over connections that may break at any time.
+    """Follows a job to its end over connections that may break at any time.
 
-    `connected` has the nodes as EC2 describes them once the job was interrupted, `merger` what was received
-    before; `to_the_end` as for `messages.Follow`.
+    `connected` has the nodes as EC2 describes them after the job was interrupted. `merger` has the output
+    received so far. `to_the_end` as in `messages.Follow`.
     """
 
     connected: ConnectedCluster
@@ -136,13 +136,13 @@ class Watch:
     merger: Merger
     on_lines: Callable[[bytes], None]
     to_the_end: bool = True
-    _away: dict[int, float] = field(default_factory=dict, init=False)  # without a connection, and since when
+    _lost_at: dict[int, float] = field(default_factory=dict, init=False)  # when the node was lost
     _fruitless: Counter[int] = field(default_factory=Counter, init=False)
 
     def __post_init__(self) -> None:
         self._fleet, self._restarts = self.connected.fleet, len(self.job.restarts)
         self._patience_s = seconds(self.connected.session.job_spec.job.heartbeat_timeout) + BEYOND_S
-        self._followed, self._heard_at = set(self._fleet.holders(self.job)), time.monotonic()
+        self._followed, self._last_output = set(self._fleet.holders(self.job)), time.monotonic()
         self._instances = {
             node.instance_id: node.node
             for node in self.connected.cluster.nodes
@@ -150,40 +150,40 @@ class Watch:
         }
 
     def run(self) -> JobRecord:
-        """Show every line, from the first byte, each once, and return the job as it is at the end.
+        """Pass on every line once, from the first byte, and return the job in its final state.
 
-        A node that falls silent is connected to again until its supervisors would give it up, or EC2 says
-        that it is gone; then the job is what the others say of it, and interrupted where EC2 says that all
-        are gone. Raises NodeError where nobody says.
+        A silent node is reconnected until its agents would give it up or EC2 reports it gone. The state is
+        then the one that the other nodes report, or interrupted if EC2 reports all nodes gone. Raises
+        NodeError if no node has reported a state.
         """
         with Events(self.connected, self.job).followed() if self.to_the_end else contextlib.nullcontext():
             self._follow()
         if lines := self.merger.finish():
             self.on_lines(lines)
-        told = self.merger.documents
+        documents = self.merger.documents
         job = (
-            job_reports.job_document(told, results=self.connected.session.job_spec.job.results)
-            if told
+            job_reports.job_document(documents, results=self.connected.session.job_spec.job.results)
+            if documents
             else self.job
         )
         if job.state in ACTIVE and not self._followed:
-            job = self._interrupted(job)
-        if not told and job is self.job:
+            job = self._mark_interrupted(job)
+        if not documents and job is self.job:
             raise NodeError(
                 f"cannot reach any node of job {self.job.job}", "", "awsddp status   # what still runs"
             )
         return explained(self.connected.session, job)
 
-    def _interrupted(self, job: JobRecord) -> JobRecord:
-        """Return a job that its nodes last called active: interrupted, where EC2 says that all are gone.
+    def _mark_interrupted(self, job: JobRecord) -> JobRecord:
+        """Return a job that its nodes last reported active: as interrupted if EC2 reports all nodes gone.
 
-        The cluster's nodes are then as EC2 describes them.
+        Then also updates `connected` with the nodes as EC2 describes them.
         """
         from awsddp.agent.diagnosis.job_causes import cause_of_kind
 
         off: dict[int, Node] = {}
         with contextlib.suppress(AwsddpError):
-            off = self._off()
+            off = self._find_stopped()
         if not off or len(off) < len(self._instances):
             return job
         nodes = tuple(
@@ -193,43 +193,43 @@ class Watch:
         self.connected = replace(self.connected, cluster=replace(self.connected.cluster, nodes=nodes))
         first = min(off)
         kind, why = _end_of(off[first])
-        words = cause_of_kind(kind, why=why)._replace(node=first, values={})
-        cause = Cause(**words._replace(instance_id=off[first].instance_id)._asdict())
+        row = cause_of_kind(kind, why=why)._replace(node=first, values={})
+        cause = Cause(**row._replace(instance_id=off[first].instance_id)._asdict())
         return replace(job, state="interrupted", cause=cause, progress=(), usage=(), slowest_rank=None)
 
-    def _off(self) -> dict[int, Node]:
+    def _find_stopped(self) -> dict[int, Node]:
         """Return the followed nodes that do not run, by number, as EC2 describes them. Raises CloudError."""
         from awsddp.aws.clusters import by_id, describe
 
         described = describe(self.connected.cluster.aws, by_id(*self._instances))
         return {
-            self._instances[one.instance_id]: one
-            for one in described
-            if one.state not in ("pending", "running")
+            self._instances[node.instance_id]: node
+            for node in described
+            if node.state not in ("pending", "running")
         }
 
     def _follow(self) -> None:
-        """Follow every node until it has sent everything, or is given up."""
+        """Follow every node until it has sent everything or is given up."""
         while any(not self.merger.ended(node) for node in self._followed):
             for node, why in self._stream().items():
-                self._away[node] = time.monotonic()
+                self._lost_at[node] = time.monotonic()
                 self._fruitless[node] += 1
                 self.connected.session.on_event(
                     Event(f"the stream ended: {why}; reconnecting", node_name(node))
                 )
-            if self._away:
+            if self._lost_at:
                 self._give_up_gone()
                 self._connect()
 
     def _stream(self) -> Mapping[int, str]:
-        """Follow the connected nodes until one is lost or all have ended; return who was lost, and why."""
-        nodes = [node for node in self._followed if node not in self._away and not self.merger.ended(node)]
-        asked = {}
+        """Follow the connected nodes until one is lost or all have ended; return the reason by lost node."""
+        nodes = [node for node in self._followed if node not in self._lost_at and not self.merger.ended(node)]
+        requests = {}
         for node in nodes:
             offsets = self.merger.attach(node)
             request = messages.Follow(job=self.job.job, offsets=offsets, to_the_end=self.to_the_end)
             request.tail = self.merger.tail
-            asked[node] = calls.message(request)
+            requests[node] = calls.message(request)
         now = time.monotonic()
         until, check_at = now + _RETRY_S, now + _CHECK_S
 
@@ -239,95 +239,94 @@ class Watch:
             now = time.monotonic()
             if lines := self.merger.feed(node, data):
                 self.on_lines(lines)
-                self._heard_at = max(now, self._heard_at)
-            self._tell_restarts()
-            self._hint(now)
+                self._last_output = max(now, self._last_output)
+            self._report_restarts()
+            self._hint_at_why(now)
             if now >= check_at:
                 check_at = now + _CHECK_S
-                if (self._away and now >= until) or self._lost(nodes):
+                if (self._lost_at and now >= until) or self._find_lost(nodes):
                     raise _Interruption
             return self.merger.ended(node)
 
         try:
-            outcomes = self._fleet.request(program.program(), asked, on_data, silent_after_s=SILENT_S)
+            outcomes = self._fleet.request(program.program(), requests, on_data, silent_after_s=SILENT_S)
         except _Interruption:
-            return {node: self._fleet.failures[node].summary for node in self._lost(nodes)}
+            return {node: self._fleet.failures[node].summary for node in self._find_lost(nodes)}
         return {
             node: end.summary if isinstance(end, NodeError) else " / ".join(end.tail().splitlines())
             for node, end in outcomes.items()
             if not self.merger.ended(node)
         }
 
-    def _tell_restarts(self) -> None:
-        """Say of each new restart of the ranks which it is, and why."""
-        restarts = max((told.restarts for told in self.merger.documents.values()), key=len, default=())
+    def _report_restarts(self) -> None:
+        """Report each new restart of the ranks, with its reason."""
+        restarts = max(
+            (document.restarts for document in self.merger.documents.values()), key=len, default=()
+        )
         for text in restarts[self._restarts :]:
             self.connected.session.say(f"restart {text}")
         self._restarts = max(self._restarts, len(restarts))
 
-    def _hint(self, now: float) -> None:
-        """Name the command that shows where the ranks are, once, when none has written a line for long."""
-        if any(told.state == "waiting" for told in self.merger.documents.values()):
-            self._heard_at = max(now, self._heard_at)
-        if self.to_the_end and now - self._heard_at >= HINT_S:
-            self._heard_at = math.inf
+    def _hint_at_why(self, now: float) -> None:
+        """Once, after HINT_S without output, report the command that shows where the ranks are."""
+        if any(document.state == "waiting" for document in self.merger.documents.values()):
+            self._last_output = max(now, self._last_output)
+        if self.to_the_end and now - self._last_output >= HINT_S:
+            self._last_output = math.inf
             after = duration(HINT_S).removesuffix(" 0 s")
             command = advised(self.connected.session, f"awsddp why {self.job.job}   # where its ranks are")
             self.connected.session.say(f"no output for {after}: {command}")
 
-    def _lost(self, nodes: Collection[int]) -> set[int]:
+    def _find_lost(self, nodes: Collection[int]) -> set[int]:
         connected = set(self._fleet.nodes)
         return {node for node in nodes if node not in connected and not self.merger.ended(node)}
 
     def _connect(self) -> None:
-        """Connect to the nodes that are away, and give up those that were away for too long."""
-        if len(self._away) == len(self._followed):
-            time.sleep(_CHECK_S)  # nothing else sets the pace
-        self._fleet.reconnect(self._away, deadline_s=_CONNECT_S, partial=True)
-        for node, since in list(self._away.items()):
+        """Reconnect to lost nodes, and give up those that were lost for too long."""
+        if len(self._lost_at) == len(self._followed):
+            time.sleep(_CHECK_S)  # nothing else limits the rate of attempts
+        self._fleet.reconnect(self._lost_at, deadline_s=_CONNECT_S, partial=True)
+        for node, since in list(self._lost_at.items()):
             if self._fruitless[node] > _FRUITLESS:
                 self._give_up(node)
             elif node in self._fleet.nodes:
-                del self._away[node]
+                del self._lost_at[node]
                 self.connected.session.on_event(Event("connected again", node_name(node)))
             elif time.monotonic() - since > self._patience(node):
                 self._give_up(node)
 
     def _patience(self, node: int) -> float:
-        """Return how long a node may be away (s): less if its sshd refuses and the job has ended."""
+        """Return how long a node may be lost (s): less if its sshd refuses and the job has ended."""
         refuses = getattr(self._fleet.failures.get(node), "layer", "") == "refused"
-        has_ended = any(told.state not in ACTIVE for told in self.merger.documents.values())
+        has_ended = any(document.state not in ACTIVE for document in self.merger.documents.values())
         return BEYOND_S if refuses and has_ended else self._patience_s
 
     def _give_up(self, node: int) -> None:
-        del self._away[node]
+        del self._lost_at[node]
         self._followed.discard(node)
 
     def _give_up_gone(self) -> None:
-        """Give up the nodes that EC2 says are gone, and tell the nodes that wait for them."""
+        """Give up the nodes that EC2 reports gone, and notify the nodes that wait for them."""
         with contextlib.suppress(AwsddpError):
-            gone = {node: one for node, one in self._off().items() if one.state in _GONE}
-            for node in sorted(self._away.keys() & gone):
-                self._give_up(node)
-                self._report(node, *_end_of(gone[node]))
+            gone = {number: node for number, node in self._find_stopped().items() if node.state in _GONE}
+            for number in sorted(self._lost_at.keys() & gone):
+                self._give_up(number)
+                self._report_gone(number, *_end_of(gone[number]))
 
-    def _report(self, node: int, kind: str, why: str) -> None:
-        """Tell the first node, which coordinates the job, that `node` is gone; if that is it, the others."""
+    def _report_gone(self, node: int, kind: str, why: str) -> None:
+        """Notify the first node, which coordinates, that `node` is gone; if `node` is first, the others."""
         nodes = {rank.node for rank in self.job.ranks}
-        told = nodes if node == min(nodes) else {min(nodes)}
+        recipients = nodes if node == min(nodes) else {min(nodes)}
+        recipients = (recipients & self._followed) - self._lost_at.keys() - {node}
         request = messages.Lost(job=self.job.job, node=node, why=why, kind=kind)
-        reports = {
-            one: request
-            for one in (told & self._followed) - self._away.keys() - {node}
-            if not self.merger.ended(one)
-        }
+        reports = {number: request for number in recipients if not self.merger.ended(number)}
         if reports:
             with contextlib.suppress(AwsddpError):
                 ask(self._fleet, reports, timeout_s=_CONNECT_S * 2)
 
 
 def _end_of(node: Node) -> tuple[str, str]:
-    """Return the kind of cause for an instance that does not run, and what EC2 says of it."""
+    """Return the kind of cause for an instance that does not run, and the reason that EC2 reports."""
     from awsddp.aws.clusters import end_of
 
     kind, why = end_of(node)
@@ -335,26 +334,26 @@ def _end_of(node: Node) -> tuple[str, str]:
 
 
 class Events:
-    """Fetches what has grown every 30 s, and says when a job's results are no longer saved to S3.
+    """Every 30 s fetches event files that have grown, and reports when uploads to S3 stop.
 
-    No error leaves it.
+    Suppresses all errors.
     """
 
     def __init__(self, connected: ConnectedCluster, job: JobRecord) -> None:
         self._connected, self._job = connected, job
         self._ended, self._writing = threading.Event(), threading.Lock()
         self._fetched = 0
-        self._is_saved = True
+        self._is_uploading = True
 
     @contextlib.contextmanager
     def followed(self) -> Iterator[None]:
-        """Fetch in a thread, for as long as the context."""
+        """Fetch in a thread until the context ends."""
         threading.Thread(target=self._run, daemon=True).start()
         try:
             yield
         finally:
             self._ended.set()
-            with self._writing:  # what is still being listed is not written any more
+            with self._writing:  # files that are still being listed are no longer written
                 note_fetched(self._connected.cluster, self._job.job, self._fetched)
 
     def _run(self) -> None:
@@ -362,27 +361,29 @@ class Events:
         while not self._ended.wait(wait_s):
             began, before = time.monotonic(), self._fetched
             with contextlib.suppress(AwsddpError, OSError, LookupError, RuntimeError):
-                self.fetch()  # a connection that breaks is reported, and opened again, where logs are read
+                self.fetch()  # reading logs reports and reopens a broken connection
             with contextlib.suppress(AwsddpError, OSError, LookupError, RuntimeError):
                 self.tell_saving()
             took = time.monotonic() - began
             wait_s = max(EVERY_S, took / BUSY, (self._fetched - before) / BYTES_PER_SECOND)
 
     def tell_saving(self) -> None:
-        """Say once that results are no longer saved, and what keeps them from it. Raises AwsddpError."""
+        """Report once that results are no longer uploaded, and why. Raises AwsddpError."""
         job, fleet = self._job, self._connected.fleet
         if job.save_to is None:
             return
-        asked = dict.fromkeys(fleet.holders(job), messages.State())
-        answers = answers_beside(fleet, asked, timeout_s=MANIFEST_S)
-        documents = {node: one.jobs for node, one in answers.items() if not isinstance(one, AwsddpError)}
+        requests = dict.fromkeys(fleet.holders(job), messages.State())
+        answers = answers_beside(fleet, requests, timeout_s=MANIFEST_S)
+        documents = {
+            node: answer.jobs for node, answer in answers.items() if not isinstance(answer, AwsddpError)
+        }
         saving = choose_job(job_reports.jobs(documents), job.job).saving
         if saving is None:
             return
-        is_saved = not saving.error and not saving.is_silent
-        if self._is_saved and not is_saved:
+        is_uploading = not saving.error and not saving.is_silent
+        if self._is_uploading and not is_uploading:
             self._connected.session.say(f"saving {job.job} to {job.save_to}: {saving_text(saving)}")
-        self._is_saved = is_saved
+        self._is_uploading = is_uploading
 
     def fetch(self) -> None:
         """Fetch the event files that are new or have grown. Raises AwsddpError."""
@@ -391,17 +392,17 @@ class Events:
         session, fleet = self._connected.session, self._connected.fleet
         target = session.results / self._job.job
         files = target.glob(f"node*/**/{EVENTS}*")
-        known = {path.relative_to(target).as_posix(): path.lstat().st_size for path in files}
+        sizes = {path.relative_to(target).as_posix(): path.lstat().st_size for path in files}
         at_once = calls.EVENTS_AT_ONCE_BYTES
-        request = manifest_request(session, self._job, events=known, at_once=at_once)
-        wishes = dict.fromkeys(fleet.holders(self._job), request)
-        answers = answers_beside(fleet, wishes, timeout_s=MANIFEST_S)
-        listed = {node: one for node, one in answers.items() if not isinstance(one, AwsddpError)}
+        request = manifest_request(session, self._job, events=sizes, at_once=at_once)
+        requests = dict.fromkeys(fleet.holders(self._job), request)
+        answers = answers_beside(fleet, requests, timeout_s=MANIFEST_S)
+        listed = {node: answer for node, answer in answers.items() if not isinstance(answer, AwsddpError)}
         wanted: dict[int, list[ResultFile]] = {}
-        for one in name_at_home(listed):
-            if one.data is not None and one.path.rpartition("/")[2].startswith(EVENTS):
-                wanted.setdefault(one.node, []).append(one)
+        for file in name_at_home(listed):
+            if file.data is not None and file.path.rpartition("/")[2].startswith(EVENTS):
+                wanted.setdefault(file.node, []).append(file)
         with self._writing, session.folder.lock("fetch", part="results"):
             if wanted and not self._ended.is_set():
-                came = pull(wanted, target, transfer=by_rsync(session.folder.ssh_config))
-                self._fetched += sum(one.bytes for one in came.values())
+                fetched = pull(wanted, target, transfer=by_rsync(session.folder.ssh_config))
+                self._fetched += sum(node.bytes for node in fetched.values())

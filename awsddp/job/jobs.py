@@ -1,4 +1,4 @@
-"""jobs: the jobs of this machine, and what they cost."""
+"""jobs: list the jobs and clusters of this machine with their cost."""
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
@@ -27,37 +27,41 @@ def jobs_document(
     *,
     since: datetime | None = None,
 ) -> JobsDocument:
-    """Return the `jobs` document, of the jobs of these `names` alone where there are some.
+    """Return the `jobs` document for the jobs of these `names` (empty: all).
 
-    With `since` jobs and clusters that ended before are left out, and so is what clusters cost before.
-    `reported` are the jobs as the cluster's nodes have just told them, `bill` is the cluster's account, where
-    AWS has just been asked for it. Raises NotFoundError, UsageError.
+    `since` leaves out jobs and clusters that ended before, and the earlier cost of clusters. `reported` are
+    the jobs that the session's cluster has just reported, `bill` is its bill if AWS has just listed it.
+    Raises NotFoundError, UsageError.
     """
     registry = JobRegistry(session, reported)
-    known = registry.jobs
-    chosen = [registry.require(name) for name in names] if names else known
-    chosen = [one for one in chosen if not _was_before(one.job.ended, since)]
+    views = registry.jobs
+    chosen = [registry.require(name) for name in names] if names else views
+    chosen = [view for view in chosen if not _ended_before(view.job.ended, since)]
     clusters = []
     for past in pasts(session.home):
         account = bill if bill is not None and past.folder == session.folder.path else past.bill
-        if account is not None and not _was_before(iso(account.ended), since):
+        if account is not None and not _ended_before(iso(account.ended), since):
             if since is not None and account.cost_usd is not None:
                 earlier = billing.cost_until(past.rows, since)
                 account = replace(account, cost_usd=round(max(0.0, account.cost_usd - earlier), 2))
-            used = sum(one.job_usd or 0.0 for one in known if one.past and one.past.folder == past.folder)
-            idle = None if account.cost_usd is None or since else round(max(0.0, account.cost_usd - used), 2)
+            jobs_usd = sum(
+                view.job_usd or 0.0 for view in views if view.past and view.past.folder == past.folder
+            )
+            idle_usd = (
+                None if account.cost_usd is None or since else round(max(0.0, account.cost_usd - jobs_usd), 2)
+            )
             costed = widened(
                 CostedCluster,
                 account,
                 cluster=past.name,
                 began=utc(account.began),
                 ended=iso(account.ended),
-                idle_usd=idle,
+                idle_usd=idle_usd,
             )
             clusters.append(costed)
     return JobsDocument(
-        jobs=tuple(one.listed() for one in chosen),
-        clusters=tuple(sorted(clusters, key=lambda one: one.began)),
+        jobs=tuple(view.listed() for view in chosen),
+        clusters=tuple(sorted(clusters, key=lambda cluster: cluster.began)),
         total_usd=_total(clusters, "aws"),
         would_have_cost_usd=_total(clusters, "local"),
         since=iso(since),
@@ -67,37 +71,37 @@ def jobs_document(
 def jobs_of_all(
     session: Session, names: Sequence[str] = (), *, since: datetime | None = None
 ) -> JobsDocument:
-    """Return the jobs of these `names`, or all, the oldest first, and what they cost (`since`).
+    """Return the `jobs` document for `names`; without names, for all jobs of this machine and of the nodes.
 
-    All are those of this machine's clusters, and the nodes' own. Unreachable nodes are named, as is a cluster
-    that has ended. Raises what keeps the nodes from an answer, with the document as its `result`;
-    NotFoundError where a job, or any cluster of this name, was never made here (`default`, which nobody
-    named: where there is no job either); UsageError.
+    The oldest job comes first; `since` as in `jobs_document`. Unreachable nodes are reported, and so is a
+    cluster that has ended. An error that prevents the nodes' report is raised with the document as its
+    `result`. Raises NotFoundError if this machine has no such job or never made a cluster of this name (the
+    name `default`, if not configured: only if there are no jobs either); UsageError.
     """
     bill = None
     if names and all(map(is_saved, names)):
-        return jobs_document(session, (), None, [brought(session, one)[0].job for one in names])
+        return jobs_document(session, (), None, [brought(session, uri)[0].job for uri in names])
     try:
         with preconnected_cluster(session) as cluster:
             bill = bill_of(cluster, cluster.listed)
             return jobs_document(session, known_jobs(cluster), bill, names, since=since)
     except AwsddpError as error:
-        error.result = found = jobs_document(session, (), bill, names, since=since)
-        was_here = any(one.cluster == session.spec.name for one in found.clusters)
-        nobody_named = session.spec.name == "default" and session.folder.read(newer=True) is None
-        absent = isinstance(error, NotFoundError) and was_here
-        if nobody_named and not was_here:
-            absent = isinstance(error, NotFoundError | ConfigError if found.jobs else NoRegion)
+        error.result = document = jobs_document(session, (), bill, names, since=since)
+        is_known = any(costed.cluster == session.spec.name for costed in document.clusters)
+        is_unnamed = session.spec.name == "default" and session.folder.read(newer=True) is None
+        absent = isinstance(error, NotFoundError) and is_known
+        if is_unnamed and not is_known:
+            absent = isinstance(error, NotFoundError | ConfigError if document.jobs else NoRegion)
         if not absent:
             raise
-        if not isinstance(error, NoRegion):  # and nothing was ever here
+        if not isinstance(error, NoRegion):  # nor has this machine any jobs
             session.say(error.summary)
-        return found
+        return document
 
 
-def _was_before(ended: str | None, since: datetime | None) -> bool:
+def _ended_before(ended: str | None, since: datetime | None) -> bool:
     return ended is not None and since is not None and datetime.fromisoformat(ended) < since
 
 
 def _total(clusters: Iterable[CostedCluster], target: str) -> float:
-    return round(sum(one.cost_usd or 0.0 for one in clusters if one.target == target), 2)
+    return round(sum(cluster.cost_usd or 0.0 for cluster in clusters if cluster.target == target), 2)

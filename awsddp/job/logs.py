@@ -1,4 +1,4 @@
-"""logs: the lines of a job, as they come or as they were fetched."""
+"""logs: show the lines of a job, live or from its fetched logs."""
 
 from collections.abc import Callable, Collection
 
@@ -26,60 +26,60 @@ def logs(
     last: int | None = None,
     on_lines: Callable[[bytes], None],
 ) -> JobDocument:
-    """Show the lines of a job, of these `ranks` (none: all), and return the `train` document.
+    """Pass the lines of a job's `ranks` (empty: all) to `on_lines`, and return the `train` document.
 
-    `last` shows only so many of the lines so far. With `follow` to the job's end; then its results are
-    fetched. A fetched job needs no node; a part that is missing is shown from the nodes that are reachable.
-    Raises NotFoundError for an unknown job or rank, NoNodes if no node is reachable, and what `finish`
-    raises. An interrupt gets a note on what becomes of the job.
+    `last` limits the output so far to this number of lines. With `follow`, continue to the job's end and
+    fetch its results. A fetched job needs no node; if a part is missing, the reachable nodes send their
+    lines. Raises NotFoundError for an unknown job or rank, NoNodes if no node is reachable, and the errors of
+    `fetch_followed_job`. A KeyboardInterrupt gets a note on the state of the job.
     """
-    kept = brought(session, job)[0] if is_saved(job) else None
-    job = kept.job if kept else JobRegistry(session).name(job)
-    if kept or (job is not None and (kept := whole_at_home(session, job))):
-        return _replay(session, kept, ranks, last, on_lines)
+    fetched = brought(session, job)[0] if is_saved(job) else None
+    job = fetched.job if fetched else JobRegistry(session).name(job)
+    if fetched or (job is not None and (fetched := whole_at_home(session, job))):
+        return _replay(session, fetched, ranks, last, on_lines)
     try:
         with preconnected_cluster(session) as cluster, connect_reachable(cluster) as connected:
             chosen = told_job(connected, job)
             session.folder.remember(chosen)
-            merger = merger_of(session, chosen, _known(chosen, ranks))
+            merger = merger_of(session, chosen, _check_ranks(chosen, ranks))
             merger.tail = last
             try:
                 if last is not None:
-                    said: list[bytes] = []
-                    watch = Watch(connected, chosen, merger=merger, on_lines=said.append, to_the_end=False)
+                    lines: list[bytes] = []
+                    watch = Watch(connected, chosen, merger=merger, on_lines=lines.append, to_the_end=False)
                     chosen, connected = watch.run(), watch.connected
                     merger.again()
-                    on_lines(last_lines(said, last))
+                    on_lines(last_lines(lines, last))
                 if follow or last is None:
                     watch = Watch(connected, chosen, merger=merger, on_lines=on_lines, to_the_end=follow)
                     chosen, connected = watch.run(), watch.connected
                 if follow:
                     return finish(connected, chosen)
             except KeyboardInterrupt as stop:
-                now = f"has ended ({chosen.state}). Its results: awsddp fetch {chosen.job}"
+                state = f"has ended ({chosen.state}). Its results: awsddp fetch {chosen.job}"
                 if chosen.state in ACTIVE:
-                    now = f"keeps running. Again: awsddp logs -f {job or ''}".rstrip()
-                stop.add_note(advised(session, f"{chosen.job} {now}"))
+                    state = f"keeps running. Again: awsddp logs -f {job or ''}".rstrip()
+                stop.add_note(advised(session, f"{chosen.job} {state}"))
                 raise
             for text in still_missing(connected, chosen).values():
                 session.say(text)
             session.folder.remember(chosen)
             return job_result(session, chosen)
     except (NotFoundError, NoNodes) as error:
-        found = JobRegistry(session).find(job)
-        if found is None or saved_job(folder := session.results / found.job.job) is None:
+        view = JobRegistry(session).find(job)
+        if view is None or saved_job(folder := session.results / view.job.job) is None:
             raise
-        session.say(f"{error.message}; job {found.job.job} is shown from {folder}")
-        return _replay(session, found.job, ranks, last, on_lines)
+        session.say(f"{error.message}; job {view.job.job} is shown from {folder}")
+        return _replay(session, view.job, ranks, last, on_lines)
 
 
-def _known(job: JobRecord, ranks: Collection[int]) -> Collection[int] | None:
-    """Return the ranks of a job that are shown, None for all. Raises NotFoundError for ranks it has not."""
-    missing = [f"rank {rank}" for rank in ranks if rank not in (known := nodes_by_rank(job))]
+def _check_ranks(job: JobRecord, ranks: Collection[int]) -> Collection[int] | None:
+    """Return `ranks`, None if empty. Raises NotFoundError for ranks that the job does not have."""
+    missing = [f"rank {rank}" for rank in ranks if rank not in (nodes := nodes_by_rank(job))]
     if missing:
-        nodes = ", ".join(map(node_name, sorted(set(known.values()))))
+        node_names = ", ".join(map(node_name, sorted(set(nodes.values()))))
         raise NotFoundError(
-            f"job {job.job} has no {', no '.join(missing)}", f"it has {len(known)} ranks, on {nodes}"
+            f"job {job.job} has no {', no '.join(missing)}", f"it has {len(nodes)} ranks, on {node_names}"
         )
     return ranks or None
 
@@ -91,12 +91,12 @@ def _replay(
     last: int | None,
     on_lines: Callable[[bytes], None],
 ) -> JobDocument:
-    """Show the lines of a job that were fetched."""
-    merger = merger_of(session, job, _known(job, ranks))
+    """Pass the fetched lines of a job to `on_lines`."""
+    merger = merger_of(session, job, _check_ranks(job, ranks))
     merger.tail = last
-    said: list[bytes] = []
+    output: list[bytes] = []
     for lines in merger.replay():
-        (on_lines if last is None else said.append)(lines)
-    said.append(merger.finish())
-    on_lines(said[0] if last is None else last_lines(said, last))
+        (on_lines if last is None else output.append)(lines)
+    output.append(merger.finish())
+    on_lines(output[0] if last is None else last_lines(output, last))
     return job_result(session, job)

@@ -1,4 +1,4 @@
-"""The jobs that this machine knows: by name, from all that tells of them."""
+"""Look up the jobs of this machine by name, in ledgers, records, results folders and reports of nodes."""
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -17,14 +17,15 @@ from awsddp.storage.saved_job import brought, is_saved
 from awsddp.util.format import elapsed, iso
 
 NEWEST = 5
-"""How many jobs are named where one is not found."""
+"""How many jobs an error lists when a job is not found."""
 
 
 class JobView(Frozen):
-    """A job as this machine knows it: its results directory, and its cluster where there is a ledger of it.
+    """A job with its results folder, and the history of its cluster (None: no ledger names the job).
 
-    `launched` is when, as text; `reported` tells that its nodes have just told it. `share` is the part of its
-    nodes' price that it pays: less than 1.0 where other jobs ran on them at the same time.
+    `launched` is the time of the launch in ISO format. `reported`: the nodes have just reported the job.
+    `share` is the part of its nodes' price that it pays, below 1.0 if other jobs ran on them at the same
+    time.
     """
 
     job: JobRecord
@@ -36,24 +37,24 @@ class JobView(Frozen):
 
     @property
     def seconds(self) -> float | None:
-        """How long the job ran, by its record; until now for one that runs."""
+        """The run time of the job by its record, until now if it runs; None if it has not started."""
         return elapsed(self.job.started, self.job.ended)
 
     @property
     def job_usd(self) -> float | None:
-        """What the job's nodes cost while it ran, by list price; jobs that share a node share its price."""
+        """The list price of the job's nodes while it ran (USD); jobs that share a node share its price."""
         seconds, price = self.seconds, self.job.price_usd_per_hour
         return None if seconds is None or price is None else round(seconds / 3600 * price * self.share, 4)
 
     def listed(self) -> ListedJob:
-        """Return the job with its cluster, its time and its cost."""
+        """Return the job with its cluster, run time and cost."""
         launch = self.past and self.past.launched
-        name, key = self.past and self.past.name, launch and launch.id
-        how_far = reached(self.folder, self.job)
-        return widened(ListedJob, self, self.job, how_far, cluster=name, cluster_id=key)
+        name, cluster_id = self.past and self.past.name, launch and launch.id
+        progress = reached(self.folder, self.job)
+        return widened(ListedJob, self, self.job, progress, cluster=name, cluster_id=cluster_id)
 
     def seen(self) -> SeenJob:
-        """Return the job as last seen, and whether its results are here."""
+        """Return the job as last seen, and whether its results are fetched."""
         record = self.past and self.past.record
         last_seen = iso(record.seen.get(self.job.job)) if record else None
         return widened(
@@ -62,12 +63,12 @@ class JobView(Frozen):
 
 
 class JobRegistry:
-    """The jobs of this machine's clusters, and those whose results are in the project's folder.
+    """The jobs of this machine's clusters, and the jobs with results in the project's results folder.
 
-    `reported` are jobs of the session's cluster that its nodes have just told. What is known of a job comes
-    from the first of these sources that has it:
+    `reported` are the jobs that the nodes of the session's cluster have just reported. The state of a job
+    comes from the first of these sources that has it:
 
-    1. its nodes, which have just told it;
+    1. the report of its nodes;
     2. its results on this machine, if they were fetched after it had ended;
     3. the record of its cluster, as the job was last seen;
     4. its results on this machine, if they were fetched while it ran.
@@ -81,14 +82,14 @@ class JobRegistry:
     def jobs(self) -> list[JobView]:
         """All jobs, the oldest first."""
         clusters = list(pasts(self._session.home))
-        found = [one for past in clusters for one in self.of_cluster(past)]
-        known = {(one.folder, one.job.nodes) for one in found}
+        views = [view for past in clusters for view in self.of_cluster(past)]
+        known_views = {(view.folder, view.job.nodes) for view in views}
         for path in self._session.results.absolute().glob("*/job.json"):
             job = saved_job(path.parent)
-            if job is not None and (path.parent, job.nodes) not in known:
-                own = next((past for past in clusters if _has_run(past, job)), None)
-                found.append(JobView(job=job, folder=path.parent, past=own, launched=job.started or ""))
-        return sorted(_shared(found), key=lambda one: one.launched)
+            if job is not None and (path.parent, job.nodes) not in known_views:
+                history = next((past for past in clusters if _has_run(past, job)), None)
+                views.append(JobView(job=job, folder=path.parent, past=history, launched=job.started or ""))
+        return sorted(_with_shares(views), key=lambda view: view.launched)
 
     @property
     def own(self) -> list[JobView]:
@@ -103,104 +104,105 @@ class JobRegistry:
         reported = self._reported if past.folder == self._session.folder.path else {}
         seen = {job.job: job for job in past.record.jobs} if past.record else {}
         rows = {row.job: row for row in past.rows if row.event == "train" and row.job and row.home}
-        found = []
+        views = []
         for name in dict.fromkeys((*rows, *seen, *reported)):
             row, last = rows.get(name), seen.get(name)
-            folder, results = self._results(name, past, row, last)
+            folder, results = self._find_results(name, past, row, last)
             ended = results if results and results.state not in ACTIVE else None
             job = reported.get(name) or ended or last or results
             if job is not None:
-                job = job if name in reported else _interrupted(job, past)
+                job = job if name in reported else _mark_interrupted(job, past)
                 launched = row.time.isoformat() if row else job.started or ""
                 is_reported = name in reported
                 view = JobView(job=job, folder=folder, past=past, launched=launched, reported=is_reported)
-                found.append(view)
-        return sorted(found, key=lambda one: one.launched)
+                views.append(view)
+        return sorted(views, key=lambda view: view.launched)
 
-    def _results(
+    def _find_results(
         self, name: str, past: Past, row: billing.Row | None, last: JobRecord | None
     ) -> tuple[Path, JobRecord | None]:
-        """Return the folder of a job's results, also where it was moved into the project's, and the job as
-        they say it.
+        """Return the results folder of a job, and the job that its job.json describes (None: no such file).
+
+        The folder may have been moved into the project's results folder after the launch.
         """
-        here = (self._session.results / name).absolute()
-        home = Path(row.home) if row and row.home else here
-        for folder in (home, here):
+        project_folder = (self._session.results / name).absolute()
+        recorded_folder = Path(row.home) if row and row.home else project_folder
+        for folder in (recorded_folder, project_folder):
             job = saved_job(folder)
             if job is not None and _has_run(past, job, seen=last):
                 return folder, job
-        return home, None
+        return recorded_folder, None
 
     def name(self, text: str | None, *, told: Iterable[str] = ()) -> str | None:
-        """Return the name of the job that `text` means: a name, `last` (None), or a part of one name alone.
+        """Return the job name for `text`: a name, a unique part of a name, an S3 URI, or `last` (None).
 
-        A name comes before a part; those that nodes have reported, or `told` by their names alone, and those
-        in the project's folder come before the others of this machine. A job in S3 is brought here, but its
-        results. What is in no name is returned as it is. Raises UsageError for a part of several, and as
-        `saved_job.opened`.
+        A whole name precedes a part. Jobs that nodes have reported (`also_reported`: further names) and jobs
+        of the project's results folder precede the other jobs of this machine. Of a job in S3 the record,
+        logs and metrics are downloaded. Text that matches no job is returned unchanged. Raises UsageError if
+        several names contain `text`, and the errors of `open_saved_job`.
         """
         if text is None or text == "last":
             return None
         if is_saved(text):
             return brought(self._session, text)[0].job
         results = self._session.results.absolute()
-        own = [one.job.job for one in self.jobs if one.folder.parent == results]
-        own += [*self._reported, *told]
-        every = [*(one.job.job for one in self.jobs), *own]
-        for names in (own, every) if text and text not in every else ():
-            found = [name for name in dict.fromkeys(names) if text in name]
-            if len(found) > 1:
-                shown = ", ".join(found[-NEWEST:])
-                raise UsageError(f"several jobs have {text} in their name", shown, "use more of the name")
-            if found:
-                return found[0]
+        preferred = [view.job.job for view in self.jobs if view.folder.parent == results]
+        preferred += [*self._reported, *told]
+        every = [*(view.job.job for view in self.jobs), *preferred]
+        for names in (preferred, every) if text and text not in every else ():
+            matches = [name for name in dict.fromkeys(names) if text in name]
+            if len(matches) > 1:
+                newest = ", ".join(matches[-NEWEST:])
+                raise UsageError(f"several jobs have {text} in their name", newest, "use more of the name")
+            if matches:
+                return matches[0]
         return text
 
     def find(self, text: str | None) -> JobView | None:
-        """Return the job that `text` means (`name`): one in the project's folder before others.
+        """Return the job that `text` names (`resolve_name`), preferably from the project's results folder.
 
-        Without a name the one that was launched last, on a cluster of the session's name if there is one.
-        Raises UsageError.
+        Without a name, return the job launched last, preferably on a cluster with the session's name. Raises
+        UsageError.
         """
         name = self.name(text)
-        found = [one for one in self.jobs if name in (None, one.job.job)]
+        matches = [view for view in self.jobs if name in (None, view.job.job)]
 
-        def rank(one: JobView) -> tuple[bool, bool]:
-            is_own = one.past is not None and one.past.name == self._session.spec.name
-            return name is not None and one.folder == (self._session.results / name).absolute(), is_own
+        def rank(view: JobView) -> tuple[bool, bool]:
+            is_own = view.past is not None and view.past.name == self._session.spec.name
+            return name is not None and view.folder == (self._session.results / name).absolute(), is_own
 
-        return max(reversed(found), key=rank, default=None)
+        return max(reversed(matches), key=rank, default=None)
 
     def require(self, text: str | None) -> JobView:
-        """Return what `find` finds. Raises NotFoundError, UsageError."""
-        found = self.find(text)
-        if found is None:
-            what = f"no job {text}" if text else "no jobs have run from this machine"
-            where = f"searched {self._session.results}/ and the clusters of {self._session.home}"
-            raise NotFoundError(what, where, "awsddp jobs   # all jobs")
-        return found
+        """Return the job as `find` does. Raises NotFoundError, UsageError."""
+        view = self.find(text)
+        if view is None:
+            message = f"no job {text}" if text else "no jobs have run from this machine"
+            searched = f"searched {self._session.results}/ and the clusters of {self._session.home}"
+            raise NotFoundError(message, searched, "awsddp jobs   # all jobs")
+        return view
 
 
 def _has_run(past: Past, job: JobRecord, *, seen: JobRecord | None = None) -> bool:
-    """Tell whether a job ran on machines of this cluster; on those of the job `seen`, where it is known."""
-    return job.nodes == seen.nodes if seen else any(one.instance_id in past.instances for one in job.nodes)
+    """Return True if a job ran on instances of this cluster, and on those of the job `seen` unless None."""
+    return job.nodes == seen.nodes if seen else any(node.instance_id in past.instances for node in job.nodes)
 
 
-def _interrupted(job: JobRecord, past: Past) -> JobRecord:
+def _mark_interrupted(job: JobRecord, past: Past) -> JobRecord:
     """Return a job that was last seen active as interrupted, if its cluster has ended."""
     ended = bill.ended if job.state in ACTIVE and (bill := past.bill) else None
     return replace(job, state="interrupted", ended=iso(ended)) if ended is not None else job
 
 
-def _shared(found: Sequence[JobView]) -> Iterator[JobView]:
-    """Yield the jobs with the shares of their nodes' price that they pay."""
+def _with_shares(views: Sequence[JobView]) -> Iterator[JobView]:
+    """Yield the jobs with their shares of their nodes' price."""
     now = datetime.now(UTC)
     spans: list[tuple[datetime, datetime, Collection[str]]] = []
-    for one in found:
+    for view in views:
         start, end = (
-            moment and datetime.fromisoformat(moment) for moment in (one.job.started, one.job.ended)
+            moment and datetime.fromisoformat(moment) for moment in (view.job.started, view.job.ended)
         )
-        began, ids = start or now, frozenset(node.instance_id for node in one.job.nodes)
-        spans.append((began, max(began, end or now), ids if start else frozenset()))
-    for one, share in zip(found, billing.shares(spans), strict=True):
-        yield replace(one, share=share)
+        began, instance_ids = start or now, frozenset(node.instance_id for node in view.job.nodes)
+        spans.append((began, max(began, end or now), instance_ids if start else frozenset()))
+    for view, share in zip(views, billing.shares(spans), strict=True):
+        yield replace(view, share=share)

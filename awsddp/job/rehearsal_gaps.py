@@ -1,4 +1,4 @@
-"""What a rehearsal on this machine lacks, where that is why a job failed: a node on AWS would have it."""
+"""Recognize failures of a job whose cause is a limit of the rehearsal: a node on AWS would not have it."""
 
 import re
 
@@ -9,7 +9,7 @@ _LEAVE_OUT = "leave it out of the rehearsal: there torch.cuda.get_device_name() 
 
 
 def lacking(target: Target, cause: Cause) -> tuple[str, str] | None:
-    """Return what a rehearsal lacks that a rank asked for, and what to do; None where it is not that."""
+    """Return the limit of a rehearsal that caused the failure, and the next step; None for other causes."""
     if target.name != "local":
         return None
     if cause.kind == "no_internet" and target.node_s3 != target.endpoint:  # loopback: this machine's network

@@ -1,4 +1,4 @@
-"""Releasing nodes: which hold no results any more, so that a poweroff may end them."""
+"""Release nodes that hold no unfetched results, so that a poweroff may terminate them."""
 
 import os
 import socket
@@ -11,19 +11,16 @@ from awsddp.session.context import ConnectedCluster, LocatedCluster
 from awsddp.state import TAGS_S
 
 LEASE_S = 60
-"""For how long no other client may start a job once this one has vanished while it releases."""
+"""How long other clients cannot start a job if this one dies while it releases nodes."""
 
 
 def owner(verb: str) -> str:
-    """Return how a client that claims the right to start a job is shown to others."""
+    """Return the name that this client shows to others while it holds the right to start jobs."""
     return f"`awsddp {verb}` on {socket.gethostname()}, process {os.getpid()}"
 
 
 def release_saved(connected: ConnectedCluster, jobs: Iterable[JobRecord]) -> None:
-    """Release the connected nodes of those jobs whose results are all in S3: a poweroff ends them then.
-
-    Raises CloudError.
-    """
+    """Release the connected nodes of the jobs whose results are all in S3. Raises CloudError."""
     for job in jobs:
         if job.job in connected.cluster.unfetched and job.saving is not None and job.saving.is_whole:
             holders = connected.fleet.holders(job)
@@ -32,18 +29,21 @@ def release_saved(connected: ConnectedCluster, jobs: Iterable[JobRecord]) -> Non
             )
 
 
-def release_unbegun(connected: ConnectedCluster, told: Iterable[JobRecord]) -> set[str]:
-    """Release the connected nodes of jobs that they do not know; return the names of these jobs.
+def release_unbegun(connected: ConnectedCluster, reported: Iterable[JobRecord]) -> set[str]:
+    """Release the connected nodes from jobs that were never launched; return the names of these jobs.
 
-    A client was killed after it had tagged the nodes and before it launched the job. `told` are jobs that the
-    nodes know. Nothing is released while another client may be about to launch. Raises CloudError, NodeError.
+    This happens if a client was killed between tagging the nodes and launching the job. `reported` are the
+    jobs that the nodes report. Nothing is released while another client may be about to launch. Raises
+    CloudError, NodeError.
     """
     from awsddp.agent import messages
     from awsddp.agent_client.calls import answers_in_turn, ask
 
-    known, fleet = {job.job for job in told} | {MORE}, connected.fleet
+    launched, fleet = {job.job for job in reported} | {MORE}, connected.fleet
     suspects = [
-        node for node in connected.cluster.nodes if node.node in fleet.answering and {*node.unfetched} - known
+        node
+        for node in connected.cluster.nodes
+        if node.node in fleet.answering and {*node.unfetched} - launched
     ]
     if not suspects:
         return set()
@@ -59,24 +59,24 @@ def release_unbegun(connected: ConnectedCluster, told: Iterable[JobRecord]) -> s
     if not isinstance(answers[first][0], Claimed):
         return set()
     try:
-        found = {node: answer[-1] for node, answer in answers.items() if isinstance(answer[-1], Jobs)}
-        jobs = {node: [one.job for one in answer.jobs] for node, answer in found.items()}
-        return release_unknown(connected.cluster, suspects, jobs)
+        jobs_by_node = {node: answer[-1] for node, answer in answers.items() if isinstance(answer[-1], Jobs)}
+        names_by_node = {node: [job.job for job in answer.jobs] for node, answer in jobs_by_node.items()}
+        return release_unknown(connected.cluster, suspects, names_by_node)
     finally:
         ask(fleet, {first: messages.Unclaim()})
 
 
 def release_unknown(
-    cluster: LocatedCluster, nodes: Sequence[Node], known: Mapping[int, Iterable[str]]
+    cluster: LocatedCluster, nodes: Sequence[Node], names_by_node: Mapping[int, Iterable[str]]
 ) -> set[str]:
-    """Release these nodes of the jobs that their tags name and that they do not know; return the jobs' names.
+    """Release nodes from the jobs that their tags name and they do not have; return the names of these jobs.
 
-    `known` are the jobs that each of them knows, told while no other client could launch one. Raises
+    `names_by_node` has the jobs of each node, reported while no other client could launch one. Raises
     CloudError.
     """
     unknown: dict[str, list[Node]] = {}
     for node in nodes:
-        for job in set(node.unfetched).difference(known.get(node.node, node.unfetched), {MORE}):
+        for job in set(node.unfetched).difference(names_by_node.get(node.node, node.unfetched), {MORE}):
             unknown.setdefault(job, []).append(node)
     for job, tagged in unknown.items():
         _release(cluster, tagged, job)

@@ -1,4 +1,4 @@
-"""report: the page of a job."""
+"""report: write the HTML page of a job."""
 
 import contextlib
 import shlex
@@ -27,73 +27,77 @@ _SIZE = ("cluster.nodes", "cluster.instance_type", "cluster.gpus")
 
 
 def write_report(session: Session, *, job: str | None = None) -> JobReport:
-    """Write the page of a job, or the last one (runs/JOB/report.html), and return its document.
+    """Write the page of a job (runs/JOB/report.html; the last job by default), and return its document.
 
-    No node gets a request: it shows what was fetched, and the ledger of its cluster. Raises NotFoundError for
-    a job that this machine does not know, ConfigError where the page cannot be written.
+    Uses fetched results and the ledger of its cluster, and sends no requests. Raises NotFoundError for a job
+    that this machine does not know, ConfigError if the page cannot be written.
     """
     from awsddp.job import report_page
 
-    chosen = JobRegistry(session).require(job)
-    target = (chosen.folder / PAGE).absolute()
-    rows = list(_rows(chosen))
-    found = _page_of(session, chosen, rows, target)
-    write_private(target, report_page.job_page(found, rows).encode())
-    return found
+    view = JobRegistry(session).require(job)
+    target = (view.folder / PAGE).absolute()
+    rows = list(_read_rows(view))
+    document = _make_document(session, view, rows, target)
+    write_private(target, report_page.job_page(document, rows).encode())
+    return document
 
 
-def _page_of(session: Session, found: JobView, rows: Sequence[Mapping[str, Any]], file: Path) -> JobReport:
-    """Return a job as the `report` document; `file` is its page."""
+def _make_document(
+    session: Session, view: JobView, rows: Sequence[Mapping[str, Any]], file: Path
+) -> JobReport:
+    """Return the `report` document of a job; `file` is its page."""
     from awsddp.job import report_page
 
-    job, launched = found.job, found.past and found.past.launched
-    progress = written_progress(found.folder, job)
+    job, launched = view.job, view.past and view.past.launched
+    progress = written_progress(view.folder, job)
     slowest = job_reports.slowest_rank(progress)
-    job = replace(job, progress=progress, slowest_rank=slowest, usage=_usage(found) or job.usage)
+    job = replace(job, progress=progress, slowest_rank=slowest, usage=_read_usage(view) or job.usage)
     return widened(
         JobReport,
-        replace(found, job=job).listed(),
-        job_result(session, job, folder=found.folder),
+        replace(view, job=job).listed(),
+        job_result(session, job, folder=view.folder),
         measures=report_page.measures(rows),
         target=launched and launched.target,
         region=launched and launched.region,
-        again=tuple(_again(job, found.past)),
+        again=tuple(_rerun_commands(job, view.past)),
         page=str(file),
     )
 
 
-def _rows(found: JobView) -> Iterator[dict[str, Any]]:
-    """Yield what the ranks wrote down; a row that names no rank is of the first one of its node."""
-    for node, ranks in ranks_of(found.job).items():
-        for row in loss_rows(found.folder, node):
+def _read_rows(view: JobView) -> Iterator[dict[str, Any]]:
+    """Yield the metrics of all ranks; a row without a rank gets the first rank of its node."""
+    for node, ranks in ranks_of(view.job).items():
+        for row in loss_rows(view.folder, node):
             yield {"rank": ranks[0]} | row
 
 
-def _usage(found: JobView) -> tuple[RankUsage, ...]:
-    """Return what the ranks used when their nodes last sampled it."""
-    used: list[RankUsage] = []
-    for node, ranks in ranks_of(found.job).items():
-        for place in (OURS, "logs/"):  # there an older awsddp fetched it
+def _read_usage(view: JobView) -> tuple[RankUsage, ...]:
+    """Return the last usage samples of the ranks."""
+    usage: list[RankUsage] = []
+    for node, ranks in ranks_of(view.job).items():
+        for folder in (OURS, "logs/"):  # an older awsddp fetched samples to logs/
             with contextlib.suppress(OSError, msgspec.DecodeError, UnicodeDecodeError):
-                data = (found.folder / f"{place}samples{node}.json").read_bytes()
-                sampled = msgspec.json.decode(data, type=dict[str, tuple[RankUsage, ...]])
-                used += [one for one in sampled.get("ranks", ()) if one.rank in ranks]
+                data = (view.folder / f"{folder}samples{node}.json").read_bytes()
+                samples = msgspec.json.decode(data, type=dict[str, tuple[RankUsage, ...]])
+                usage += [sample for sample in samples.get("ranks", ()) if sample.rank in ranks]
                 break
-    return tuple(used)
+    return tuple(usage)
 
 
-def _again(job: JobRecord, past: Past | None) -> list[str]:
-    """Return the commands that run the job again: its code, a cluster like its own, the job, the end."""
+def _rerun_commands(job: JobRecord, past: Past | None) -> list[str]:
+    """Return the commands that run the job again: check out its code, up, train, down."""
     launched = past and past.launched
     awsddp = ["awsddp"] if past is None or past.name == "default" else ["awsddp", "-c", past.name]
-    place = ["--region", launched.region] if launched and launched.region else []
-    place = ["--local"] if launched and launched.target == "local" else place
+    target_options = ["--region", launched.region] if launched and launched.region else []
+    target_options = ["--local"] if launched and launched.target == "local" else target_options
     up: dict[str, Given] = {"cluster.nodes": len(job.nodes)}
     up |= {"cluster.instance_type": job.instance_type} if job.instance_type else {}
-    asked_for = (launched and launched.asked) or {}
-    up |= {key: value for key, value in asked_for.items() if key not in (*_SIZE, *NOT_SHOWN)}
+    settings = (launched and launched.asked) or {}
+    up |= {key: value for key, value in settings.items() if key not in (*_SIZE, *NOT_SHOWN)}
     lines = [["git", "checkout", job.commit]] if job.commit else []
-    lines.append([*awsddp, *place, "up", *command_words("up", up)])
-    asked = {key: value for key, value in job_options(job).items() if key not in up or up[key] != value}
-    lines.append([*awsddp, "train", *command_words("train", asked), *script_words(asked)])
+    lines.append([*awsddp, *target_options, "up", *command_words("up", up)])
+    job_settings = {
+        key: value for key, value in job_options(job).items() if key not in up or up[key] != value
+    }
+    lines.append([*awsddp, "train", *command_words("train", job_settings), *script_words(job_settings)])
     return [shlex.join(line) for line in (*lines, [*awsddp, "down"])]

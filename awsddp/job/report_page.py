@@ -1,6 +1,6 @@
-"""The page of a job: one HTML file with its style and its plot inside, and nothing from elsewhere. Pure.
+"""Render the page of a job: one self-contained HTML file. No I/O.
 
-What a node sent is text, which is escaped. `<data title=...>` names the source of each number.
+Text from nodes is escaped. `<data title=...>` names the source of each number.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from awsddp.model.documents import JobReport
 
 
-def _data(value: float, shown: object, source: str) -> Html:
+def _number(value: float, shown: object, source: str) -> Html:
     return tag("data", shown, value=value, title=source)
 
 
 def job_page(job: "JobReport", rows: Rows) -> str:
-    """Return the page of a job: its `report` document, and the rows of its metrics."""
+    """Return the page of a job from its `report` document and the rows of its metrics."""
     plot = loss_plot(rows, title="loss", outlier=job.slowest_rank)
     body = [
         tag("h1", tag("code", job.job), " ", tag("span", job.state, class_=f"state {job.state}")),
@@ -43,12 +43,12 @@ def job_page(job: "JobReport", rows: Rows) -> str:
 
 
 def _facts(job: "JobReport") -> Iterator[tuple[str, Sequence[object]]]:
-    """Yield what a job ran on, its times, its results and its cost: each with its name."""
+    """Yield the nodes, ranks, code, times, results and cost of a job, each as a heading and its content."""
     count, kind = len(job.nodes), job.instance_type or "unknown type"
-    place = ("the local cloud" if job.target == "local" else "AWS", " ", tag("code", job.region))
-    where = (", ", *place) if job.region else ()
-    yield "Nodes", (_data(count, count, "job.json: nodes, counted"), " x ", tag("code", kind), *where)
-    ranks = _data(job.world_size, job.world_size, "job.json: world_size")
+    location = ("the local cloud" if job.target == "local" else "AWS", " ", tag("code", job.region))
+    suffix = (", ", *location) if job.region else ()
+    yield "Nodes", (_number(count, count, "job.json: nodes, counted"), " x ", tag("code", kind), *suffix)
+    ranks = _number(job.world_size, job.world_size, "job.json: world_size")
     yield "Ranks", (ranks, ", launcher ", tag("code", job.launcher))
     changed = " with uncommitted changes" if job.dirty else ""
     commit = ("commit ", tag("code", job.commit[:12]), changed) if job.commit else None
@@ -59,33 +59,33 @@ def _facts(job: "JobReport") -> Iterator[tuple[str, Sequence[object]]]:
         shown = f"{datetime.fromisoformat(job.started):%Y-%m-%d %H:%M:%S}"
         yield "Started", (tag("time", shown, datetime=job.started), " UTC")
     if job.started and job.seconds is not None:
-        yield "Time", (_data(job.seconds, duration(job.seconds), "job.json: ended less started"),)
-    for name, found in job.measures.items():
-        last, best = (_data(found[key], f"{found[key]:.4g}", f"metrics: {name}.{key}") for key in found)
+        yield "Time", (_number(job.seconds, duration(job.seconds), "job.json: ended less started"),)
+    for name, values in job.measures.items():
+        last, best = (_number(values[key], f"{values[key]:.4g}", f"metrics: {name}.{key}") for key in values)
         data = f" ({job.data})" if name == "accuracy" and job.data else ""
         yield name.capitalize(), ("last ", last, ", best ", best, data)
     if job.checkpoint:
-        again = tag("code", f"--resume {job.job}")
-        yield "Checkpoint", (again, " continues from ", tag("code", job.checkpoint))
+        resume = tag("code", f"--resume {job.job}")
+        yield "Checkpoint", (resume, " continues from ", tag("code", job.checkpoint))
     if job.job_usd is not None:
         source = "job.json: price_usd_per_hour over the time"
-        free = ", a rehearsal, not billed" if job.target == "local" else ""
-        yield "Cost of the job", (_data(job.job_usd, money(job.job_usd), source), free)
+        note = ", a rehearsal, not billed" if job.target == "local" else ""
+        yield "Cost of the job", (_number(job.job_usd, money(job.job_usd), source), note)
 
 
 def _cause(job: "JobReport") -> Sequence[Html | None]:
-    """Return why a job ended as it did; nothing for one that succeeded or runs."""
+    """Return the cause of a job's end; nothing for a job that succeeded or runs."""
     cause = job.cause
     if cause is None:
         return []
-    who = [
-        Html(f"{key} {_data(value, value, f'job.json: cause.{key}')} ")
+    failed_at = [
+        Html(f"{key} {_number(value, value, f'job.json: cause.{key}')} ")
         for key, value in (("rank", cause.rank), ("node", cause.node))
         if value is not None
     ]
     return [
         tag("h2", "Why it failed" if job.state == "failed" else "Why it ended"),
-        tag("p", *who, tag("code", cause.kind)),
+        tag("p", *failed_at, tag("code", cause.kind)),
         tag("pre", cause.explanation),
         tag("pre", "\n".join(cause.tail)) if cause.tail else None,
         tag("p", "Next: ", tag("code", cause.next)) if cause.next else None,
@@ -97,26 +97,28 @@ def _row(cell: str, values: Iterable[object]) -> Html:
 
 
 def _ranks(job: "JobReport") -> Html:
-    """Return a row for each rank; the slowest is marked."""
+    """Return a table with a row for each rank; the slowest is marked."""
     columns = list(rank_columns(job.progress, job.usage))
-    rows = [_row("th", ("rank", "node", "time", "exit", *(one.heading for one in columns), ""))]
-    for index, one in enumerate(job.ranks):
+    rows = [_row("th", ("rank", "node", "time", "exit", *(column.heading for column in columns), ""))]
+    for index, rank in enumerate(job.ranks):
         cells: list[object] = []
         for key in ("rank", "node", "seconds", "exit_code"):
-            value = getattr(one, key)
+            value = getattr(rank, key)
             shown = duration(value) if key == "seconds" else value
-            cells.append("runs" if value is None else _data(value, shown, f"job.json: ranks[{index}].{key}"))
+            cells.append(
+                "runs" if value is None else _number(value, shown, f"job.json: ranks[{index}].{key}")
+            )
         for column in columns:
-            value, source = column.values.get(one.rank), f"{column.source}: rank {one.rank}.{column.key}"
-            cells.append("" if value is None else _data(value, column.shown[one.rank], source))
-        rows.append(_row("td", (*cells, "slowest" if one.rank == job.slowest_rank else "")))
+            value, source = column.values.get(rank.rank), f"{column.source}: rank {rank.rank}.{column.key}"
+            cells.append("" if value is None else _number(value, column.shown[rank.rank], source))
+        rows.append(_row("td", (*cells, "slowest" if rank.rank == job.slowest_rank else "")))
     return tag("div", tag("table", *rows), class_="wide")
 
 
 def measures(rows: Rows) -> dict[str, dict[str, float]]:
-    """Return the last and the best value of loss and accuracy (`values_of`), where rows have them."""
-    found = {}
+    """Return the last and the best value of loss and accuracy (`read_values`), as far as rows have them."""
+    summary = {}
     for key, best in (("loss", min), ("accuracy", max)):
         if values := values_of(rows, key):
-            found[key] = {"last": values[-1], "best": best(values)}
-    return found
+            summary[key] = {"last": values[-1], "best": best(values)}
+    return summary

@@ -1,4 +1,4 @@
-"""The jobs that the nodes of a cluster know: one by its name, or all."""
+"""Query the nodes of a cluster for one of their jobs, or for all."""
 
 import difflib
 from collections.abc import Collection, Sequence
@@ -13,10 +13,10 @@ from awsddp.storage.results_dir import missing
 
 
 def told_job(connected: ConnectedCluster, text: str | None, *, ran: bool = False) -> JobRecord:
-    """Return a job (`JobRegistry.name`), or the last one, as the nodes that answer know it.
+    """Return a job (`JobRegistry.resolve_name`; the last by default) as the reachable nodes report it.
 
-    The last one that runs, or else has run, comes first where `ran` is wanted and no name is given.
-    Raises UsageError, NotFoundError, and NodeError for one that is remembered and whose nodes are missing.
+    With `prefer_started` the default is the last running job, or else the last that has started. Raises
+    UsageError, NotFoundError, NodeError for a job in the cluster's record that no reachable node reports.
     """
     jobs = told_jobs(connected, partial=True)
     unbegun = release_unbegun(connected, jobs)
@@ -28,8 +28,8 @@ def told_job(connected: ConnectedCluster, text: str | None, *, ran: bool = False
     try:
         return choose_job(jobs, name)
     except NotFoundError:
-        remembered = [job for job in connected.cluster.record.jobs if job.job == name and job.nodes]
-        for job in remembered:
+        recorded = [job for job in connected.cluster.record.jobs if job.job == name and job.nodes]
+        for job in recorded:
             why = "\n".join(missing(connected, job).values())
             raise NodeError(f"no reachable node knows job {name}", why, "awsddp jobs") from None
         raise
@@ -45,7 +45,7 @@ def refuse_unbegun(name: str | None, unbegun: Collection[str]) -> None:
 
 
 def choose_job(jobs: Sequence[JobRecord], name: str | None) -> JobRecord:
-    """Return the job of this name, or the last one. Raises NotFoundError."""
+    """Return the job of this name, the last job for None. Raises NotFoundError."""
     chosen = next((job for job in reversed(jobs) if name in (None, job.job)), None)
     if chosen is None:
         why, advice = "no jobs on this cluster yet", "awsddp train"
@@ -59,28 +59,27 @@ def choose_job(jobs: Sequence[JobRecord], name: str | None) -> JobRecord:
 
 
 def known_jobs(cluster: LocatedCluster) -> tuple[JobRecord, ...]:
-    """Return every job that the nodes know, oldest first.
+    """Return every job that the nodes report, oldest first, and update the cluster's record.
 
-    Unreachable nodes are named. Raises NotFoundError, and NoNodes if no node is reachable.
+    Unreachable nodes are reported. Raises NotFoundError, NoNodes if no node is reachable.
     """
     with connect_reachable(cluster) as connected:
-        known = told_jobs(connected, partial=True)
+        jobs = told_jobs(connected, partial=True)
         say_missing(connected)
-        cluster.session.folder.remember(*known)
-        release_saved(connected, known)
-        release_unbegun(connected, known)
-        return known
+        cluster.session.folder.remember(*jobs)
+        release_saved(connected, jobs)
+        release_unbegun(connected, jobs)
+        return jobs
 
 
 def job_now(session: Session, text: str) -> JobRecord:
-    """Return a job (`JobRegistry.name`) as it is now: by what this machine knows if it has ended, else by its
-    nodes.
+    """Return a job (`JobRegistry.resolve_name`): from local records if it has ended, else from its nodes.
 
     Raises UsageError, NotFoundError, NodeError, CloudError.
     """
-    found = JobRegistry(session).find(text)
-    if found is not None and found.job.state not in ACTIVE:
-        return found.job
+    view = JobRegistry(session).find(text)
+    if view is not None and view.job.state not in ACTIVE:
+        return view.job
     with preconnected_cluster(session) as cluster:
         jobs = known_jobs(cluster)
         return choose_job(jobs, JobRegistry(session, jobs).name(text))

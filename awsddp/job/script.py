@@ -1,4 +1,4 @@
-"""The script of a job as it lies here: whether it exists, how it resumes, its commit."""
+"""The local script of a job: check that it exists, find similar names, read its commit."""
 
 import difflib
 import os
@@ -13,9 +13,10 @@ _PLACEHOLDER = re.compile(r"\{[^{}]*\}")
 
 
 def check_script(workdir: Path, script: str, *, module: bool) -> None:
-    """Raise UsageError for a script that the synced folder does not have.
+    """Raise UsageError for a script that the project folder does not have.
 
-    A module is refused where its package is there and lacks it; other packages may be those of the nodes.
+    A module is refused if its package is in the project folder without it; other packages may be on the
+    nodes.
     """
     pattern = _PLACEHOLDER.sub("*", script.replace("[", "[[]"))
     patterns = [pattern]
@@ -24,7 +25,7 @@ def check_script(workdir: Path, script: str, *, module: bool) -> None:
         if not _any_file(workdir, f"{path.partition('/')[0]}/__init__.py"):
             return
         patterns = [f"{path}.*", f"{path}/*"]
-    if not any(_any_file(workdir, one) for one in patterns):
+    if not any(_any_file(workdir, alternative) for alternative in patterns):
         near = [] if module else near_files(workdir, script)
         raise UsageError(
             f"{'module' if module else 'script'} not found: {script}",
@@ -34,21 +35,20 @@ def check_script(workdir: Path, script: str, *, module: bool) -> None:
 
 
 def near_files(folder: Path, path: str) -> list[str]:
-    """Return the file whose name is most like that of `path`, in the folder where it would be."""
-    beside = (folder / path).parent
+    """Return the file with the most similar name in the parent folder of `path`, [] without one."""
+    parent = (folder / path).parent
     try:
-        files = {str(one.relative_to(folder)): one.name for one in beside.iterdir() if one.is_file()}
-    except (OSError, ValueError):  # no such folder, or one elsewhere
+        by_name = {file.name: str(file.relative_to(folder)) for file in parent.iterdir() if file.is_file()}
+    except (OSError, ValueError):  # no such folder, or a folder outside
         return []
     name = Path(path).name
-    by_name = {text: file for file, text in files.items()}
     near = difflib.get_close_matches(name, by_name, n=1)
-    near = near or [one for one in by_name if Path(one).stem == name]
-    return [by_name[one] for one in near]
+    near = near or [file for file in by_name if Path(file).stem == name]
+    return [by_name[file] for file in near]
 
 
 def _any_file(folder: Path, pattern: str) -> bool:
-    """Return whether the name of a file in `folder` matches; False for a pattern that no name can match."""
+    """Return True if a file in `folder` matches; False for a pattern that no name can match."""
     try:
         return not Path(pattern).is_absolute() and any(path.is_file() for path in folder.glob(pattern))
     except (OSError, ValueError, NotImplementedError):
@@ -56,16 +56,16 @@ def _any_file(folder: Path, pattern: str) -> bool:
 
 
 def commit_of(workdir: Path, *, results: str) -> tuple[str | None, bool | None]:
-    """Return the commit of `workdir`, and whether files differ from it (new ones count); None if unknown.
+    """Return the commit of `workdir`, and whether files differ from it (new files count); None if unknown.
 
-    Ignored files and the folder `results` do not count. Takes 2 s at most, and is silent without git, without
-    a repository or without a commit.
+    Ignores ignored files and the folder `results`. Takes 2 s at most. Returns None for both without git, a
+    repository or a commit.
     """
     argv = ["git", "-C", os.fspath(workdir), "status", "--porcelain=v2", "--branch", "--no-ahead-behind"]
-    inside = not PurePosixPath(results).is_absolute() and ".." not in PurePosixPath(results).parts
+    has_results = not PurePosixPath(results).is_absolute() and ".." not in PurePosixPath(results).parts
     try:
-        done = subprocess.run(
-            [*argv, "--", ".", *([f":(exclude,literal){results}"] if inside else [])],
+        status = subprocess.run(
+            [*argv, "--", ".", *([f":(exclude,literal){results}"] if has_results else [])],
             capture_output=True,
             timeout=_GIT_S,
             stdin=subprocess.DEVNULL,
@@ -74,6 +74,6 @@ def commit_of(workdir: Path, *, results: str) -> tuple[str | None, bool | None]:
         )
     except (OSError, subprocess.SubprocessError):
         return None, None
-    head, *rest = done.stdout.decode(errors="replace").splitlines()
+    head, *changes = status.stdout.decode(errors="replace").splitlines()
     commit = head.removeprefix("# branch.oid ")
-    return (None, None) if commit == "(initial)" else (commit, any(line[:1] != "#" for line in rest))
+    return (None, None) if commit == "(initial)" else (commit, any(line[:1] != "#" for line in changes))

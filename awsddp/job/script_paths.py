@@ -1,4 +1,4 @@
-"""What data a job names: the paths in its arguments, its script, and what that imports of the project."""
+"""Find the data paths that a job mentions in its arguments, its script and the project modules it imports."""
 
 import ast
 import contextlib
@@ -13,38 +13,39 @@ from awsddp.settings.spec import JobSpec
 _NO_DATA = frozenset(
     ["build", "dist", "env", "lightning_logs", "logs", "mlruns", "outputs", "runs", "venv", "wandb"]
 )
-"""Folders that programs write, by their usual names."""
+"""The usual names of folders that programs write."""
 ARGUMENTS = "the command line"
-"""Who mentions a path that is an argument of the script."""
+"""The source of a path that is an argument of the script."""
 _MOST_MODULES = 200
 
 
 def named_data(job: JobSpec, *, script: str, home: Path) -> list[tuple[str, str]]:
-    """Return the paths that git ignores and a job names, each with the ignore file. Raises ConfigError."""
+    """Return the git-ignored paths that a job mentions, each with its ignore file. Raises ConfigError."""
     listing = project_files(job, home=home)
     data = kept_data(listing, job)
     named = named_paths(data, mentions_of(script, job))
-    return [(path, next(by for one, by in data.items() if one.startswith(path))) for path in named]
+    return [(path, next(file for entry, file in data.items() if entry.startswith(path))) for path in named]
 
 
 def kept_data(listing: Listing, job: JobSpec, files: Iterable[str] = ()) -> dict[str, str]:
-    """Return what git ignores and may be data, each with the ignore file; a folder ends with "/".
+    """Return the git-ignored paths that may be data, each with its ignore file; a folder ends with "/".
 
-    Left out: hidden files, results, virtual environments, folders that programs write, unless `files` lie in
-    them. What .awsddpignore and sync.ignore name was decided for the nodes.
+    Leaves out hidden files, results, virtual environments, and folders that programs write unless one of
+    `files` lies in them. Also leaves out paths in .awsddpignore and sync.ignore: they are excluded on
+    purpose.
     """
-    written = written_folders(job)
+    outputs = written_folders(job)
     return {
-        path: by
-        for path, by in listing.kept
-        if by not in ("awsddp", "sync.ignore")
-        and not by.endswith(".awsddpignore")
+        path: ignore_file
+        for path, ignore_file in listing.kept
+        if ignore_file not in ("awsddp", "sync.ignore")
+        and not ignore_file.endswith(".awsddpignore")
         and (
-            written.isdisjoint((os.path.normpath(path), *path.split("/")))
+            outputs.isdisjoint((os.path.normpath(path), *path.split("/")))
             or any(covers([path], file) for file in files)
         )
         and "/." not in f"/{path}"
-        and not os.path.exists(listing.root / path / "pyvenv.cfg")  # noqa: PTH110  # of no readable folder
+        and not os.path.exists(listing.root / path / "pyvenv.cfg")  # noqa: PTH110  # False for an unreadable folder
     }
 
 
@@ -53,79 +54,84 @@ def written_folders(job: JobSpec) -> frozenset[str]:
 
 
 def covers(folders: Iterable[str], path: str) -> bool:
-    """Tell whether a path is one of these, or lies in one."""
+    """Return True if a path is one of these folders or lies in one."""
     return any(f"{path}/".startswith(f"{folder.rstrip('/')}/") for folder in folders)
 
 
 def mentions_of(script: str, job: JobSpec) -> dict[str, str]:
-    """Return the arguments, and the texts of the script and of the project's modules that it imports (of
-    these what looks like a path), as paths of the synced folder, each with what has it.
+    """Return the paths that a job may mean, relative to the project folder, each with its source.
 
-    A path may be relative to the script's own folder. A file that Python cannot parse has none.
+    Sources are the arguments, the strings of the script, and those strings of imported project modules that
+    look like paths. A path may be relative to the script's folder. Files that Python cannot parse are
+    skipped.
     """
     root, folder = Path(job.sync.workdir), "" if job.job.module else os.path.dirname(script)  # noqa: PTH120
     name = script.removesuffix(".py").replace("/", ".")
     pending = [name] if job.job.module else [""]
-    texts = dict.fromkeys((part for word in job.job.args for part in word.split("=")), ARGUMENTS)
+    texts = dict.fromkeys((part for argument in job.job.args for part in argument.split("=")), ARGUMENTS)
     read = set[str]()
     while pending and len(read) < _MOST_MODULES:
         module = pending.pop(0)
-        for path in _places(module, folder) if module else [script]:
-            if path not in read and (tree := _parsed(root / path)) is not None:
+        for path in _module_files(module, folder) if module else [script]:
+            if path not in read and (tree := _parse(root / path)) is not None:
                 read.add(path)
                 for node in ast.walk(tree):
                     text = node.value if isinstance(node, ast.Constant) else None
                     if isinstance(text, str) and (module in ("", name) or {"/", "."} & {*text}):
                         texts.setdefault(text, path)
                 pending += _imports(tree, module)
-    above = {folder, os.path.dirname(_places(name, "")[0]) if job.job.module else folder, ""}  # noqa: PTH120
+    parents = {folder, os.path.dirname(_module_files(name, "")[0]) if job.job.module else folder, ""}  # noqa: PTH120
     return {
-        os.path.normpath(os.path.join(place, text)): by  # noqa: PTH118
-        for place in above
-        for text, by in reversed(texts.items())
+        os.path.normpath(os.path.join(parent, text)): source  # noqa: PTH118
+        for parent in parents
+        for text, source in reversed(texts.items())
         if text and "\0" not in text and "\n" not in text
     }
 
 
-def _parsed(path: Path) -> ast.Module | None:
+def _parse(path: Path) -> ast.Module | None:
     with contextlib.suppress(OSError, SyntaxError, ValueError, RecursionError), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the script's own, such as an invalid escape
+        warnings.simplefilter("ignore")  # warnings of the script, such as an invalid escape
         return ast.parse(path.read_bytes())
     return None
 
 
-def _places(module: str, folder: str) -> list[str]:
-    """Return where the project may have a module: in the script's folder, at its top, or in src/."""
+def _module_files(module: str, folder: str) -> list[str]:
+    """Return the possible files of a module: in the script's folder, the project folder or src/."""
     path = module.replace(".", "/")
     tops = dict.fromkeys(f"{top}/" if top else "" for top in (folder, "", "src"))
     return [f"{top}{path}{end}" for top in tops for end in (".py", "/__main__.py", "/__init__.py")]
 
 
 def _imports(tree: ast.Module, module: str) -> Iterator[str]:
-    """Yield the modules that one imports, by their whole names, and what may be modules of them."""
+    """Yield the full names of imported modules, and of imported names that may be modules."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            yield from (one.name for one in node.names)
+            yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             above = module.split(".")[: -node.level] if node.level else []
             name = ".".join([*above, *([node.module] if node.module else [])])
-            yield from filter(None, [name, *(f"{name}.{one.name}".lstrip(".") for one in node.names)])
+            yield from filter(None, [name, *(f"{name}.{alias.name}".lstrip(".") for alias in node.names)])
 
 
 def mentioned_by(mentions: Mapping[str, str], path: str) -> str:
-    """Return what mentions a path, what it lies in, or what lies in it."""
-    near = (by for one, by in mentions.items() if covers([path], one) or covers([one], path.rstrip("/")))
-    return next(near, ARGUMENTS)
+    """Return the source that mentions a path, a folder above it, or a path in it."""
+    sources = (
+        source
+        for mention, source in mentions.items()
+        if covers([path], mention) or covers([mention], path.rstrip("/"))
+    )
+    return next(sources, ARGUMENTS)
 
 
-def named_paths(data: Mapping[str, str], words: Iterable[str]) -> list[str]:
-    """Return the paths of `data` that a word names or lies in; the word itself, a folder, that holds some."""
+def named_paths(data: Mapping[str, str], mentions: Iterable[str]) -> list[str]:
+    """Return the paths of `data` that equal or contain a mention, and mentioned folders that contain some."""
     tops = {Path(path).parts[0] for path in data}
-    found = {
-        f"{word}/" if path.startswith(f"{word}/") else path
-        for word in words
-        if word.partition("/")[0] in tops
+    matches = {
+        f"{mention}/" if path.startswith(f"{mention}/") else path
+        for mention in mentions
+        if mention.partition("/")[0] in tops
         for path in data
-        if path.startswith(f"{word}/") or f"{word}/".startswith(f"{path.rstrip('/')}/")
+        if path.startswith(f"{mention}/") or f"{mention}/".startswith(f"{path.rstrip('/')}/")
     }
-    return sorted(found)
+    return sorted(matches)

@@ -1,4 +1,4 @@
-"""Submitting a job: the right to start it, its name and slot, files, environment, launch."""
+"""Submit a job: claim the right to start jobs, choose its name and slot, send files, launch."""
 
 import contextlib
 import re
@@ -39,11 +39,11 @@ if TYPE_CHECKING:
     from awsddp.nodes.project_files import Listing
 
 CLAIM_S = 60.0
-"""How long another client, here or elsewhere, may be at it, starting a job."""
+"""How long another client, on any machine, may take to start a job."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_WORDS = ("all", "last")
+_RESERVED = ("all", "last")
 TRIES = 5
-"""How many automatic names may be taken by others in the moment of the launch."""
+"""How many automatic names are tried if other clients take them at the same time."""
 
 
 def start(
@@ -52,18 +52,18 @@ def start(
     listing: "Listing",
     checkpoint: "Checkpoint | None" = None,
 ) -> JobRecord:
-    """Send the files and start the job; one client at a time does so, on all machines.
+    """Send the files and start the job, one client at a time over all machines.
 
-    Nothing is sent while a job runs on the nodes, and nothing starts unless the nodes are fit (`preflight`)
-    and AWS agreed that a poweroff keeps their disks. What fails is undone. Where another client, whose claim
-    was not known, has taken the automatic name meanwhile, the next one is used. Raises InUse, UsageError for
-    a name that is taken, CloudError, NodeError.
+    Sends nothing while a job runs on the nodes. Starts nothing unless the nodes pass `preflight` and EC2
+    keeps their disks at a poweroff. A failed launch is rolled back. If another client takes the automatic
+    name at the same time, the next name is used. Raises InUse, UsageError if the name is taken, CloudError,
+    NodeError.
     """
     session = connected.session
     nodes, launches = _launch_alone(connected, ranks, listing, checkpoint)
     launch = next(iter(launches.values()))
-    job = _record_of(session, launch, ranks, nodes)
-    _write_down(session, job)
+    job = _make_record(session, launch, ranks, nodes)
+    _save_job(session, job)
     record, gpus = connected.cluster.record, connected.cluster.record.found[ranks[0].node].gpus
     on_ec2 = record.gpus_per_node if record.pretended else gpus
     if launch.after:
@@ -79,27 +79,28 @@ def _launch_alone(
     listing: "Listing",
     checkpoint: "Checkpoint | None",
 ) -> tuple[list[Node], dict[int, Launch]]:
-    """Start the job while no other client here may, under the next automatic name where one is taken; return
-    its nodes and what they were sent.
+    """Start the job under this machine's lock, with the next automatic name if one is taken.
+
+    Returns its nodes and their launch requests.
     """
     session, fleet = connected.session, connected.fleet
     refused: list[str] = []
     with session.folder.lock("train", wait_s=CLAIM_S):
         for attempt in count(1):
             try:
-                nodes, launches = _launched(connected, ranks, listing, checkpoint, refused)
+                nodes, launches = _launch_on_nodes(connected, ranks, listing, checkpoint, refused)
                 break
             except NameTaken:
                 if session.job_spec.job.name is not None or attempt == TRIES:
                     raise
-        if (first := min(fleet.nodes)) not in launches:  # a launch there would have ended the claim
+        if (first := min(fleet.nodes)) not in launches:  # a launch on it would have ended the claim
             with contextlib.suppress(AwsddpError):
                 ask(fleet, {first: messages.Unclaim()})
     return nodes, launches
 
 
-def _record_of(session: Session, launch: Launch, ranks: Sequence[Rank], nodes: Sequence[Node]) -> JobRecord:
-    """Return the job that has just been launched."""
+def _make_record(session: Session, launch: Launch, ranks: Sequence[Rank], nodes: Sequence[Node]) -> JobRecord:
+    """Return the record of the job that has just been launched."""
     return JobRecord(
         job=launch.job,
         state="waiting" if launch.after else "running",
@@ -108,16 +109,18 @@ def _record_of(session: Session, launch: Launch, ranks: Sequence[Rank], nodes: S
         started=iso(datetime.now(UTC)),
         **launch.facts,
         ranks=tuple(
-            RankResult(rank=one.rank, local_rank=one.local_rank, node=one.node, exit_code=None, seconds=0.0)
-            for one in ranks
+            RankResult(
+                rank=rank.rank, local_rank=rank.local_rank, node=rank.node, exit_code=None, seconds=0.0
+            )
+            for rank in ranks
         ),
         home=f"{session.job_spec.job.results}/{launch.job}",
         nodes=tuple(JobNode(node=node.node, instance_id=node.instance_id) for node in nodes),
     )
 
 
-def _write_down(session: Session, job: JobRecord) -> None:
-    """Write a job that has started to the ledger and the record. Raises AwsddpError that says so."""
+def _save_job(session: Session, job: JobRecord) -> None:
+    """Add a started job to ledger and record. An AwsddpError is extended: the job runs in spite of it."""
     name, home = job.job, str((session.results / job.job).absolute())
     try:
         session.folder.note("train", job=name, world_size=job.world_size, home=home)
@@ -128,25 +131,25 @@ def _write_down(session: Session, job: JobRecord) -> None:
         raise
 
 
-def _launched(
+def _launch_on_nodes(
     connected: ConnectedCluster,
     ranks: tuple[Rank, ...],
     listing: "Listing",
     checkpoint: "Checkpoint | None",
     refused: list[str],
 ) -> tuple[list[Node], dict[int, Launch]]:
-    """Start the job under a name that is not `refused`, and return its nodes and what they were sent.
+    """Start the job under a name that is not in `refused`, and return its nodes and their launch requests.
 
-    Raises NameTaken, once the name is among those `refused`, where a node has a job of that name by now.
+    Raises NameTaken, after adding the name to `refused`, if a node already has a job of that name.
     """
-    connected, launches, sending = _requests(connected, ranks, listing, checkpoint, refused)
+    connected, launches, sending = _make_requests(connected, ranks, listing, checkpoint, refused)
     nodes = [node for node in connected.cluster.nodes if node.node in launches]
     launch = next(iter(launches.values()))
-    with _undone(connected, nodes, launch) as others:
+    with _roll_back(connected, nodes, launch) as others:
         checked = soon(preflight, connected.fleet, nodes, connected.cluster.record.found, launches)
         both(
             partial(sending, bundled=connected.session.job_spec.job.script is None),
-            lambda: _keep(connected.cluster, nodes, launch.job),
+            lambda: _keep_disks(connected.cluster, nodes, launch.job),
         )
         checked.result()
         if checkpoint is not None:
@@ -157,45 +160,42 @@ def _launched(
             from awsddp.job.save_to_s3 import claim
 
             claim(connected, launches, refused)
-        told = answers_of(connected.fleet, launches)
-        others.update(node for node, one in told.items() if isinstance(one, NameTaken))
+        answers = answers_of(connected.fleet, launches)
+        others.update(node for node, answer in answers.items() if isinstance(answer, NameTaken))
         refused += [launch.job] if others else []
-        split(told)
+        split(answers)
     return nodes, launches
 
 
-def _requests(
+def _make_requests(
     connected: ConnectedCluster,
     ranks: tuple[Rank, ...],
     listing: "Listing",
     checkpoint: "Checkpoint | None" = None,
     refused: Collection[str] = (),
 ) -> tuple[ConnectedCluster, dict[int, Launch], Callable[..., object]]:
-    """Return the cluster with the environment of the job, the launch requests by node, once the nodes have
-    said that nothing is in the way, and what sends the job's files. All nodes are asked which names of jobs
-    are taken.
+    """Return the cluster with the job's environment, the launch requests by node, and the sender of files.
 
-    The claim, on the cluster's first node, holds until that node launches, or is told that another one did.
+    First claims the right to start jobs and queries all nodes for running jobs and taken names. The claim is
+    on the cluster's first node, and holds until that node launches the job or receives Unclaim.
     """
     from awsddp.nodes.sync import push
 
     session, fleet = connected.session, connected.fleet
-    asked = session.job_spec.job
-    commit = soon(commit_of, Path(session.job_spec.sync.workdir), results=asked.results)
+    requested = session.job_spec.job
+    commit = soon(commit_of, Path(session.job_spec.sync.workdir), results=requested.results)
     used = sorted({rank.node for rank in ranks})
     ports = {used[0]: launch_requests.job_ports()}
-    everyone = sorted({*used, *fleet.nodes})
-    questions = {
-        one: messages.Slots(ports=ports.get(one, ()), gpus=asked.gpus_on.get(one, ())) for one in everyone
+    requests = {
+        node: messages.Slots(ports=ports.get(node, ()), gpus=requested.gpus_on.get(node, ()))
+        for node in sorted({*used, *fleet.nodes})
     }
-    told = _claimed(fleet, questions)
-    release_unknown(
-        connected.cluster, connected.cluster.nodes, {node: one.jobs for node, one in told.items()}
-    )
-    answers = {node: told[node] for node in used}
-    after, job = awaited(session, answers), next_job_name(connected.cluster, told, refused)
-    # A job that waits has a copy, as others use theirs.
-    folder = asked.work_folder if asked.after is None else f"work-{job}"
+    slots = _claim_and_query(fleet, requests)
+    release_unknown(connected.cluster, connected.cluster.nodes, {node: slots[node].jobs for node in slots})
+    answers = {node: slots[node] for node in used}
+    after, job = awaited(session, answers), next_job_name(connected.cluster, slots, refused)
+    # A waiting job has its own copy: running jobs use theirs.
+    folder = requested.work_folder if requested.after is None else f"work-{job}"
     sending = partial(push, listing, fleet, folder=folder, nodes=set(used), on_event=session.on_event)
     connected, spec = ensure_environment(connected, send_files=sending)
     if spec.data.sources:
@@ -215,7 +215,7 @@ def _requests(
         "price_usd_per_hour": None if price is None else round(price / record.nodes * len(used), 6),
     }
     launches = launch_requests.launch_requests(
-        _spec(connected.cluster, spec),
+        _with_script(connected.cluster, spec),
         job=job,
         ranks=ranks,
         hosts=hosts_of(nodes, record.found, session.job_spec, folder=folder, resume=resume),
@@ -227,59 +227,62 @@ def _requests(
     return connected, launches, sending
 
 
-def _claimed(fleet: "Fleet", questions: Mapping[int, messages.Slots]) -> dict[int, Slots]:
-    """Return the answers to `questions`, given while no other client could launch. Raises InUse.
+def _claim_and_query(fleet: "Fleet", requests: Mapping[int, messages.Slots]) -> dict[int, Slots]:
+    """Claim the right to start jobs, and return the answers to `requests` under this claim. Raises InUse.
 
-    The claim and they share a round trip. Where another client has held the claim meanwhile, or a job runs,
-    of which some nodes may not know yet, the nodes are asked again; so, too, where one does not answer.
+    Claim and requests share a round trip. The requests are sent again if another client held the claim in
+    between, if a node does not answer, or if a job runs, which some nodes may not report yet.
     """
     first, began, claimant = min(fleet.nodes), time.monotonic(), owner("train")
-    turns: dict[int, list[messages.Request[Any]]] = {node: [one] for node, one in questions.items()}
+    turns: dict[int, list[messages.Request[Any]]] = {node: [request] for node, request in requests.items()}
     turns[first] = [messages.Claim(owner=claimant, wait_s=0), *turns.get(first, [])]
-    told = answers_in_turn(fleet, turns)
-    claimed, answers = told[first][0], {node: told[node][-1] for node in questions}
+    responses = answers_in_turn(fleet, turns)
+    claimed, answers = responses[first][0], {node: responses[node][-1] for node in requests}
     is_mine = isinstance(claimed, Claimed) and claimed.free_s >= time.monotonic() - began
-    if is_mine and all(isinstance(one, Slots) and not any(one.jobs.values()) for one in answers.values()):
+    are_free = all(isinstance(answer, Slots) and not any(answer.jobs.values()) for answer in answers.values())
+    if is_mine and are_free:
         return answers
     ask(fleet, {first: messages.Claim(owner=claimant, wait_s=CLAIM_S)}, timeout_s=CLAIM_S + ANSWER_S)
-    return ask(fleet, questions)
+    return ask(fleet, requests)
 
 
 def awaited(session: Session, answers: Mapping[int, Slots]) -> tuple[str, ...]:
-    """Return the jobs that a job waits for: the one that it names, and all that are in its way now.
+    """Return the jobs to wait for: the one in `job.after`, and all that occupy the nodes now.
 
-    `answers` are those to `messages.Slots`. Without a name, and "all" is one, nothing may be in the way.
-    Raises InUse, UsageError, NotFoundError.
+    `answers` are the answers to `messages.Slots`. If `job.after` is not set ("all" counts as set), no job may
+    occupy the nodes. Raises InUse, UsageError, NotFoundError.
     """
-    asked = session.job_spec.job.after
-    in_the_way = {job: nodes for told in answers.values() for job, nodes in told.jobs.items() if nodes}
-    if asked is None:
+    requested = session.job_spec.job.after
+    blocking = {job: nodes for slots in answers.values() for job, nodes in slots.jobs.items() if nodes}
+    if requested is None:
         named = session.job_spec.job.name
-        is_taken = any(named in told.jobs for told in answers.values())
+        is_taken = any(named in slots.jobs for slots in answers.values())
         name = f" --name {named}" if named and not is_taken else ""
-        for job, nodes in in_the_way.items():
+        for job, nodes in blocking.items():
             raise InUse(
                 f"job {job} runs on {', '.join(map(node_name, nodes))}",
-                f"a node runs one job at a time{', and those that wait come first' * (len(in_the_way) > 1)}",
+                f"a node runs one job at a time{', and those that wait come first' * (len(blocking) > 1)}",
                 f"awsddp logs -f {job}   # wait for its end and its results\n"
                 f"awsddp cancel {job}   # or end it\n"
                 f"awsddp train --after {job}{name}   # or let this one wait",
             )
         return ()
-    known = list(dict.fromkeys(job for told in answers.values() for job in told.jobs))
-    if asked != "all":
-        asked = JobRegistry(session).name(asked, told=known) or (known[-1] if known else "last")
-    if asked not in (*known, "all"):
+    reported = list(dict.fromkeys(job for slots in answers.values() for job in slots.jobs))
+    if requested != "all":
+        requested = JobRegistry(session).name(requested, told=reported) or (
+            reported[-1] if reported else "last"
+        )
+    if requested not in (*reported, "all"):
         raise NotFoundError(
-            f"no job {asked} on the nodes of this one",
-            f"they know: {', '.join(known) or 'none'}",
+            f"no job {requested} on the nodes of this one",
+            f"they know: {', '.join(reported) or 'none'}",
             "awsddp jobs   # and their nodes",
         )
-    return tuple(job for job in known if job == asked or job in in_the_way)
+    return tuple(job for job in reported if job == requested or job in blocking)
 
 
-def _keep(cluster: LocatedCluster, nodes: Sequence[Node], job: str) -> None:
-    """Have AWS keep the nodes' disks at a poweroff, for the job. Raises CloudError."""
+def _keep_disks(cluster: LocatedCluster, nodes: Sequence[Node], job: str) -> None:
+    """Set EC2 to keep the nodes' disks at a poweroff, and tag the nodes with the job. Raises CloudError."""
     from awsddp.aws.power import keep_on_poweroff
 
     with cluster.session.folder.lock("train", part="tags", wait_s=TAGS_S):
@@ -287,11 +290,11 @@ def _keep(cluster: LocatedCluster, nodes: Sequence[Node], job: str) -> None:
 
 
 @contextlib.contextmanager
-def _undone(connected: ConnectedCluster, nodes: list[Node], launch: Launch) -> Iterator[set[int]]:
-    """Undo what was begun where it fails: this launch's job, and the tags that only it has written.
+def _roll_back(connected: ConnectedCluster, nodes: list[Node], launch: Launch) -> Iterator[set[int]]:
+    """On an error end the ranks of this launch and remove its tags from the nodes.
 
-    They stay, which is safe, where the nodes cannot be asked to end what may have started, and on the nodes
-    that are yielded, to be filled: where another launch has a job of that name.
+    Yields a set of nodes to exclude: nodes on which another launch has a job of the same name. Tags stay,
+    which is safe, on these nodes, and on all nodes if one of them cannot be reached to end the ranks.
     """
     from awsddp.aws.power import release
 
@@ -304,13 +307,13 @@ def _undone(connected: ConnectedCluster, nodes: list[Node], launch: Launch) -> I
             if {node.node for node in nodes} <= set(connected.fleet.answering):
                 with connected.session.folder.lock("train", part="tags", wait_s=TAGS_S):
                     release(
-                        connected.cluster.aws, [one for one in nodes if one.node not in others], launch.job
+                        connected.cluster.aws, [node for node in nodes if node.node not in others], launch.job
                     )
         raise
 
 
-def _spec(cluster: LocatedCluster, spec: JobSpec) -> JobSpec:
-    """Return the job's spec with the bundled program as its script where none is named."""
+def _with_script(cluster: LocatedCluster, spec: JobSpec) -> JobSpec:
+    """Return the job's spec, with the bundled program as its script if it has none."""
     if spec.job.script is not None:
         return spec
     script = f"{cluster.record.prepared[0].home}/{REMOTE_DIR}/{BUNDLED}/{BUNDLED_SCRIPT}"
@@ -318,58 +321,61 @@ def _spec(cluster: LocatedCluster, spec: JobSpec) -> JobSpec:
 
 
 def check_job_name(session: Session, name: str) -> None:
-    """Raise UsageError for a name that no job may have, or that one whose results are here has."""
+    """Raise UsageError for an invalid or reserved name, or a name that has a results folder."""
     another, folder = "choose another --name", session.results / name
     if not _NAME.fullmatch(name):
         characters = "use up to 64 letters, digits, dots, dashes and underscores"
         raise UsageError(f"invalid job name {name!r}", "", characters)
-    if name in _WORDS:
+    if name in _RESERVED:
         why = "--after and --resume use it as a keyword"
         raise UsageError(f"job name {name!r} is reserved", why, another)
     if folder.exists():
-        raise UsageError(f"job {name} already exists", _content(session, name), another)
+        raise UsageError(f"job {name} already exists", _describe_folder(session, name), another)
 
 
-def _content(session: Session, name: str) -> str:
-    """Return what the folder of a job's results holds, and how the job ended if that is known."""
+def _describe_folder(session: Session, name: str) -> str:
+    """Return a text on the state of a job, if known, and on the size of its results folder."""
     folder, record = session.results / name, session.folder.read()
     job = saved_job(folder)
-    states = [job.state] if job else [one.state for one in record.jobs if one.job == name] if record else []
+    states = (
+        [job.state] if job else [seen.state for seen in record.jobs if seen.job == name] if record else []
+    )
     files = [path for path in folder.rglob("*") if path.is_file()]
-    held = amount(len(files), sum(path.stat().st_size for path in files)) if files else "it is empty"
-    return f"{folder} exists: {', '.join([*states, held])}"
+    content = amount(len(files), sum(path.stat().st_size for path in files)) if files else "it is empty"
+    return f"{folder} exists: {', '.join([*states, content])}"
 
 
 def next_job_name(cluster: LocatedCluster, answers: Mapping[int, Slots], refused: Collection[str]) -> str:
-    """Return the job's name: the given one, else that of its script with the number that follows the highest.
+    """Return the configured job name, or else the name of the script with the next free number.
 
-    The nodes, their tags, the cluster's record and the results folder know no such job, nor is it `refused`.
-    Raises UsageError for a given name that is taken.
+    The name is not in `refused`, and not used on the nodes, in their tags, in the cluster's record or in the
+    results folder. Raises UsageError if the configured name is taken.
     """
-    given, results = cluster.session.job_spec.job.name, cluster.session.results
-    if given is not None:
-        if why := _why_taken(cluster, given, answers):
-            raise UsageError(f"job {given} already exists", why, "choose another --name")
-        return given
-    known = {job for answer in answers.values() for job in answer.jobs}.union(cluster.unfetched, refused)
+    requested, results = cluster.session.job_spec.job.name, cluster.session.results
+    if requested is not None:
+        if why := _why_taken(cluster, requested, answers):
+            raise UsageError(f"job {requested} already exists", why, "choose another --name")
+        return requested
+    taken = {job for answer in answers.values() for job in answer.jobs}.union(cluster.unfetched, refused)
     stem = Path(cluster.session.job_spec.job.script or BUNDLED_SCRIPT).name.removesuffix(".py")
     stem = re.sub(r"[^A-Za-z0-9_-]+", "-", stem).strip("-_")[:40] or "job"
-    known.update((job.job for job in cluster.record.jobs), (path.name for path in results.glob(f"{stem}-*")))
-    numbered = (re.fullmatch(rf"{re.escape(stem)}-(\d{{1,6}})", name, re.ASCII) for name in known)
-    highest = max((int(found[1]) for found in numbered if found), default=0)
+    taken.update((job.job for job in cluster.record.jobs), (path.name for path in results.glob(f"{stem}-*")))
+    numbered = (re.fullmatch(rf"{re.escape(stem)}-(\d{{1,6}})", name, re.ASCII) for name in taken)
+    highest = max((int(match[1]) for match in numbered if match), default=0)
     names = (f"{stem}-{number}" for number in count(highest + 1))
-    return next(name for name in names if name not in known and not (results / name).exists())
+    return next(name for name in names if name not in taken and not (results / name).exists())
 
 
 def _why_taken(cluster: LocatedCluster, name: str, answers: Mapping[int, Slots]) -> str:
-    """Return why no job may have a name, "" where it is free: a node has such a job, or is tagged with it and
-    was not asked, or results are here.
+    """Return why a job name is taken, "" if it is free.
+
+    A name is taken by a job on a node, by the tag of a node without an answer, or by a results folder.
     """
     nodes = [node_name(node) for node, answer in sorted(answers.items()) if name in answer.jobs]
     if nodes:
         return f"{', '.join(nodes)} has a job of that name: awsddp jobs {name}"
     live = cluster.listed.live if cluster.listed is not None else ()
-    tagged = [node_name(one.node) for one in live if one.node not in answers and name in one.unfetched]
+    tagged = [node_name(node.node) for node in live if node.node not in answers and name in node.unfetched]
     if tagged:
         return f"{', '.join(tagged)} holds results of a job of that name, by its tag"
-    return _content(cluster.session, name) if (cluster.session.results / name).exists() else ""
+    return _describe_folder(cluster.session, name) if (cluster.session.results / name).exists() else ""

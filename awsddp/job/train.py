@@ -1,4 +1,4 @@
-"""train: check, lay out the ranks, submit the job, stream the logs, fetch the results."""
+"""train: check, place the ranks, submit the job, stream the logs, fetch the results."""
 
 import os
 from collections.abc import Callable
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 def train(session: Session, *, on_lines: Callable[[bytes], None], detach: bool = False) -> JobDocument:
     """Run a job to its end, fetch its results, and return it as the `train` document.
 
-    With `detach` return once the ranks run; `logs` follows the job and fetches its results. `on_lines` gets
-    the labelled lines of the ranks as they arrive. Raises UsageError for an invalid job, InUse where another
-    job runs, NotFoundError or NodeError for a cluster that is not ready, Interrupted after Ctrl-C.
+    With `detach` return once the ranks run; `logs` follows the job and fetches its results. `on_lines`
+    receives the labelled lines of the ranks. Raises UsageError for an invalid job, InUse if another job runs,
+    NotFoundError or NodeError for a cluster that is not ready, Interrupted after Ctrl-C.
     """
     from awsddp.job.unsynced_data import with_named_data
 
@@ -42,11 +42,11 @@ def train(session: Session, *, on_lines: Callable[[bytes], None], detach: bool =
         session = with_named_data(session)
     listing = project_files(session.job_spec, home=session.home, on_event=session.on_event)
     with ready_cluster(session) as cluster:
-        ranks = _layout(cluster)
+        ranks = _place_ranks(cluster)
         launch_requests.check_spec(session.job_spec, nodes=ranks[0].nnodes)
         if cluster.record.pretended and session.job_spec.job.after is None:
             check_memory(len(ranks), nodes=ranks[0].nnodes)
-        _say_unfetched(cluster)
+        _report_unfetched(cluster)
         if session.job_spec.job.save_to is not None:
             from awsddp.job.save_to_s3 import rehearsed
 
@@ -63,14 +63,14 @@ def train(session: Session, *, on_lines: Callable[[bytes], None], detach: bool =
             return attend(connected, job, on_lines=on_lines)
 
 
-def _say_unfetched(cluster: LocatedCluster) -> None:
-    """Name jobs whose results this one may overwrite on the nodes: it works in the same synced folder."""
+def _report_unfetched(cluster: LocatedCluster) -> None:
+    """Report the jobs whose unfetched results this job may overwrite: it works in the same project folder."""
     ended = {job.job: job for job in cluster.record.jobs if job.state not in ACTIVE}
     names = [name for name in cluster.unfetched if name in ended and not _is_saved(ended[name])]
     if names and cluster.session.job_spec.job.after is None:
-        named, one = ", ".join(names), names[-1]
+        jobs, command = ", ".join(names), f"awsddp fetch {names[-1]}"
         cluster.session.say(
-            f"what this job overwrites of the results of {named} is lost: awsddp fetch {one}   # before"
+            f"what this job overwrites of the results of {jobs} is lost: {command}   # before"
         )
 
 
@@ -79,12 +79,11 @@ def _is_saved(job: JobRecord) -> bool:
 
 
 def check(session: Session, *, detach: bool) -> None:
-    """Refuse a missing script, an invalid name or placeholder, and an unset secret, before any cost; without
-    `detach` also results that cannot be written here.
+    """Raise UsageError or ConfigError for a job that cannot start, before anything costs money.
 
-    Raises UsageError, ConfigError.
+    Checks script, name, placeholders and secrets; without `detach` also that results can be written.
     """
-    asked = session.job_spec.job
+    requested = session.job_spec.job
     launch_requests.check_spec(session.job_spec, nodes=1)
     _check_results_dir(session, is_used=not detach)
     if session.job_spec.data.sources:
@@ -92,33 +91,34 @@ def check(session: Session, *, detach: bool) -> None:
 
         check_sources(session.job_spec)
     make_environment_plan(session.job_spec.env, internet=None, driver=None)
-    if asked.name is not None:
-        check_job_name(session, asked.name)
-    if asked.script is not None:
-        check_script(Path(session.job_spec.sync.workdir), asked.script, module=asked.module)
+    if requested.name is not None:
+        check_job_name(session, requested.name)
+    if requested.script is not None:
+        check_script(Path(session.job_spec.sync.workdir), requested.script, module=requested.module)
 
 
-def _layout(cluster: LocatedCluster) -> tuple[Rank, ...]:
+def _place_ranks(cluster: LocatedCluster) -> tuple[Rank, ...]:
     requested = cluster.session.job_spec.job
-    found = cluster.record.found
-    ranks = ranks_on(requested, {node.node: found[node.node].gpus for node in cluster.nodes})
+    prepared = cluster.record.found
+    ranks = ranks_on(requested, {node.node: prepared[node.node].gpus for node in cluster.nodes})
     if requested.launcher_name != "torchrun":
         return ranks
     return ordered(ranks, {node.node: str(node.private_ip) for node in cluster.nodes})
 
 
 def check_ranks(session: Session, plan: "LaunchPlan") -> None:
-    """Refuse ranks that the nodes of a plan, or of its alternatives, could not carry. Raises UsageError."""
-    for one in (plan, *plan.alternatives):
-        ranks = ranks_on(session.job_spec.job, dict.fromkeys(range(one.nodes), one.job_gpus))
+    """Raise UsageError for ranks that do not fit the nodes of a plan or of its alternatives."""
+    for launch_plan in (plan, *plan.alternatives):
+        ranks = ranks_on(session.job_spec.job, dict.fromkeys(range(launch_plan.nodes), launch_plan.job_gpus))
         launch_requests.check_spec(session.job_spec, nodes=ranks[0].nnodes)
-        if one.pretended:
+        if launch_plan.pretended:
             check_memory(len(ranks), nodes=ranks[0].nnodes)
 
 
 def _check_results_dir(session: Session, *, is_used: bool) -> None:
-    """Raise ConfigError where the path of the results is no text, so that it could not be written down, and,
-    where it `is_used`, where no job's results can be written there: before the job starts, not at its end.
+    """Raise ConfigError if the results path is not UTF-8 or, with `is_used`, not writable.
+
+    This is before the job starts, not at its end.
     """
     folder = session.results.absolute()
     try:

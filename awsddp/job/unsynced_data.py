@@ -1,4 +1,4 @@
-"""Data that stays here although a program names it: what an ignore file keeps from the nodes."""
+"""Report data that a program mentions and that is not synced, for example because git ignores it."""
 
 import contextlib
 import itertools
@@ -31,19 +31,18 @@ if TYPE_CHECKING:
 
 
 _MOST_FILES = 20_000
-"""How many files of a folder are counted, so that a question comes at once."""
+"""How many files of a folder are counted at most, so that a question appears at once."""
 LARGE_BYTES = 1e6
 _MISSING = 'cd ~/awsddp/work 2>/dev/null; for name; do [ -e "$name" ] || printf "%s\\0" "$name"; done'
-_LOOK_S = 20.0
+_CHECK_S = 20.0
 
 
 def with_named_data(session: Session) -> Session:
-    """Ask for each path that git ignores and the job names whether to send it, once; report other paths that
-    it names, that are here and that are not sent.
+    """Prompt whether to send each git-ignored path that the job mentions; report other unsynced paths.
 
-    Returns the session, for a yes with a `sync.ignore` that sends the path. Where nobody can be asked, it is
-    reported and stays here: a script may download what it names. Raises ConfigError for a folder that cannot
-    be sent.
+    Returns the session, with a `sync.ignore` that sends the paths that the user agreed to. If not
+    interactive, the path is reported and not sent: a script may download the data that it mentions. Raises
+    ConfigError for a folder that cannot be sent.
     """
     job, script = session.job_spec, session.job_spec.job.script
     listing = project_files(job, home=session.home)
@@ -52,11 +51,11 @@ def with_named_data(session: Session) -> Session:
     record = session.folder.read(newer=True)
     nodes = record.nodes if record else session.spec.cluster.nodes
     mentions = mentions_of(script, job)
-    files = _files_here(mentions, listing.root, written_folders(job))
+    files = _find_local_files(mentions, listing.root, written_folders(job))
     data = kept_data(listing, job, files)
-    asked = named_paths(data, mentions)
-    for path in asked:
-        size, about = _about(path, data, listing.root, f" x {nodes} nodes" if nodes > 1 else "")
+    named = named_paths(data, mentions)
+    for path in named:
+        size, about = _describe(path, data, listing.root, f" x {nodes} nodes" if nodes > 1 else "")
         if not size:
             continue
         about += f" and {mentioned_by(mentions, path)} mentions it"
@@ -65,10 +64,10 @@ def with_named_data(session: Session) -> Session:
         if agreed:
             job = replace(job, sync=replace(job.sync, ignore=tuple(patterns)))
             job = replace(job, sources={**job.sources, "sync.ignore": OPTION})
-        told = f"{about}: not sent; to send it" if agreed is None else f"{path}: to answer for all jobs"
-        session.say(f"{told}: ignore = {json.dumps(patterns)} in [sync] of {FILE}")
+        advice = f"{about}: not sent; to send it" if agreed is None else f"{path}: to answer for all jobs"
+        session.say(f"{advice}: ignore = {json.dumps(patterns)} in [sync] of {FILE}")
     for path in files:
-        if covers(asked, path):
+        if covers(named, path):
             continue
         reason, remedy = _why_not_sent(listing, path, is_argument=mentions[path] == ARGUMENTS)
         if reason:
@@ -80,95 +79,99 @@ def with_named_data(session: Session) -> Session:
 
 
 def data_folders(job: JobSpec, *, home: Path) -> dict[str, str]:
-    """Return the folders at the project's top that .gitignore keeps here, with what to say of each.
+    """Return the git-ignored folders at the top of the project, each with its description.
 
-    Those below LARGE_BYTES are left out. Raises ConfigError for a folder that cannot be sent.
+    Leaves out folders below LARGE_BYTES. Raises ConfigError for a folder that cannot be sent.
     """
     listing = project_files(job, home=home)
     data = kept_data(listing, job)
-    found = {path: _about(path, data, listing.root) for path in data if path.find("/") == len(path) - 1}
-    return {path: about for path, (size, about) in found.items() if size >= LARGE_BYTES}
+    folders = {path: _describe(path, data, listing.root) for path in data if path.find("/") == len(path) - 1}
+    return {path: about for path, (size, about) in folders.items() if size >= LARGE_BYTES}
 
 
-def _files_here(mentions: Mapping[str, str], root: Path, written: Collection[str]) -> list[str]:
-    """Return the paths that a job certainly names: files that are here, of arguments folders, too.
+def _find_local_files(mentions: Mapping[str, str], root: Path, outputs: Collection[str]) -> list[str]:
+    """Return the mentioned paths that exist locally: files, and for arguments also folders.
 
-    A folder that programs write is one of the results.
+    Leaves out `outputs`, the folders that programs write.
     """
-    found = []
-    for path, by in mentions.items():
-        is_hidden = "/." in f"/{path}" and by != ARGUMENTS
-        if not (is_hidden or path.startswith(".." + os.sep) or path in (".", "..", *written)):
-            whole = os.path.join(root, path)  # noqa: PTH118  # no file may have this name
-            if os.path.isfile(whole) or (by == ARGUMENTS and os.path.isdir(whole)):  # noqa: PTH112, PTH113
-                found.append(path)
-    return sorted(found)
+    paths = []
+    for path, source in mentions.items():
+        is_hidden = "/." in f"/{path}" and source != ARGUMENTS
+        if not (is_hidden or path.startswith(".." + os.sep) or path in (".", "..", *outputs)):
+            local_path = os.path.join(root, path)  # noqa: PTH118  # False for a name that no file can have
+            if os.path.isfile(local_path) or (source == ARGUMENTS and os.path.isdir(local_path)):  # noqa: PTH112, PTH113
+                paths.append(path)
+    return sorted(paths)
 
 
 def _why_not_sent(listing: Listing, path: str, *, is_argument: bool) -> tuple[str, str]:
-    """Return why a path that is here is not sent, and what sends it; "" where it is sent."""
+    """Return why a local path is not sent and how to send it; ("", "") if it is sent."""
     copy = f"{shlex.join(['cp', '-r', path, '.'])}, and name the copy"
     if Path(path).is_absolute():
         is_mine = is_argument and Path(path).is_relative_to(Path.home())
         return ("only the synced folder is", copy) if is_mine else ("", "")
-    if kept := listing.keeper(path):
-        if kept[1] == "awsddp":
-            return f"{kept[0]} never is", copy
-        is_sent = any(entry.path == path for entry in listing.entries)
-        return ("", "") if is_sent else (f"{kept[0]} is in {kept[1]}", _let_in(kept))
-    reason = next((why for one, why in listing.skipped if f"{path}/".startswith(f"{one}/")), "")
+    if entry := listing.keeper(path):
+        if entry[1] == "awsddp":
+            return f"{entry[0]} never is", copy
+        is_sent = any(sent.path == path for sent in listing.entries)
+        return ("", "") if is_sent else (f"{entry[0]} is in {entry[1]}", _include_advice(entry))
+    reason = next((why for skipped, why in listing.skipped if f"{path}/".startswith(f"{skipped}/")), "")
     return reason, copy
 
 
-def _let_in(kept: tuple[str, str]) -> str:
-    """Return what sends a path that is kept here: of an ignored folder nothing can be let in alone."""
-    return f"remove {kept[0]} from {kept[1]}" if kept[1] == "sync.ignore" else f"!/{kept[0]} in {kept[1]}"
+def _include_advice(entry: tuple[str, str]) -> str:
+    """Return how to send an excluded path; a file of an ignored folder cannot be included alone."""
+    return (
+        f"remove {entry[0]} from {entry[1]}" if entry[1] == "sync.ignore" else f"!/{entry[0]} in {entry[1]}"
+    )
 
 
-def _about(path: str, data: Mapping[str, str], root: Path, times: str = "") -> tuple[int, str]:
-    """Return how many bytes of `data` are at or below `path`, and what to say of them.
+def _describe(path: str, data: Mapping[str, str], root: Path, times: str = "") -> tuple[int, str]:
+    """Return how many bytes of `data` are at or below `path`, and a description.
 
-    Counts _MOST_FILES files; links hold nothing.
+    Counts at most _MOST_FILES files, and no links.
     """
-    held = [root / one for one in data if one.startswith(path)]
-    trees = ([one] if one.is_symlink() or one.is_file() else one.rglob("*") for one in held)
-    files = (one for tree in trees for one in tree if one.is_file() and not one.is_symlink())
-    size, more = 0, None
-    with contextlib.suppress(OSError):  # one is gone meanwhile, or cannot be read
-        size = sum(one.lstat().st_size for one in itertools.islice(files, _MOST_FILES))
-        more = next(files, None)
-    text = "more than " * (more is not None) + size_text(size).replace(".0 ", " ")
-    by = next(by for one, by in data.items() if one.startswith(path))
-    return size, f"{path} ({text}{times}) is in {by}"
+    tops = [root / entry for entry in data if entry.startswith(path)]
+    trees = ([top] if top.is_symlink() or top.is_file() else top.rglob("*") for top in tops)
+    files = (file for tree in trees for file in tree if file.is_file() and not file.is_symlink())
+    size, next_file = 0, None
+    with contextlib.suppress(OSError):  # a file was removed, or cannot be read
+        size = sum(file.lstat().st_size for file in itertools.islice(files, _MOST_FILES))
+        next_file = next(files, None)
+    text = "more than " * (next_file is not None) + size_text(size).replace(".0 ", " ")
+    ignore_file = next(file for entry, file in data.items() if entry.startswith(path))
+    return size, f"{path} ({text}{times}) is in {ignore_file}"
 
 
 def say_unsent(session: Session, fleet: "Fleet", nodes: Collection[int], words: Sequence[str]) -> None:
-    """Say which files that a failed command names are here alone, and what sends them."""
-    named = _named_files(Path(session.job_spec.sync.workdir), words)
+    """Report the files that a failed command mentions and the nodes do not have, and how to send them."""
+    named = _find_mentioned_files(Path(session.job_spec.sync.workdir), words)
     if not (nodes and named):
         return
     answers: Mapping[int, Result] = {}
     with contextlib.suppress(NodeError):
-        answers = fleet.run(["sh", "-c", _MISSING, "sh", *named], nodes=nodes, timeout_s=_LOOK_S)
-    missing = {name for one in answers.values() for name in one.stdout.decode(errors="replace").split("\0")}
+        answers = fleet.run(["sh", "-c", _MISSING, "sh", *named], nodes=nodes, timeout_s=_CHECK_S)
+    missing = {
+        name for result in answers.values() for name in result.stdout.decode(errors="replace").split("\0")
+    }
     listing = project_files(session.job_spec, home=session.home) if missing.intersection(named) else None
     for name in named:
         if listing is not None and name in missing:
-            found = listing.keeper(name)
+            entry = listing.keeper(name)
             why = (
-                f"{found[1]} keeps {found[0]} here" if found else advised(session, "awsddp sync   # sends it")
+                f"{entry[1]} keeps {entry[0]} here" if entry else advised(session, "awsddp sync   # sends it")
             )
             session.say(f"{name} is here, and not on the nodes: {why}")
 
 
-def _named_files(workdir: Path, words: Sequence[str]) -> list[str]:
-    """Return the words of a command that are files of the synced folder."""
+def _find_mentioned_files(workdir: Path, words: Sequence[str]) -> list[str]:
+    """Return the words of a command that are files of the project folder."""
     try:
-        split = shlex.split(words[0]) if len(words) == 1 else list(words)
+        parts = shlex.split(words[0]) if len(words) == 1 else list(words)
     except ValueError:
-        split = words[0].split()
-    found = dict.fromkeys(
-        word.removeprefix("./") for word in split if word and not word.startswith(("-", "/"))
+        parts = words[0].split()
+    candidates = dict.fromkeys(
+        word.removeprefix("./") for word in parts if word and not word.startswith(("-", "/"))
     )
-    # Unlike Path.exists it is False, too, for a name that no file can have.
-    return [word for word in found if word and os.path.exists(workdir / word)]  # noqa: PTH110
+    # Unlike Path.exists, it is False for a name that no file can have.
+    return [word for word in candidates if word and os.path.exists(workdir / word)]  # noqa: PTH110

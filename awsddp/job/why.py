@@ -1,4 +1,4 @@
-"""why: where each rank of a job is, and which are behind."""
+"""why: report where each rank of a job is, and which ranks are behind."""
 
 import contextlib
 from collections.abc import Mapping
@@ -24,55 +24,57 @@ from awsddp.storage.results_dir import job_result
 from awsddp.storage.saved_job import is_saved
 
 STACKS_S = 8.0
-"""How long a node may take to answer: it bounds its own work to 2 s."""
+"""The timeout of a node's answer; its own work takes at most 2 s."""
 
 
 def why(session: Session, job: str | None = None) -> WhyDocument:
-    """Return where each rank of a job is, and which are behind; by default of the last one that has begun.
+    """Return where each rank of a job is, and which ranks are behind; by default for the last started job.
 
-    Of a job that does not run: its end as `result`, and where its ranks were, if that was written. Raises
-    NotFoundError, NodeError.
+    For a job that does not run: its end as `result`, and the last stacks of its ranks if nodes wrote them.
+    Raises NotFoundError, NodeError.
     """
-    known = JobRegistry(session).find(job)
-    if known is not None and (is_saved(job) or known.job.state not in ACTIVE):
-        return _ended(session, known.job, known.folder)
+    view = JobRegistry(session).find(job)
+    if view is not None and (is_saved(job) or view.job.state not in ACTIVE):
+        return _make_ended_document(session, view.job, view.folder)
     with preconnected_cluster(session) as cluster, connect_reachable(cluster) as connected:
-        name = None if job in (None, "last") else known.job.job if known else job
-        found = told_job(connected, name, ran=True)
-        if found.state != "running":
-            return _ended(session, found, session.results / found.job)
-        request = messages.Stacks(job=found.job)
+        name = None if job in (None, "last") else view.job.job if view else job
+        record = told_job(connected, name, ran=True)
+        if record.state != "running":
+            return _make_ended_document(session, record, session.results / record.job)
+        request = messages.Stacks(job=record.job)
         answers = answers_of(
-            connected.fleet, dict.fromkeys(connected.fleet.holders(found), request), timeout_s=STACKS_S
+            connected.fleet, dict.fromkeys(connected.fleet.holders(record), request), timeout_s=STACKS_S
         )
         for answer in answers.values():
             if isinstance(answer, AwsddpError):
                 session.say(answer.message)
-        numbers = {one.instance_id: one.node for one in found.nodes}
-        asked = {
+        numbers = {node.instance_id: node.node for node in record.nodes}
+        answers_by_number = {
             numbers[connected.fleet.endpoints[node].instance_id]: answer for node, answer in answers.items()
         }
-    return _where(found, {node: one for node, one in asked.items() if isinstance(one, Stacks)})
+    return _make_document(
+        record, {node: answer for node, answer in answers_by_number.items() if isinstance(answer, Stacks)}
+    )
 
 
-def _ended(session: Session, job: JobRecord, folder: Path) -> WhyDocument:
-    """Return why a job ended; `folder` has its results, and what its nodes wrote before its end."""
+def _make_ended_document(session: Session, job: JobRecord, folder: Path) -> WhyDocument:
+    """Return the document of an ended job; `folder` has its results and the last stacks of its ranks."""
     answers = {}
     for node in job.nodes:
         path = folder / f"node{node.node}" / "run" / DUMP
         with contextlib.suppress(OSError):
             answers[node.node] = read_answer(path.read_bytes(), Stacks, node=node.node)
-    found = _where(job if answers else replace(job, ranks=()), answers, ended=False)
+    document = _make_document(job if answers else replace(job, ranks=()), answers, ended=False)
     if not answers:
-        found.explanation = job.cause.explanation if job.cause else f"It is {job.state}."
-    found.result = job_result(session, job, folder=folder)
-    return found
+        document.explanation = job.cause.explanation if job.cause else f"It is {job.state}."
+    document.result = job_result(session, job, folder=folder)
+    return document
 
 
-def _where(job: JobRecord, answers: Mapping[int, Stacks], *, ended: bool = True) -> WhyDocument:
-    """Return the document; with `ended` ranks that have an exit code are known to have ended."""
-    layout = [(one.rank, one.local_rank, one.node) for one in job.ranks]
-    codes = {one.rank: one.exit_code for one in job.ranks if ended and one.exit_code is not None}
-    seen = {node: read_stacks(to_builtins(one)) for node, one in answers.items()}
-    found = diagnose(layout, seen, exit_codes=codes)
-    return convert({"job": job.job, "state": job.state, **plain(found)}, WhyDocument)
+def _make_document(job: JobRecord, answers: Mapping[int, Stacks], *, ended: bool = True) -> WhyDocument:
+    """Return the document; with `ended` the ranks that have an exit code count as ended."""
+    layout = [(rank.rank, rank.local_rank, rank.node) for rank in job.ranks]
+    codes = {rank.rank: rank.exit_code for rank in job.ranks if ended and rank.exit_code is not None}
+    stacks = {node: read_stacks(to_builtins(answer)) for node, answer in answers.items()}
+    diagnosis = diagnose(layout, stacks, exit_codes=codes)
+    return convert({"job": job.job, "state": job.state, **plain(diagnosis)}, WhyDocument)

@@ -231,13 +231,13 @@ def test_a_lost_part_of_a_saved_job_names_where_it_is(owed: World) -> None:
 def test_results_that_the_next_job_may_overwrite_are_named(owed: World) -> None:
     jobs_of_all(owed.session())
     cluster, _ = require_live(owed.located())
-    starting._say_unfetched(cluster)
+    starting._report_unfetched(cluster)
     assert owed.said[-1] == "what this job overwrites of the results of j is lost: awsddp fetch j   # before"
     said = len(owed.said)
     say(owed, 0, 1)
     jobs_of_all(owed.session())
     cluster, _ = require_live(owed.located())
-    starting._say_unfetched(cluster)
+    starting._report_unfetched(cluster)
     assert owed.said[said:] == []
 
 
@@ -329,7 +329,7 @@ def test_a_follower_waits_for_no_node_that_ec2_calls_off(
     connected, job = owed.connected(line=line), owed.record.jobs[-1]
     merger = merger_of(connected.session, job)
     watch = Watch(connected, job, merger=merger, on_lines=lambda _: None)
-    watch._away = {1: 0.0}
+    watch._lost_at = {1: 0.0}
     watch._give_up_gone()
     assert watch._followed == ({0, 1} if waits else {0})
     assert [asked[0] for asked in line.asked] == ([] if waits else [["lost"]])
@@ -354,7 +354,7 @@ def begin(world: World, monkeypatch: pytest.MonkeyPatch, *outcomes: Tried) -> li
         orders.append(order)
         return next(said)
 
-    monkeypatch.setattr(save_to_s3, "_tried", tried)
+    monkeypatch.setattr(save_to_s3, "_try_claim", tried)
     (world.project / "w.py").write_text("")
     connected = world.connected(world.session(script="w.py", name="j", save_to=TO))
     aws: Any = SimpleNamespace(region="us-east-1")

@@ -26,7 +26,7 @@ def start(world: World, name: str, on: str | None, **job: object) -> list[dict[i
     (world.project / "w.py").write_text(SLEEPS)
     line = world.line()
     connected = world.connected(world.session(script="w.py", name=name, on=on, **job), line)
-    submit.start(connected, starting._layout(connected.cluster), None)  # type: ignore[arg-type]
+    submit.start(connected, starting._place_ranks(connected.cluster), None)  # type: ignore[arg-type]
     return line.asked  # type: ignore[no-any-return]
 
 
@@ -78,4 +78,4 @@ def test_gpus_and_nodes_that_are_not_there_are_refused(world: World) -> None:
     with_gpus(world, 4)
     for on, why in (("2", "no node2"), ("0:2-4", "no GPU 4")):
         with pytest.raises(UsageError, match=why):
-            starting._layout(world.located(world.session(script="w.py", on=on)))
+            starting._place_ranks(world.located(world.session(script="w.py", on=on)))
