@@ -155,9 +155,9 @@ def _fetch_saved(session: Session, uri: str) -> FetchDocument:
     return _document(session, fetched, job.job)
 
 
-def _fetch(session: Session, job: str | None, anew: bool) -> FetchDocument:
+def _fetch(session: Session, job: str | None, refetch: bool) -> FetchDocument:
     last = job or next((view.job.job for view in reversed(JobRegistry(session).own)), None)
-    fetched_job = whole_at_home(session, last) if last is not None and not anew else None
+    fetched_job = whole_at_home(session, last) if last is not None and not refetch else None
     try:
         with preconnected_cluster(session) as cluster:
             if fetched_job is not None and job not in (None, *cluster.unfetched):
@@ -368,26 +368,26 @@ def refuse_ephemeral(connected: ConnectedCluster, jobs: Sequence[JobRecord]) -> 
             )
 
 
-def _unfetched_error(job: JobRecord, owed: Sequence[Owed], lost: Mapping[int, str]) -> Unfetched:
+def _unfetched_error(job: JobRecord, unfetched: Sequence[Owed], lost: Mapping[int, str]) -> Unfetched:
     """Return the error that lists the unfetched files with next steps, and the reasons of `lost` parts."""
-    sizes = [file.size for file in owed if file.path != ALL]
+    sizes = [file.size for file in unfetched if file.path != ALL]
     parts = [amount(len(sizes), sum(sizes))] if sizes else []
-    parts += [f"everything on {node_name(file.node)}" for file in owed if file.path == ALL]
+    parts += [f"everything on {node_name(file.node)}" for file in unfetched if file.path == ALL]
     exclude = f"awsddp fetch {job.job} -o 'job.exclude=[\"PATTERN\"]'   # leave them on the nodes"
     return Unfetched(
         f"{' and '.join(parts)} of the results of {job.job} are not fetched",
-        "\n".join((_list_files(owed), *lost.values())),
-        "\n".join(dict.fromkeys([*(file.remedy for file in owed), exclude])),
+        "\n".join((_list_files(unfetched), *lost.values())),
+        "\n".join(dict.fromkeys([*(file.remedy for file in unfetched), exclude])),
     )
 
 
-def _list_files(owed: Sequence[Owed]) -> str:
-    sizes = [f" ({size_text(file.size)})" if file.size else "" for file in owed]  # 0: unknown
+def _list_files(unfetched: Sequence[Owed]) -> str:
+    sizes = [f" ({size_text(file.size)})" if file.size else "" for file in unfetched]  # 0: unknown
     lines = [
         f"{node_name(file.node)}: {file.path}{size}: {file.why}"
-        for file, size in zip(owed[:NAMED], sizes, strict=False)
+        for file, size in zip(unfetched[:NAMED], sizes, strict=False)
     ]
-    return "\n".join(lines + ([f"and {len(owed) - NAMED} more"] if len(owed) > NAMED else []))
+    return "\n".join(lines + ([f"and {len(unfetched) - NAMED} more"] if len(unfetched) > NAMED else []))
 
 
 def _query_manifests(

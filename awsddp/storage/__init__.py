@@ -1,1 +1,1 @@
-"""Where data comes from and results go: folders here, buckets of S3."""
+"""Storage of data and results: local folders and S3 buckets."""

@@ -1,4 +1,4 @@
-"""The newest checkpoint among the results here."""
+"""Find the newest checkpoint in fetched results, and stage it for the nodes."""
 
 import contextlib
 import os
@@ -12,9 +12,10 @@ from awsddp.agent.s3.checkpoints import LATEST, Found, find_checkpoints, flaw_of
 
 
 def newest_checkpoint(results: Path) -> "Checkpoint | None":
-    """Return the checkpoint of `results` (runs/JOB) to resume, None without one (agent/s3/checkpoints.py).
+    """Return the checkpoint in `results` (runs/JOB) to resume from, None without one.
 
-    Nodes share no file system: a folder may have files on each.
+    The rules are in agent/s3/checkpoints.py. Nodes share no file system: the files of a checkpoint folder may
+    lie on several nodes.
     """
     job, results = results.name, results.resolve()
     nodes = sorted(path for path in results.glob("node*") if path.is_dir())
@@ -25,41 +26,45 @@ def newest_checkpoint(results: Path) -> "Checkpoint | None":
                 by_path[path.relative_to(node).as_posix()].append(path)
     links = [link for node in nodes if (link := node / LATEST).is_symlink()]
     targets = [link.resolve() for link in links]
-    named = {"/".join(one.relative_to(results).parts[1:]) for one in targets if one.is_relative_to(results)}
+    targets = [target for target in targets if target.is_relative_to(results)]
+    named = {"/".join(target.relative_to(results).parts[1:]) for target in targets}
     best: tuple[tuple[bool, bool, float], Checkpoint] | None = None
-    for one, paths in find_checkpoints(by_path, named).items():
+    for match, paths in find_checkpoints(by_path, named).items():
         files_of = [path for name in paths for path in by_path[name]]
-        for made, files in _made(job, results, one, files_of):
-            flaws = {path: flaw_of(path, path.as_posix()) for path in _described(one, files)}
-            if "torn" in flaws.values() and not one.trees:
+        for checkpoint, files in _make_checkpoints(job, results, match, files_of):
+            flaws = {path: flaw_of(path, path.as_posix()) for path in _metadata_files(match, files)}
+            if "torn" in flaws.values() and not match.trees:
                 continue
             modified = max(path.stat().st_mtime for path in files)
-            key = worth(one.name, modified, is_weights="weights" in flaws.values(), named=named)
+            key = worth(match.name, modified, is_weights="weights" in flaws.values(), named=named)
             if best is None or key >= best[0]:
-                best = key, made
+                best = key, checkpoint
     return best[1] if best else None
 
 
-def _made(
-    job: str, results: Path, one: Found, files: list[Path]
+def _make_checkpoints(
+    job: str, results: Path, match: Found, files: list[Path]
 ) -> Iterator[tuple["Checkpoint", list[Path]]]:
-    """Yield a checkpoint with its files: of a file those of each node, of a folder all nodes together."""
-    if not one.trees:
+    """Yield checkpoints with their files: each file by itself, a folder with the files of all nodes."""
+    if not match.trees:
         for path in files:
             yield Checkpoint(job=job, parts=(path,)), [path]
         return
-    tops = sorted({results / path.relative_to(results).parts[0] / one.name for path in files})
+    tops = sorted({results / path.relative_to(results).parts[0] / match.name for path in files})
     yield Checkpoint(job=job, parts=tuple(tops), members=frozenset(files)), files
 
 
-def _described(one: Found, files: Iterable[Path]) -> list[Path]:
-    """Return the files of a checkpoint that say what it holds."""
-    return [path for path in files if not one.trees or path.as_posix().endswith(f"/{one.name}/.metadata")]
+def _metadata_files(match: Found, files: Iterable[Path]) -> list[Path]:
+    """Return the files of a checkpoint that describe its content."""
+    return [path for path in files if not match.trees or path.as_posix().endswith(f"/{match.name}/.metadata")]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """A checkpoint of the job `job`: a file, or the parts of a folder that its nodes have, with its files."""
+    """A checkpoint of a job: a file, or a folder of which each node has a part.
+
+    `parts` are the file or the folder's parts, `members` the files of a folder.
+    """
 
     job: str
     parts: tuple[Path, ...]
@@ -67,26 +72,26 @@ class Checkpoint:
 
     @property
     def name(self) -> str:
-        """Its name in the folder `folder` on a node."""
+        """The file or folder name within `folder` on a node."""
         return self.parts[0].name
 
     @property
     def shown(self) -> str:
-        """Where it is, as it is told."""
+        """The path to show to the user."""
         return str(self.parts[0])
 
     @property
     def folder(self) -> str:
-        """The folder beside the synced one that holds it on a node."""
+        """The folder on a node that receives the checkpoint, next to the project folder."""
         return f"resume-{self.job}"
 
     @contextlib.contextmanager
     def staged(self) -> Iterator[Path]:
-        """Yield a folder that holds it alone, for as long as the context; files are linked, not copied."""
+        """Yield a temporary folder that contains only the checkpoint, as hard links where possible."""
         import tempfile
 
-        beside = self.parts[0].parent
-        with tempfile.TemporaryDirectory(dir=beside, prefix=".resume-") as folder:
+        parent = self.parts[0].parent
+        with tempfile.TemporaryDirectory(dir=parent, prefix=".resume-") as folder:
             for part in self.parts:
                 for path in self.members or self.parts:
                     if path.is_relative_to(part):

@@ -1,4 +1,4 @@
-"""--data: what its sources hold, for a plan; and onto the nodes of a job, before its ranks."""
+"""--data: list the data sources of a job for a plan, and copy them to its nodes before the ranks start."""
 
 import contextlib
 import hashlib
@@ -37,24 +37,24 @@ if TYPE_CHECKING:
     from awsddp.nodes.project_files import Listing
 
 MOST_LISTED = 100_000
-"""How many objects of a source a plan lists, in 100 requests."""
+"""How many objects of a source a plan lists at most, in 100 requests."""
 _MODULES = ("file_tree", "s3.store", "s3.download")
 _PACKAGES = ("botocore", "s3transfer", "jmespath", "dateutil", "six", "urllib3")
-"""What agent/s3/store.py needs, of this machine, for a node whose Python lacks it."""
+"""The packages of this machine that a node without boto3 needs for agent/s3/store.py."""
 _MODELS = ("s3", "sts", "endpoints.json", "partitions.json", "sdk-default-configuration.json", "_retry.json")
-"""Which models of AWS's services go with it."""
+"""The botocore data files that are sent with them."""
 BUNDLE = "boto3"
 _PAGE_BYTES = 1 << 20
-"""How long a page of what a bucket has of a folder is, about."""
+"""The approximate size of a page of the list of files that a bucket has."""
 _Row = tuple[int, int, int, int, str]
-_LISTS = 20
-"""How often, about, it is written down while a folder goes to a bucket what of it is there."""
+_LIST_WRITES = 20
+"""Approximately how often this list is written while a folder is uploaded."""
 _SILENT_S = 120.0
-_PASSED = ("HF_", "SSL_CERT_FILE", "REQUESTS_CABUNDLE", "http_proxy", "https_proxy", "no_proxy")
-"""How variables of the job begin that Hugging Face's program gets."""
+_PASSED_PREFIXES = ("HF_", "SSL_CERT_FILE", "REQUESTS_CABUNDLE", "http_proxy", "https_proxy", "no_proxy")
+"""Prefixes of the job's variables that are passed to Hugging Face's program."""
 
 
-class _Said(msgspec.Struct, frozen=True):
+class _DownloadResult(msgspec.Struct, frozen=True):
     """The answer of agent/s3/download.py."""
 
     copied: Amount = 0
@@ -67,30 +67,32 @@ class _Said(msgspec.Struct, frozen=True):
 
 
 def check_sources(spec: JobSpec, *, internet: bool = True) -> None:
-    """Raise ConfigError for a folder of data that is not here, and for what the nodes cannot reach."""
+    """Raise ConfigError for a missing local data folder and for sources that the nodes cannot reach."""
     label = spec.label("data.sources")
-    for one in data_sources(spec.data.sources):
-        if one.kind == "folder" and not Path(one.at).expanduser().is_dir():
-            next = "name a folder, or s3://bucket/prefix"
-            raise ConfigError(f"{label}: {one.at} is no folder here", "", next)
-        if one.kind == "hf" and not internet:
-            next = f"hf download {one.at} --repo-type dataset --local-dir data   # here; then --data ./data"
-            raise ConfigError(f"{label}: the nodes do not reach {one}", "they have no internet", next)
+    for source in data_sources(spec.data.sources):
+        if source.kind == "folder" and not Path(source.at).expanduser().is_dir():
+            step = "name a folder, or s3://bucket/prefix"
+            raise ConfigError(f"{label}: {source.at} is not a local folder", "", step)
+        if source.kind == "hf" and not internet:
+            command = f"hf download {source.at} --repo-type dataset --local-dir data"
+            step = f"{command}   # here; then --data ./data"
+            raise ConfigError(f"{label}: the nodes do not reach {source}", "they have no internet", step)
 
 
 def listed_data(spec: JobSpec, target: Target, *, internet: bool) -> tuple[Data, ...]:
-    """Return what the sources of a job's data hold, as far as this machine's login may list them.
+    """Return size and number of files of a job's data sources, as far as this machine's login may list them.
 
-    Raises ConfigError for a folder that cannot be sent, for what the nodes cannot reach or S3 does not have.
+    Raises ConfigError for a folder that cannot be sent, and for sources that the nodes cannot reach or that
+    S3 does not have.
     """
     check_sources(spec, internet=internet)
-    return tuple(each(partial(_listed, spec, target), data_sources(spec.data.sources)))
+    return tuple(each(partial(_list_source, spec, target), data_sources(spec.data.sources)))
 
 
-def _listed(spec: JobSpec, target: Target, source: Source) -> Data:
+def _list_source(spec: JobSpec, target: Target, source: Source) -> Data:
     data = Data(name=source.name, source=str(source))
     if source.kind == "folder":
-        files = _files(source)
+        files = _list_files(source)
         return replace(data, bytes=files.size, files=len(files.entries))
     if source.kind == "hf":
         return replace(data, why="Hugging Face is not asked")
@@ -102,27 +104,27 @@ def _listed(spec: JobSpec, target: Target, source: Source) -> Data:
         Store, region=target.region, endpoint=target.endpoint, session=session_of(target), payer=payer
     )
     try:
-        store, things = listing(Place(source.at, source.part), make, most=MOST_LISTED)
+        store, objects = listing(Place(source.at, source.part), make, most=MOST_LISTED)
     except Refusal as refusal:
         why = refusal.document["why"]
-        if refusal.code in ("NoSuchBucket", ""):  # or nothing below the prefix
+        if refusal.code in ("NoSuchBucket", ""):  # "": nothing below the prefix
             raise ConfigError(str(refusal), why, refusal.document["next"]) from refusal
         return replace(data, why=f"{refusal}: {why}".rstrip(": "), requester_pays=payer)
     with contextlib.closing(store):
         return replace(
             data,
-            bytes=sum(one.size for one in things),
-            files=len(things),
-            at_least=len(things) == MOST_LISTED,
+            bytes=sum(item.size for item in objects),
+            files=len(objects),
+            at_least=len(objects) == MOST_LISTED,
             region=store.region(source.at),
             requester_pays=payer,
         )
 
 
 def bring(connected: ConnectedCluster, nodes: Collection[int], spec: JobSpec) -> None:
-    """Bring the data of a job to its nodes, all at once; what is there already does not travel.
+    """Copy the data of a job to its nodes in parallel, except files that they already have.
 
-    `spec` has the variables of its ranks. Raises ConfigError, CloudError, and NodesFailed, naming the source.
+    `spec` has the variables of the ranks. Raises ConfigError, CloudError, NodesFailed with the source's name.
     """
     sources = list(data_sources(spec.data.sources))
     if not sources:
@@ -131,112 +133,119 @@ def bring(connected: ConnectedCluster, nodes: Collection[int], spec: JobSpec) ->
 
     fleet = connected.fleet
     check_sources(spec, internet=connected.cluster.record.internet)
-    folders = {one.name: _files(one) for one in sources if one.kind == "folder"}
+    folders = {source.name: _list_files(source) for source in sources if source.kind == "folder"}
     for name, listing in folders.items():
         for path, why in listing.skipped:
             connected.session.on_event(Event(f"not sent of the data {name}: {path}: {why}"))
     if spec.job.save_to is not None:
-        above = Place(*s3_place(spec.job.save_to))
-        for number, one in enumerate(sources):
-            files = folders.get(one.name)  # objects know no links, and their keys are Unicode
-            if files and files.size and all(it.kind != "l" and it.path.isprintable() for it in files.entries):
+        parent = Place(*s3_place(spec.job.save_to))
+        for number, source in enumerate(sources):
+            files = folders.get(source.name)  # objects cannot be links, and their keys are Unicode
+            if (
+                files
+                and files.size
+                and all(file.kind != "l" and file.path.isprintable() for file in files.entries)
+            ):
                 try:
-                    sources[number] = _by_bucket(connected.cluster, one.name, folders.pop(one.name), above)
+                    sources[number] = _upload_folder(
+                        connected.cluster, source.name, folders.pop(source.name), parent
+                    )
                 except NotFoundError as error:
-                    raise no_bucket(above.bucket, connected.cluster.aws.region) from error
+                    raise no_bucket(parent.bucket, connected.cluster.aws.region) from error
                 except OSError as error:
-                    why, next = str(error), "awsddp train   # again: what is there does not travel"
-                    raise ConfigError(f"data {one.name} cannot be read", why, next) from error
+                    step = "awsddp train   # again: what is there does not travel"
+                    raise ConfigError(f"data {source.name} cannot be read", str(error), step) from error
     variables = with_secrets(spec).env.variables
     message = {
-        "sources": [one._asdict() for one in sources],
+        "sources": [source._asdict() for source in sources],
         "bytes": sum(files.size for files in folders.values()),
         "payer": spec.data.requester_pays,
-        "environ": {name: text for name, text in variables.items() if name.startswith(_PASSED)},
+        "environ": {name: text for name, text in variables.items() if name.startswith(_PASSED_PREFIXES)},
     }
-    _ask(connected, nodes, message, DATA)
+    _download(connected, nodes, message, DATA)
     for name, files in folders.items():
         folder = f"{DATA.rpartition('/')[2]}/{name}"
         push(files, fleet, folder=folder, nodes=nodes, on_event=connected.session.on_event)
 
 
-def _by_bucket(cluster: LocatedCluster, name: str, files: "Listing", above: Place) -> Source:
-    """Have a bucket hold a folder of this machine's, and return what its nodes copy it from.
+def _upload_folder(cluster: LocatedCluster, name: str, files: "Listing", parent: Place) -> Source:
+    """Upload a local folder to the bucket, and return the S3 source from which the nodes copy it.
 
-    What is there already does not travel. Raises CloudError, ConfigError, OSError.
+    Files that the bucket already has are skipped. Raises CloudError, ConfigError, OSError.
     """
     from awsddp.aws.login import session_name
     from awsddp.nodes.catalog import signing_key
 
     owner = hashlib.sha256(f"{session_name()}:{files.root}".encode()).hexdigest()[:16]
-    above = above.below(f"{FOLDERS}/{owner}")
-    where = above.below(name)
-    paths = (one.path for one in files.entries if one.kind == "f")
+    parent = parent.below(f"{FOLDERS}/{owner}")
+    uri = parent.below(name)
+    paths = (file.path for file in files.entries if file.kind == "f")
     wanted = {path: stamp_of(Path(files.root, path).stat()) for path in paths}
-    with store_at(cluster.target, where) as store:
-        there = {one.key.removeprefix(f"{where.prefix}/"): (one.size, one.etag) for one in store.list(where)}
-        sent = _Sent(store, above, name, secret=signing_key(cluster.session.home / "packages").hex())
-        sent.read(lambda path, row: row[:4] == wanted.get(path) and (row[0], row[4]) == there.get(path))
+    with store_at(cluster.target, uri) as store:
+        prefix = f"{uri.prefix}/"
+        stored = {item.key.removeprefix(prefix): (item.size, item.etag) for item in store.list(uri)}
+        sent = _SentFiles(store, parent, name, secret=signing_key(cluster.session.home / "packages").hex())
+        sent.read(lambda path, row: row[:4] == wanted.get(path) and (row[0], row[4]) == stored.get(path))
         missing = {path: Path(files.root, path) for path in wanted if path not in sent.rows}
         size, done = sum(wanted[path][0] for path in missing), 0
 
         def on_bytes(count: int) -> None:
             nonlocal done
             done += count
-            text = f"sending {size_text(size)} of data to {where}"
+            text = f"sending {size_text(size)} of data to {uri}"
             cluster.session.on_event(Event(text, who="", fraction=min(1.0, max(done, 0) / size), size=size))
 
         def delete(path: str) -> None:
-            store.client.delete_object(Bucket=where.bucket, Key=where.key(path))
+            store.client.delete_object(Bucket=uri.bucket, Key=uri.key(path))
 
         sent.write()
-        for _ in store.each(delete, there.keys() - wanted.keys()):
+        for _ in store.each(delete, stored.keys() - wanted.keys()):
             pass
-        names, count = iter(missing), max(AT_ONCE, len(missing) // _LISTS)
+        names, count = iter(missing), max(AT_ONCE, len(missing) // _LIST_WRITES)
         while batch := list(itertools.islice(names, count)):
-            etags = store.send({path: missing[path] for path in batch}, where, on_bytes)
+            etags = store.send({path: missing[path] for path in batch}, uri, on_bytes)
             sent.rows |= {path: (*wanted[path], etags[path]) for path in batch}
             sent.write()
-    return Source(name, "s3", where.bucket, where.prefix)
+    return Source(name, "s3", uri.bucket, uri.prefix)
 
 
-class _Sent:
-    """Which files of a folder a bucket has: `rows` hold the stamp of each and its ETag there, by path.
+class _SentFiles:
+    """The list of the files of a local folder that a bucket has: by path, `rows` has file stamp and ETag.
 
-    They lie in pages, ABOVE/.NAME/0 and so on, which ABOVE/NAME.json lists; that is signed with a `secret` of
-    this machine, as others may write there.
+    It is stored in pages, PARENT/.NAME/0 and so on. PARENT/NAME.json lists the pages, and is signed with a
+    `secret` of this machine, as others may write to the bucket.
     """
 
-    def __init__(self, store: Store, above: Place, name: str, *, secret: str) -> None:
-        self._store, self._above, self._name, self._secret = store, above, name, secret
+    def __init__(self, store: Store, parent: Place, name: str, *, secret: str) -> None:
+        self._store, self._parent, self._name, self._secret = store, parent, name, secret
         self._pages: dict[bytes, Ref] = {}
         self.rows: dict[str, _Row] = {}
 
-    def read(self, holds: Callable[[str, _Row], bool]) -> None:
-        """Take in what is written down there and `holds`; what no awsddp wrote tells nothing."""
-        wrong = ValueError, RecursionError, msgspec.ValidationError, Changed
-        with contextlib.suppress(*wrong):
-            document = self._store.document(self._above, f"{self._name}.json")
+    def read(self, is_valid: Callable[[str, _Row], bool]) -> None:
+        """Read the stored rows for which `is_valid` returns True. Ignores unsigned documents."""
+        invalid = ValueError, RecursionError, msgspec.ValidationError, Changed
+        with contextlib.suppress(*invalid):
+            document = self._store.document(self._parent, f"{self._name}.json")
             if document is None or document.signature != self._sign(f"{self._name}.json", document.body):
                 return
             for ref in msgspec.convert(document.parse(), tuple[Ref, ...]):
-                with contextlib.suppress(*wrong):
-                    body = self._store.content(self._above, Thing(*ref))
+                with contextlib.suppress(*invalid):
+                    body = self._store.content(self._parent, Thing(*ref))
                     page = msgspec.json.decode(body, type=dict[str, _Row])
-                    self.rows |= {path: row for path, row in page.items() if holds(path, row)}
+                    self.rows |= {path: row for path, row in page.items() if is_valid(path, row)}
                     self._pages[body] = ref
 
     def write(self) -> None:
-        """Write down what is known, as far as it is not written. Raises ClientError."""
+        """Write the pages that have changed, and their list. Raises ClientError."""
         pages: dict[bytes, Ref] = {}
         for number, rows in enumerate(_split(self.rows)):
             body, key = msgspec.json.encode(rows), f".{self._name}/{number}"
-            known = self._pages.get(body)
-            if known is None or known.key != key:
-                known = Ref(key, len(body), self._store.put(self._above, key, body))
-            pages[body] = known
+            ref = self._pages.get(body)
+            if ref is None or ref.key != key:
+                ref = Ref(key, len(body), self._store.put(self._parent, key, body))
+            pages[body] = ref
         if pages != self._pages:
-            self._store.write(self._above, f"{self._name}.json", list(pages.values()), sign=self._sign)
+            self._store.write(self._parent, f"{self._name}.json", list(pages.values()), sign=self._sign)
         self._pages = pages
 
     def _sign(self, name: str, body: bytes) -> str:
@@ -257,42 +266,45 @@ def _split(rows: Mapping[str, _Row]) -> Iterator[dict[str, _Row]]:
 
 
 def bring_checkpoint(connected: ConnectedCluster, checkpoint: Checkpoint, nodes: Collection[int]) -> None:
-    """Send a checkpoint to nodes of a job, or have them bring it from S3. Raises NodesFailed, ConfigError."""
+    """Send a checkpoint to nodes, or let them download it from S3. Raises NodesFailed, ConfigError."""
     from awsddp.nodes.project_files import files_to_send
     from awsddp.nodes.sync import push
 
     if isinstance(checkpoint, SavedCheckpoint):
-        _bring_saved(connected, checkpoint, nodes)
+        _send_saved_checkpoint(connected, checkpoint, nodes)
         return
     with checkpoint.staged() as staged:
         push(files_to_send(staged), connected.fleet, folder=checkpoint.folder, nodes=nodes)
 
 
-def _bring_saved(connected: ConnectedCluster, checkpoint: SavedCheckpoint, nodes: Collection[int]) -> None:
-    """Have nodes bring a checkpoint from S3; where a job that runs replaces it meanwhile, the new one.
+def _send_saved_checkpoint(
+    connected: ConnectedCluster, checkpoint: SavedCheckpoint, nodes: Collection[int]
+) -> None:
+    """Let nodes download a checkpoint from S3, again if a running job replaces its files.
 
-    Raises NodesFailed, ConfigError where another one is the newest by now: the ranks get this one's name.
+    Raises NodesFailed; ConfigError if a checkpoint of another name is now the newest: the ranks expect this
+    name.
     """
-    folder, where = f"awsddp/{checkpoint.folder}", str(checkpoint.place)
+    folder, uri = f"awsddp/{checkpoint.folder}", str(checkpoint.place)
     for attempt in range(1 + TRIES):
         try:
-            _ask(connected, nodes, {"place": checkpoint.place, "files": checkpoint.files}, folder)
+            _download(connected, nodes, {"place": checkpoint.place, "files": checkpoint.files}, folder)
             return
         except NodesFailed as failed:
-            changed = any(getattr(one, "layer", "") == "changed" for one in failed.failures.values())
+            changed = any(getattr(error, "layer", "") == "changed" for error in failed.failures.values())
             if not changed or attempt == TRIES:
                 raise
-        with opened(connected.session, where) as saved:
+        with opened(connected.session, uri) as saved:
             newest = saved.checkpoint()
         if newest.name != checkpoint.name:
             why = f"{newest.shown} is the newest one now"
-            again = "awsddp train   # again: it takes that one"
-            raise ConfigError(f"{checkpoint.shown} was replaced while it was brought", why, again)
+            step = "awsddp train   # again: it takes that one"
+            raise ConfigError(f"{checkpoint.shown} was replaced while it was brought", why, step)
         checkpoint = newest
 
 
 def send_packages(connected: ConnectedCluster, nodes: Collection[int]) -> None:
-    """Send nodes whose Python cannot talk to S3 what this machine's does it with. Raises NodesFailed."""
+    """Send this machine's S3 packages to nodes whose Python has no boto3. Raises NodesFailed."""
     from awsddp.nodes.project_files import files_to_send
     from awsddp.nodes.sync import push
 
@@ -306,61 +318,63 @@ def send_packages(connected: ConnectedCluster, nodes: Collection[int]) -> None:
         )
 
 
-def _files(source: Source) -> "Listing":
+def _list_files(source: Source) -> "Listing":
     from awsddp.nodes.project_files import files_to_send
 
     return files_to_send(Path(source.at).expanduser(), results=".awsddp")
 
 
-def _ask(
+def _download(
     connected: ConnectedCluster, nodes: Collection[int], message: Mapping[str, Any], folder: str
 ) -> None:
-    """Have nodes copy to a folder in their home folder, with what that needs. Raises NodesFailed."""
+    """Let nodes download to a folder in their home directory. Raises NodesFailed."""
     from awsddp.nodes.environments import answers
     from awsddp.nodes.node_failures import Layer, NodeFailure
 
-    place = {"region": connected.cluster.aws.region, "endpoint": connected.cluster.target.node_s3}
+    s3_settings = {"region": connected.cluster.aws.region, "endpoint": connected.cluster.target.node_s3}
 
-    def copy(nodes: Collection[int]) -> dict[int, _Said | NodeError]:
+    def copy(nodes: Collection[int]) -> dict[int, _DownloadResult | NodeError]:
         requests = {}
         for node in nodes:
-            found = connected.cluster.record.found[node]
-            folders = {"folder": f"{found.home}/{folder}", "packages": f"{found.home}/awsddp/{BUNDLE}"}
-            asked = {**message, **place, **folders}
-            requests[node] = program.node_program(found.python, _MODULES, asked)
+            prepared = connected.cluster.record.found[node]
+            folders = {"folder": f"{prepared.home}/{folder}", "packages": f"{prepared.home}/awsddp/{BUNDLE}"}
+            request = {**message, **s3_settings, **folders}
+            requests[node] = program.node_program(prepared.python, _MODULES, request)
         failed = "the data could not be copied"
-        return answers(connected.fleet, requests, _Said, failed=failed, silent_s=_SILENT_S)
+        return answers(connected.fleet, requests, _DownloadResult, failed=failed, silent_s=_SILENT_S)
 
-    told = copy(nodes)
-    lacking = [node for node, one in told.items() if isinstance(one, _Said) and one.lacks]
+    results = copy(nodes)
+    lacking = [
+        node for node, result in results.items() if isinstance(result, _DownloadResult) and result.lacks
+    ]
     if lacking:
         send_packages(connected, lacking)
-        told |= copy(lacking)
-    for node, one in told.items():
-        if isinstance(one, _Said) and one.failed:
-            layer: Layer = "changed" if one.changed else "files"
-            told[node] = NodeFailure(node, layer, one.failed, one.why, one.next)
-    for node, said in split(told).items():
-        if "place" in message or any(one["kind"] != "folder" for one in message["sources"]):
-            text = f"data: {amount(int(said.copied), int(said.bytes))} copied"
+        results |= copy(lacking)
+    for node, result in results.items():
+        if isinstance(result, _DownloadResult) and result.failed:
+            layer: Layer = "changed" if result.changed else "files"
+            results[node] = NodeFailure(node, layer, result.failed, result.why, result.next)
+    for node, result in split(results).items():
+        if "place" in message or any(source["kind"] != "folder" for source in message["sources"]):
+            text = f"data: {amount(int(result.copied), int(result.bytes))} copied"
             connected.session.on_event(Event(text, who=node_name(node), fraction=1.0))
 
 
 @contextlib.contextmanager
 def _packages() -> Iterator[Path]:
-    """Yield a folder with the packages of this machine that a node needs to reach S3."""
-    with tempfile.TemporaryDirectory() as made:
+    """Yield a temporary folder with the packages of this machine that a node needs for S3."""
+    with tempfile.TemporaryDirectory() as folder:
         for name in _PACKAGES:
             spec = importlib.util.find_spec(name)
             assert spec is not None and spec.origin is not None, "botocore needs it"
             path = Path(spec.origin)
             if path.name != "__init__.py":
-                shutil.copy2(path, made)
+                shutil.copy2(path, folder)
                 continue
-            shutil.copytree(path.parent, Path(made, name), ignore=_left_out)
-        yield Path(made)
+            shutil.copytree(path.parent, Path(folder, name), ignore=_ignored_names)
+        yield Path(folder)
 
 
-def _left_out(folder: str, names: list[str]) -> list[str]:
+def _ignored_names(folder: str, names: list[str]) -> list[str]:
     is_models = folder.endswith("/botocore/data")
     return [name for name in names if name == "__pycache__" or (is_models and name not in _MODELS)]

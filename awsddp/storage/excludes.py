@@ -1,4 +1,4 @@
-"""Patterns of results that stay on the nodes."""
+"""Exclude patterns of results."""
 
 from collections.abc import Iterable
 
@@ -6,7 +6,7 @@ from awsddp.errors import ConfigError
 
 
 def exclude_patterns(lines: Iterable[str]) -> list[tuple[str, bool]]:
-    """Return gitignore patterns as the node matches them: regular expressions, and whether each excludes.
+    """Return gitignore patterns in the form that the node matches: (regular expression, excludes).
 
     Raises ConfigError.
     """
@@ -17,5 +17,7 @@ def exclude_patterns(lines: Iterable[str]) -> list[tuple[str, bool]]:
     except ValueError as error:
         raise ConfigError("job.exclude: not a gitignore pattern", str(error)) from error
     return [
-        (one.regex.pattern, one.include) for one in spec.patterns if one.regex and one.include is not None
+        (pattern.regex.pattern, pattern.include)
+        for pattern in spec.patterns
+        if pattern.regex and pattern.include is not None
     ]

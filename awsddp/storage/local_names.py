@@ -1,4 +1,4 @@
-"""Under which names the results of all nodes come together here, and which are too large."""
+"""Local names for the results of all nodes, and the files that exceed the size limit."""
 
 import os
 import posixpath
@@ -18,44 +18,44 @@ _LONGEST = 255  # bytes of a name, on all file systems of today
 
 
 def name_at_home(manifests: Mapping[int, Manifest]) -> list[ResultFile]:
-    """Return the files, then the links, of all nodes under names that differ on every local file system.
+    """Return the files, then the links, of all nodes under names that are unique on every local file system.
 
-    Names that differ in case or Unicode form only, or are equal, are told apart by a suffix: name~2. Control
-    characters are written out, as in "a\\x1b": `ls` and a prompt show a name as it is.
+    Equal names, and names that differ only in case or Unicode form, get a suffix: name~2. Control characters
+    are escaped, as in "a\\x1b": `ls` and a prompt would print them.
     """
     names = _Names()
-    found = [replace(one, node=node) for node, manifest in manifests.items() for one in manifest.files]
-    found.sort(key=lambda one: (one.target is not None, one.node, one.home, one.path))
-    homes = [names.add(one.home) for one in found]
+    files = [replace(file, node=node) for node, manifest in manifests.items() for file in manifest.files]
+    files.sort(key=lambda file: (file.target is not None, file.node, file.home, file.path))
+    local_names = [names.add(file.home) for file in files]
     return [
-        replace(one, home=home, target=one.target and names.of(one.target))
-        for one, home in zip(found, homes, strict=True)
+        replace(file, home=local_name, target=file.target and names.of(file.target))
+        for file, local_name in zip(files, local_names, strict=True)
     ]
 
 
-def begins(path: Path, one: ResultFile) -> bool:
-    """Tell whether a file begins, in all likelihood, with what a node described. Raises OSError."""
-    return sample(path, one.size) == one.sample
+def begins(path: Path, described: ResultFile) -> bool:
+    """Return True if a file begins with the content that a node described, by its sample. Raises OSError."""
+    return sample(path, described.size) == described.sample
 
 
 def over_limit(files: Iterable[ResultFile], limit: float, *, results: Path) -> list[ResultFile]:
-    """Return what exceeds `limit` bytes in all: the largest files are left out first.
+    """Return the largest files, without which the others have at most `limit` bytes in total.
 
-    What is in `results` (runs/JOB) already costs nothing more.
+    Files that are already in `results` (runs/JOB) do not count.
     """
     total, excess = 0, []
-    for one in sorted(files, key=lambda one: (one.size, one.home)):
-        path = results / one.home
-        if not one.limited or (os.path.lexists(path) and path.lstat().st_size == one.size):
+    for file in sorted(files, key=lambda file: (file.size, file.home)):
+        path = results / file.home
+        if not file.limited or (os.path.lexists(path) and path.lstat().st_size == file.size):
             continue
-        total += one.size
+        total += file.size
         if total > limit:
-            excess.append(one)
+            excess.append(file)
     return excess
 
 
 class _Names:
-    """Names within one local folder. The first that asks for a name gets it."""
+    """Assigns names within one local folder, first come, first served."""
 
     def __init__(self) -> None:
         self._taken: set[tuple[str, str]] = set()
@@ -64,31 +64,31 @@ class _Names:
         self._files: dict[str, str] = {}
 
     def add(self, path: str) -> str:
-        """Return the name of one more file that would be `path`."""
-        given = self._free(path)
-        self._files.setdefault(path, given)
-        return given
+        """Return a free name for another file with the remote path `path`."""
+        name = self._assign(path)
+        self._files.setdefault(path, name)
+        return name
 
     def of(self, path: str) -> str:
-        """Return the name of the file or folder that would be `path`, as far as there is one."""
+        """Return the name assigned to the first file or folder with the remote path `path`."""
         return self._files.get(path) or self._folders.get(path) or terminal_safe.name(path)
 
-    def _free(self, path: str) -> str:
-        above, name = posixpath.split(path)
-        if above not in self._folders:
-            self._folders[above] = self._free(above)
-        folder = self._folders[above]
+    def _assign(self, path: str) -> str:
+        parent, name = posixpath.split(path)
+        if parent not in self._folders:
+            self._folders[parent] = self._assign(parent)
+        folder = self._folders[parent]
         name = fsdecode(fsencode(terminal_safe.name(name))[:_LONGEST])
-        stem = f"{name}~" if _key(name) == ".git" else name  # git runs what the settings in a .git say
-        name, wanted = stem, (folder, _key(stem))
+        stem = f"{name}~" if _key(name) == ".git" else name  # git runs commands from the settings in a .git
+        name, requested = stem, (folder, _key(stem))
         while (folder, _key(name)) in self._taken:
-            self._counts[wanted] += 1
-            suffix = f"~{self._counts[wanted]}"
+            self._counts[requested] += 1
+            suffix = f"~{self._counts[requested]}"
             name = fsdecode(fsencode(stem)[: _LONGEST - len(suffix)]) + suffix
         self._taken.add((folder, _key(name)))
         return posixpath.join(folder, name)
 
 
 def _key(name: str) -> str:
-    """Return what names have in common that some file system takes for one."""
+    """Return a key that is equal for names that some file system treats as the same."""
     return unicodedata.normalize("NFC", unicodedata.normalize("NFD", name).casefold())

@@ -1,4 +1,4 @@
-"""The loss over the steps, drawn as SVG."""
+"""Draw the loss over the steps as SVG."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,22 +15,22 @@ Points = list[tuple[float, float]]
 
 
 def loss_plot(rows: Rows, *, title: str, outlier: int | None = None) -> str | None:
-    """Return an SVG of the loss over the steps: a line for each of at most eight ranks, `outlier` among them.
+    """Return an SVG of the loss over the steps: a line for each of at most eight ranks, including `outlier`.
 
-    None where no rank has two points. A row without a rank is of rank 0; one without a step is counted.
+    None if no rank has two points. A row without a rank counts for rank 0; rows without a step are numbered.
     """
     points: dict[int, Points] = {}
     for row in rows:
         rank, value, step = row.get("rank", 0), number(row.get("loss")), number(row.get("step"))
         if type(rank) is int and value is not None:
-            some = points.setdefault(rank, [])
-            some.append((len(some) if step is None else step, value))
-    ranks = [rank for rank, some in points.items() if len(some) > 1]
+            rank_points = points.setdefault(rank, [])
+            rank_points.append((len(rank_points) if step is None else step, value))
+    ranks = [rank for rank, rank_points in points.items() if len(rank_points) > 1]
     drawn = sorted(ranks, key=lambda rank: (rank != outlier, rank))[:_MOST_LINES]
-    return _plot({rank: _thinned(points[rank]) for rank in sorted(drawn)}, title) if drawn else None
+    return _plot({rank: _thin_out(points[rank]) for rank in sorted(drawn)}, title) if drawn else None
 
 
-def _thinned(points: Points) -> Points:
+def _thin_out(points: Points) -> Points:
     """Return at most about 300 of the points, the first and the last among them."""
     return [*points[: -1 : max(1, len(points) // _MOST_POINTS)], points[-1]]
 

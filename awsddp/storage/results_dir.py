@@ -1,4 +1,4 @@
-"""A job's results on this machine: where they are, what they say of the job, and which are missing."""
+"""The local results folder of a job: its record, metrics, progress and missing parts."""
 
 import contextlib
 import shlex
@@ -22,31 +22,34 @@ from awsddp.util.format import node_name
 
 
 def missing(connected: ConnectedCluster, job: JobRecord) -> dict[int, str]:
-    """Return why a node's part of a job cannot be fetched now, by the number that the node had."""
-    reached = {connected.fleet.endpoints[node].instance_id for node in connected.fleet.holders(job)}
-    living = {node.instance_id: node for node in (*connected.cluster.nodes, *connected.cluster.excluded)}
+    """Return why parts of a job cannot be fetched now, by the number that the node had in the job."""
+    connected_ids = {connected.fleet.endpoints[node].instance_id for node in connected.fleet.holders(job)}
+    existing = {node.instance_id: node for node in (*connected.cluster.nodes, *connected.cluster.excluded)}
     reasons = {}
-    for one in job.nodes:
-        node, who = living.get(one.instance_id), f"{node_name(one.node)} ({one.instance_id})"
-        if one.instance_id in reached:
+    for job_node in job.nodes:
+        node, label = (
+            existing.get(job_node.instance_id),
+            f"{node_name(job_node.node)} ({job_node.instance_id})",
+        )
+        if job_node.instance_id in connected_ids:
             continue
         if node is None:
-            reasons[one.node] = f"{who} is gone; {_lost(job)}"
+            reasons[job_node.node] = f"{label} is gone; {_lost(job)}"
         elif node.state in ENDED:
             fate = f"its part of job {job.job} is not here: who ended the node may have fetched it"
             fate = _lost(job) if job.job in node.unfetched else fate
-            reasons[one.node] = f"{who} is {node.state}; {fate}"
+            reasons[job_node.node] = f"{label} is {node.state}; {fate}"
         elif node.state != "running":
-            reasons[one.node] = f"{who} is {node.state}; it holds its part of job {job.job}"
+            reasons[job_node.node] = f"{label} is {node.state}; it holds its part of job {job.job}"
         else:
             failure = connected.fleet.failures.get(node.node)
             why = "it is being prepared" if failure is None else failure.summary
-            reasons[one.node] = f"{who} holds its part of job {job.job}: {why}"
+            reasons[job_node.node] = f"{label} holds its part of job {job.job}: {why}"
     return reasons
 
 
 def _lost(job: JobRecord) -> str:
-    """Return what remains of a lost node's part of a job."""
+    """Return a text on what remains of a lost node's part of a job."""
     if job.save_to is None:
         return f"its part of job {job.job} is lost"
     saved = f"of its part of job {job.job} there is what was saved to {job.save_to}/{job.job}"
@@ -59,24 +62,24 @@ def still_missing(connected: ConnectedCluster, job: JobRecord) -> dict[int, str]
 
 
 METRICS_CHARACTERS = 64 << 20
-"""How much of a job's metrics is read."""
+"""How many characters of a metrics file are read."""
 EVENTS_BYTES = 16 << 20
-"""How much of an event file is read."""
+"""How many bytes of an event file are read."""
 
 
 def draw_loss(target: Path) -> None:
-    """Draw the loss that rank 0 wrote down, where it did."""
+    """Write loss.svg with the loss of node 0, if its metrics have a loss."""
     from awsddp.storage import loss_plot
 
     rows = metrics_of(target)
-    data = f", {name}" if (name := _data(rows)) else ""
+    data = f", {name}" if (name := _data_name(rows)) else ""
     plot = loss_plot.loss_plot(rows, title=f"training loss, {target.name}{data}")
     if plot is not None:
         (target / "loss.svg").write_text(plot, encoding="utf-8")
 
 
 def metrics_of(target: Path, node: int = 0) -> list[dict[str, Any]]:
-    """Return the metrics that a node's run folder holds; none where there are none."""
+    """Return the rows of metrics.jsonl in a node's run folder; [] without a file."""
     file = target / f"node{node}" / "run" / "metrics.jsonl"
     if not file.is_file():
         return []
@@ -85,7 +88,7 @@ def metrics_of(target: Path, node: int = 0) -> list[dict[str, Any]]:
 
 
 def loss_rows(target: Path, node: int) -> list[dict[str, Any]]:
-    """Return a node's metrics; where they hold no loss, that of its TensorBoard event files."""
+    """Return a node's metrics; if they have no loss, with the rows of its TensorBoard event files."""
     from awsddp.storage import tensorboard
 
     rows = metrics_of(target, node)
@@ -103,25 +106,25 @@ def ranks_of(job: JobRecord) -> dict[int, list[int]]:
 
 
 def written_progress(folder: Path, job: JobRecord) -> tuple[RankProgress, ...]:
-    """Return how far each rank is by the metrics that are in a folder of results."""
+    """Return the progress of each rank from the metrics in a results folder."""
     from awsddp.agent import metrics
 
     return tuple(
-        convert(one.to_json(), RankProgress)
+        convert(rank_progress.to_json(), RankProgress)
         for node, ranks in ranks_of(job).items()
-        for one in metrics.progress(folder / f"node{node}" / "run" / "metrics.jsonl", ranks)
+        for rank_progress in metrics.progress(folder / f"node{node}" / "run" / "metrics.jsonl", ranks)
     )
 
 
 def reached(folder: Path, job: JobRecord) -> RankProgress:
-    """Return how far a job is, or came: by its first rank of which its nodes tell, or else its results.
+    """Return the progress of a job: of the first rank with a loss, as its nodes report or by its results.
 
-    Where that names no loss, the last one of its TensorBoard event files, and its step.
+    Without a loss there, loss and step come from the last row of its TensorBoard event files.
     """
     from awsddp.storage import tensorboard
 
-    told = job.progress or written_progress(folder, job) or (RankProgress(rank=0),)
-    first = next((one for one in told if one.loss is not None), told[0])
+    progress = job.progress or written_progress(folder, job) or (RankProgress(rank=0),)
+    first = next((rank for rank in progress if rank.loss is not None), progress[0])
     for node in ranks_of(job) if first.loss is None else ():
         for file in sorted((folder / f"node{node}").rglob(f"{EVENTS}*"), reverse=True):
             with contextlib.suppress(OSError), file.open("rb") as stream:
@@ -130,93 +133,93 @@ def reached(folder: Path, job: JobRecord) -> RankProgress:
     return first
 
 
-def _data(rows: list[dict[str, Any]]) -> str | None:
-    """Return what the program says it was tested on: the real set, or data made for a rehearsal."""
+def _data_name(rows: list[dict[str, Any]]) -> str | None:
+    """Return the data set that the metrics name: the real one, or data generated for a rehearsal."""
     return next((row["data"] for row in reversed(rows) if isinstance(row.get("data"), str)), None)
 
 
 def job_result(session: Session, job: JobRecord, *, folder: Path | None = None) -> JobDocument:
-    """Return a job as the document of `train`, with the loss and the accuracy that its program wrote down.
+    """Return the `train` document of a job, with loss and accuracy from its metrics.
 
-    `folder` holds its results (None: the one that receives them). `missing` names the nodes whose results are
-    missing.
+    `folder` has its results (None: the folder into which they are fetched). `missing` has the nodes whose
+    results are missing.
     """
     folder = folder or session.results / job.job
-    kept, rows = ended_job(folder), metrics_of(folder)
+    recorded, rows = ended_job(folder), metrics_of(folder)
     accuracies = (
         metric_rows.last_value(metrics_of(folder, node), "accuracy") for node in ranks_of(job) or (0,)
     )
-    saved = newest_checkpoint(folder) if job.state not in ACTIVE else None
+    checkpoint = newest_checkpoint(folder) if job.state not in ACTIVE else None
     return widened(
         JobDocument,
         job,
         reached(folder, job),
-        accuracy=next((one for one in accuracies if one is not None), None),
-        data=_data(rows),
+        accuracy=next((value for value in accuracies if value is not None), None),
+        data=_data_name(rows),
         fetched=is_fetched(folder, job),
-        checkpoint=f"{job.home}/{saved.parts[0].relative_to(folder.resolve())}" if saved else None,
-        missing=kept.missing if kept is not None else job.missing,
+        checkpoint=f"{job.home}/{checkpoint.parts[0].relative_to(folder.resolve())}" if checkpoint else None,
+        missing=recorded.missing if recorded is not None else job.missing,
     )
 
 
 def saved_job(folder: Path) -> JobRecord | None:
-    """Return the job whose results are in a folder; None where its job.json is missing or torn."""
+    """Return the job from job.json in a results folder; None if the file is missing or damaged."""
     with contextlib.suppress(ConfigError, OSError):
         return job_reports.decode((folder / "job.json").read_bytes())
     return None
 
 
 def ended_job(folder: Path) -> JobRecord | None:
-    """Return the job whose results are in a folder if they were fetched after it had ended."""
+    """Return the job from job.json in a results folder if it was fetched after the job's end."""
     job = saved_job(folder)
     return job if job is not None and job.state not in ACTIVE else None
 
 
 def is_fetched(folder: Path, job: JobRecord) -> bool:
-    """Tell whether a folder holds all results of a job, fetched after it had ended.
+    """Return True if a folder has all results of a job, fetched after its end.
 
-    The results of another job of its name, on other machines, do not count.
+    Results of another job with the same name, on other instances, do not count.
     """
-    kept = ended_job(folder)
-    return kept is not None and not kept.missing and kept.nodes == job.nodes
+    recorded = ended_job(folder)
+    return recorded is not None and not recorded.missing and recorded.nodes == job.nodes
 
 
 def refuse_another(session: Session, job: JobRecord, *, strict: bool = False) -> None:
-    """Raise ConfigError where the folder of a job's results holds those of another one, of other machines.
+    """Raise ConfigError if a job's results folder has results of another job, on other instances.
 
-    `strict` is for a job that was read from a place in S3, where others may write: it must name its machines,
-    and they and its place must be those of the job in the folder.
+    `strict` is for a job read from S3, where others may write: it must name its instances, and instances and
+    S3 URI must equal those of the job in the folder.
     """
     folder = session.results / job.job
-    kept = saved_job(folder)
-    machines = {one.instance_id for one in job.nodes}
-    if strict and not machines:
+    recorded = saved_job(folder)
+    instances = {node.instance_id for node in job.nodes}
+    if strict and not instances:
         why = f"what {job.save_to} says of it has no nodes, as awsddp never writes it"
         look = f"aws s3 ls {job.save_to}/{job.job}/   # others than the nodes may write there"
         raise ConfigError(f"job {job.job} is not brought here", why, look)
-    if kept is None or not machines:
+    if recorded is None or not instances:
         return
-    known = {one.instance_id for one in kept.nodes}
-    if machines.isdisjoint(known) or (strict and machines != known):
+    recorded_instances = {node.instance_id for node in recorded.nodes}
+    if instances.isdisjoint(recorded_instances) or (strict and instances != recorded_instances):
         why = f"{folder} holds the results of an older job of that name, of another cluster"
-    elif strict and _place(kept) != _place(job):
-        saved = f"was saved to {kept.save_to}" if kept.save_to else "was not saved to S3"
+    elif strict and _uri(recorded) != _uri(job):
+        saved = f"was saved to {recorded.save_to}" if recorded.save_to else "was not saved to S3"
         why = f"{folder} holds the results of a job of that name that {saved}"
     else:
         return
-    again = shlex.join(["mv", str(folder), f"{folder}-older"])
-    raise ConfigError(f"job {job.job} has no folder for its results", why, f"{again}   # then again")
+    command = shlex.join(["mv", str(folder), f"{folder}-older"])
+    raise ConfigError(f"job {job.job} has no folder for its results", why, f"{command}   # then again")
 
 
-def _place(job: JobRecord) -> tuple[str, str] | None:
-    """Return bucket and prefix where the results of a job are saved."""
+def _uri(job: JobRecord) -> tuple[str, str] | None:
+    """Return bucket and prefix of `save_to` of a job, None without."""
     return None if job.save_to is None else s3_place(job.save_to)
 
 
 def is_owed(session: Session, unfetched: Collection[str], job: JobRecord) -> bool:
-    """Tell whether the nodes hold results of a job that are not fetched, by their tags (`unfetched`).
+    """Return True if the nodes have unfetched results of a job, by the job names in their tags (`unfetched`).
 
-    A job that the tags may only count, and not name, is owed unless all of it is here.
+    If the tags had no room for all names (OLDER_JOBS), a job counts as unfetched unless it is fetched.
     """
     if job.job in unfetched or MORE not in unfetched:
         return job.job in unfetched
@@ -224,32 +227,36 @@ def is_owed(session: Session, unfetched: Collection[str], job: JobRecord) -> boo
 
 
 def older_jobs(connected: ConnectedCluster, tagged: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
-    """Return what MORE stands for on each connected node that is tagged with it, by instance id.
+    """Return the jobs that OLDER_JOBS stands for on each connected node with this tag, by instance id.
 
-    These are all jobs that the node lists and that are not whole here: also those that another machine has
-    fetched, as nothing says so.
+    These are all jobs that the node reports and this machine has not completely fetched, also those that
+    another machine has fetched.
     """
     from awsddp.agent import messages
     from awsddp.agent_client.calls import answers_of
 
     fleet = connected.fleet
-    keys = {node: one.instance_id for node, one in fleet.endpoints.items() if node in fleet.nodes}
-    wishes = {node: messages.State() for node, key in keys.items() if MORE in tagged.get(key, ())}
-    answers = answers_of(fleet, wishes) if wishes else {}
+    instance_ids = {
+        node: endpoint.instance_id for node, endpoint in fleet.endpoints.items() if node in fleet.nodes
+    }
+    requests = {node: messages.State() for node, key in instance_ids.items() if MORE in tagged.get(key, ())}
+    answers = answers_of(fleet, requests) if requests else {}
     return {
-        keys[node]: [one.job for one in answer.jobs if not is_home(connected.session, one.job, keys[node])]
+        instance_ids[node]: [
+            job.job for job in answer.jobs if not is_home(connected.session, job.job, instance_ids[node])
+        ]
         for node, answer in answers.items()
         if not isinstance(answer, AwsddpError)
     }
 
 
 def is_home(session: Session, name: str, instance_id: str) -> bool:
-    """Tell whether a job of this instance is whole here; another instance's may have its name."""
-    kept = whole_at_home(session, name)
-    return kept is not None and instance_id in {one.instance_id for one in kept.nodes}
+    """Return True if all results of a job that ran on this instance are fetched."""
+    fetched = whole_at_home(session, name)
+    return fetched is not None and instance_id in {node.instance_id for node in fetched.nodes}
 
 
 def whole_at_home(session: Session, name: str) -> JobRecord | None:
-    """Return the job of this name if all its results were fetched."""
+    """Return the job of this name if all its results are fetched, else None."""
     job = ended_job(session.results / name)
     return job if job is not None and not job.missing else None

@@ -1,7 +1,7 @@
-"""A job that was saved to S3 (--save-to), by s3://bucket/prefix/JOB: brought here without its nodes.
+"""Download a job that was saved to S3 (--save-to), by its URI s3://bucket/prefix/JOB, without its nodes.
 
-What is there was written by nodes, which are not trusted: their names are checked as if they had answered.
-A file comes as its list names it. Where it is another one by now, the list is read again.
+Nodes wrote the objects and are not trusted: paths are checked as in their answers. A file is downloaded as
+its list describes it; if the object has changed, the list is read again.
 """
 
 import contextlib
@@ -43,42 +43,42 @@ from awsddp.util.parallel import each
 if TYPE_CHECKING:
     from awsddp.nodes.rsync import Progress
 
-_READ_AT_ONCE = ("logs/", ".awsddp/")
+_LOGS = ("logs/", ".awsddp/")
 _METRICS = ("/run/metrics.jsonl", f"/run/{DUMP}")
-_OF_A_JOB = re.compile(r"parts|lists|node\d+")
-"""The folders that a job has at its place."""
-_NAMED = 10
-"""How many files, nodes or jobs are named one by one."""
-_STEPS = 200
-"""How often progress is reported."""
+_JOB_SUBFOLDER = re.compile(r"parts|lists|node\d+")
+"""The subfolders of a job in S3."""
+_MAX_NAMED = 10
+"""How many files, nodes or jobs are listed by name."""
+_REPORTS = 200
+"""How often progress is reported per transfer."""
 
 
 class Changing(AwsddpError, exit_code=1, kind="changing", retryable=True):
-    """Files that were other ones each time that they were read. All else has come: `fetched`, of `job`."""
+    """Files changed whenever they were read. All other results of `job` were downloaded (`fetched`)."""
 
     def __init__(
-        self, where: Place, homes: Sequence[str], job: JobRecord, fetched: Mapping[int, NodeFiles]
+        self, uri: Place, paths: Sequence[str], job: JobRecord, fetched: Mapping[int, NodeFiles]
     ) -> None:
-        again = f"awsddp fetch {typed(where)}   # again, once the job writes less"
-        what, more = "changing faster than it can be read", again
+        message = "changing faster than it can be read"
+        step = f"awsddp fetch {typed(uri)}   # again, once the job writes less"
         if job.state not in ACTIVE:
-            what = "not there as it is listed"
-            named = f"--bucket {where.bucket} --prefix {shlex.quote(where.prefix)}/"
-            more = f"aws s3api list-object-versions {named}   # what was there, if the bucket keeps it"
-        why = f"their lists at {where} were read {TRIES} more times; all else is here"
-        super().__init__(f"{what}: {_few(homes)}", why, more)
+            message = "not there as it is listed"
+            options = f"--bucket {uri.bucket} --prefix {shlex.quote(uri.prefix)}/"
+            step = f"aws s3api list-object-versions {options}   # what was there, if the bucket keeps it"
+        why = f"their lists at {uri} were read {TRIES} more times; all else is here"
+        super().__init__(f"{message}: {_shorten(paths)}", why, step)
         self.job, self.fetched = job, fetched
 
 
 class Lacking(NodeError):
-    """A job is over, and S3 has not all of its results. What is there has come: `fetched`, of `job`."""
+    """S3 does not have all results of an ended `job`. Those that it has were downloaded (`fetched`)."""
 
     def __init__(
-        self, where: Place, nodes: Sequence[int], job: JobRecord, fetched: Mapping[int, NodeFiles]
+        self, uri: Place, nodes: Sequence[int], job: JobRecord, fetched: Mapping[int, NodeFiles]
     ) -> None:
         super().__init__(
-            f"a part of the results of {job.job} is not at {where}",
-            f"{_few([node_name(node) for node in nodes])} did not save all; what is there is here",
+            f"a part of the results of {job.job} is not at {uri}",
+            f"{_shorten([node_name(node) for node in nodes])} did not save all; what is there is here",
             f"awsddp fetch {job.job}   # from its nodes, on the machine that has their key",
         )
         self.job, self.fetched = job, fetched
@@ -86,7 +86,7 @@ class Lacking(NodeError):
 
 @dataclass(frozen=True)
 class _Node:
-    """What a node lists, and by path what each of its files consists of."""
+    """The list of a node as saved and as a manifest; `rows` has the saved files by path."""
 
     listed: Listed
     manifest: Manifest
@@ -94,42 +94,40 @@ class _Node:
 
 
 class Saved:
-    """What a prefix in S3 says of a job. `job` is its record, `where` its place; when it `is_over` the first
-    node has nothing to say any more.
-    """
+    """A job as stored under an S3 URI. `is_over`: the first node has written its final state."""
 
-    def __init__(self, session: Session, store: Store, where: Place) -> None:
-        self._session, self._store, self.where = session, store, where
-        known, self._secret = _known(session, where), None
-        if known is not None and session.folder.key.exists():
-            self._secret = signing_secret(session, known.job)
-        self._lists = Lists(store, where, secret=self._secret)
+    def __init__(self, session: Session, store: Store, uri: Place) -> None:
+        self._session, self._store, self.where = session, store, uri
+        started, self._secret = _find_started_job(session, uri), None
+        if started is not None and session.folder.key.exists():
+            self._secret = signing_secret(session, started.job)
+        self._lists = Lists(store, uri, secret=self._secret)
         index = self._lists.index()
         if index is None or index.document is None:
-            raise self._nothing(is_job=index is not None)
+            raise self._not_found_error(is_job=index is not None)
         self._index, document = index, index.document
         self.is_over = index.state not in ACTIVE
-        made = job_document({document.node: document}, results=session.job_spec.job.results)
-        self.job = replace(made, save_to=str(_above(where)))
-        if known is not None and known.nodes and set(known.nodes) != set(self.job.nodes):
+        job = job_document({document.node: document}, results=session.job_spec.job.results)
+        self.job = replace(job, save_to=str(_parent(uri)))
+        if started is not None and started.nodes and set(started.nodes) != set(self.job.nodes):
             raise NodeError(
-                f"{where} holds a job of that name of other nodes",
-                f"those of {known.job} are {_few([one.instance_id for one in known.nodes])}",
-                f"aws s3 ls {typed(where)}/   # others than the nodes may write there",
+                f"{uri} holds a job of that name of other nodes",
+                f"those of {started.job} are {_shorten([node.instance_id for node in started.nodes])}",
+                f"aws s3 ls {typed(uri)}/   # others than the nodes may write there",
             )
         self._nodes = dict(zip(index.nodes, each(self._read, index.nodes, at_most=AT_ONCE), strict=True))
-        self._came: dict[tuple[int, str], ResultFile] = {}
+        self._downloaded: dict[tuple[int, str], ResultFile] = {}
         self._reading = threading.Lock()
 
     @property
     def lacking(self) -> tuple[int, ...]:
-        """The nodes whose results are not all there."""
-        return tuple(sorted(node for node, one in self._nodes.items() if not one.listed.is_all))
+        """The nodes whose results are not completely in S3."""
+        return tuple(sorted(number for number, node in self._nodes.items() if not node.listed.is_all))
 
     def why_not_all(self, job: JobRecord) -> str:
-        """Return why this place does not hold all results of a job that this machine knows, "" where it does.
+        """Return why S3 does not have all results of a job of this machine, "" if it has them.
 
-        What the lists name must be in the bucket, as they name it.
+        Every listed object must be in the bucket with the listed size and ETag.
         """
         if self._secret is None:
             return "this machine has no key that shows who wrote what is there"
@@ -138,111 +136,114 @@ class Saved:
         if not self.is_over:
             return "it is not over there"
         if self.lacking:
-            return f"{_few([node_name(node) for node in self.lacking])} did not save all"
+            return f"{_shorten([node_name(node) for node in self.lacking])} did not save all"
         parts = (part for node in self._nodes.values() for row in node.rows.values() for part in row.parts)
         needed = {(self.where.key(part.key), part.size, part.etag) for part in parts}
         for thing in self._store.list(self.where):
             needed.discard((thing.key, thing.size, thing.etag))
         absent = [ascii(key) for key, *_ in sorted(needed)]
-        return f"not there as it is listed: {_few(absent)}" if absent else ""
+        return f"not there as it is listed: {_shorten(absent)}" if absent else ""
 
-    def _nothing(self, *, is_job: bool) -> NotFoundError:
-        """Return the error for a place without results, which names other jobs around it."""
-        what = "no results of the job yet" if is_job else "no job"
-        around, names = self._around(is_job=is_job)
-        why, look = "", f"aws s3 ls {typed(around)}/   # what is there"
+    def _not_found_error(self, *, is_job: bool) -> NotFoundError:
+        """Return the error for a URI without results, which suggests other jobs near it."""
+        message = "no results of the job yet" if is_job else "no job"
+        nearby, names = self._find_nearby_jobs(is_job=is_job)
+        why, command = "", f"aws s3 ls {typed(nearby)}/   # what is there"
         if names:
-            why = f"{around}/ has {', '.join(names[-_NAMED:])}"
-            look = f"awsddp jobs {typed(around.below(names[-1]))}"
-        return NotFoundError(f"{what} at {self.where}", why, look)
+            why = f"{nearby}/ has {', '.join(names[-_MAX_NAMED:])}"
+            command = f"awsddp jobs {typed(nearby.below(names[-1]))}"
+        return NotFoundError(f"{message} at {self.where}", why, command)
 
-    def _around(self, *, is_job: bool) -> tuple[Place, list[str]]:
-        """Return the place itself, or else that above it, and what may be other jobs there."""
-        above, own = _above(self.where), posixpath.basename(self.where.prefix)
-        for around in (above,) if is_job else (self.where, above):
+    def _find_nearby_jobs(self, *, is_job: bool) -> tuple[Place, list[str]]:
+        """Return the URI itself or its parent, and the names of folders there that may be other jobs."""
+        parent, job_name = _parent(self.where), posixpath.basename(self.where.prefix)
+        for nearby in (parent,) if is_job else (self.where, parent):
             with contextlib.suppress(self._store.client.exceptions.ClientError):
-                found = islice(self._store.folders(around), 1000)
-                names = [one for one in found if NAME.fullmatch(one) and not _OF_A_JOB.fullmatch(one)]
-                if names := [one for one in names if around != above or one != own]:
-                    return around, names
-        return above, []
+                folders = islice(self._store.folders(nearby), 1000)
+                names = [
+                    name for name in folders if NAME.fullmatch(name) and not _JOB_SUBFOLDER.fullmatch(name)
+                ]
+                if names := [name for name in names if nearby != parent or name != job_name]:
+                    return nearby, names
+        return parent, []
 
     def _read(self, node: int, before: Listed | None = None) -> _Node:
-        """Read what a node lists, with names as it would list them itself. Raises NodeError."""
-        found = self._lists.node(node, launch=self._index.launch, before=before)
+        """Read the list of a node, and check it like the manifest of a node. Raises NodeError."""
+        listed = self._lists.node(node, launch=self._index.launch, before=before)
         with self._lists.checked(f"node{node}.json"):
-            lines = [
-                _line(home, size=row.size, modified=row.modified, sample=row.sample, **_stamp(row))
-                for home, row in found.files.items()
+            entries = [
+                _entry(path, size=row.size, modified=row.modified, sample=row.sample, **_stamp(row))
+                for path, row in listed.files.items()
             ]
-            lines += [_line(home, target=target) for home, target in found.links.items()]
-            manifest = self._manifest(node, lines)
-        return _Node(found, manifest, {_path(home): row for home, row in found.files.items()})
+            entries += [_entry(path, target=target) for path, target in listed.links.items()]
+            manifest = self._manifest(node, entries)
+        return _Node(listed, manifest, {_staging_path(path): row for path, row in listed.files.items()})
 
-    def _manifest(self, node: int, lines: Sequence[Mapping[str, Any]]) -> Manifest:
-        """Return what a node lists. Raises ValueError, ValidationError for what it may not."""
-        made = msgspec.convert({"files": lines, "skipped": []}, Manifest)
-        check_manifest(made, node, [one.rank for one in self.job.ranks if one.node == node])
-        return made
+    def _manifest(self, node: int, entries: Sequence[Mapping[str, Any]]) -> Manifest:
+        """Return the checked manifest of a node. Raises ValueError, ValidationError."""
+        manifest = msgspec.convert({"files": entries, "skipped": []}, Manifest)
+        check_manifest(manifest, node, [rank.rank for rank in self.job.ranks if rank.node == node])
+        return manifest
 
     def bring(self, *, whole: bool) -> dict[int, NodeFiles]:
-        """Bring the results into the folder of the job, `whole` or the logs and metrics alone.
+        """Download all results if `whole`, otherwise only logs and metrics, into the results folder.
 
-        What is there as it should be does not travel; where all was there it is all again, and what lies
-        there stays. Raises ConfigError, NodeError, and Changing once all else has come.
+        Files already downloaded are skipped. In a folder that had all results, existing files stay and
+        missing files are restored. Raises ConfigError, NodeError, and FilesChanged after all other files.
         """
         from awsddp.nodes.download import pull
 
         job, folder = self.job, self._session.results / self.job.job
         refuse_another(self._session, job, strict=True)
         if whole:
-            self._store.abort(_above(self.where), over=())
+            self._store.abort(_parent(self.where), over=())
         is_here, unread = is_fetched(folder, job), list[ResultFile]()
 
         def last(changed: Sequence[ResultFile]) -> Mapping[str, bytes]:
-            unread.extend(one for one in changed if one.path in self._nodes[one.node].rows)
-            lacking = {*(self.lacking if whole else self._nodes), *(one.node for one in unread)}
-            made = encode(replace(job, missing=tuple(sorted(lacking))))
-            return {} if is_here else {"job.json": made}
+            unread.extend(file for file in changed if file.path in self._nodes[file.node].rows)
+            lacking = {*(self.lacking if whole else self._nodes), *(file.node for file in unread)}
+            content = encode(replace(job, missing=tuple(sorted(lacking))))
+            return {} if is_here else {"job.json": content}
 
-        came = pull(
-            self._wanted(folder, whole=whole, is_here=is_here),
+        downloaded = pull(
+            self._select_files(folder, whole=whole, is_here=is_here),
             folder,
-            look=self._look,
+            look=self._current_files,
             begins=begins,
             also=last,
             transfer=self._transfer,
             on_event=self._session.on_event,
         )
-        if empty := [node_name(node) for node, one in self._nodes.items() if not one.manifest.files]:
-            self._session.say(f"no files of {_few(empty)} at {self.where}")
-        fetched = {node: came.get(node, NodeFiles(node=node, files=0, bytes=0)) for node in self._nodes}
+        if empty := [node_name(number) for number, node in self._nodes.items() if not node.manifest.files]:
+            self._session.say(f"no files of {_shorten(empty)} at {self.where}")
+        fetched = {node: downloaded.get(node, NodeFiles(node=node, files=0, bytes=0)) for node in self._nodes}
         if unread:
-            raise Changing(self.where, [one.home for one in unread], job, fetched)
+            raise Changing(self.where, [file.home for file in unread], job, fetched)
         return fetched
 
-    def _wanted(self, folder: Path, *, whole: bool, is_here: bool) -> dict[int, list[ResultFile]]:
+    def _select_files(self, folder: Path, *, whole: bool, is_here: bool) -> dict[int, list[ResultFile]]:
         wanted: dict[int, list[ResultFile]] = {}
-        for one in name_at_home({node: found.manifest for node, found in self._nodes.items()}):
-            stays = is_here and os.path.lexists(folder / one.home)
-            is_read = one.home.startswith(_READ_AT_ONCE) or one.home.endswith(_METRICS)
+        manifests = {number: node.manifest for number, node in self._nodes.items()}
+        for file in name_at_home(manifests):
+            stays = is_here and os.path.lexists(folder / file.home)
+            is_read = file.home.startswith(_LOGS) or file.home.endswith(_METRICS)
             if not stays and (whole or is_here or is_read):
-                wanted.setdefault(one.node, []).append(one)
+                wanted.setdefault(file.node, []).append(file)
         return wanted
 
-    def _look(self, _: Collection[int]) -> dict[tuple[int, str], ResultFile]:
-        """Return the files as they are listed now, and what has come as it was when it came."""
+    def _current_files(self, _: Collection[int]) -> dict[tuple[int, str], ResultFile]:
+        """Return the listed files, with those already downloaded as they were at their download."""
         listed = {
-            (node, one.path): one for node, found in self._nodes.items() for one in found.manifest.files
+            (number, file.path): file for number, node in self._nodes.items() for file in node.manifest.files
         }
-        return listed | self._came
+        return listed | self._downloaded
 
     def _transfer(
         self, files: Sequence[ResultFile], folder: Path, progress: "Progress", stop: threading.Event
     ) -> None:
-        """Download files of a node to their paths below a folder, several at once.
+        """Download files of a node to their paths below a folder, several in parallel.
 
-        What an earlier call has brought there is not brought again. Raises ClientError.
+        Files that an earlier call has downloaded are skipped. Raises ClientError.
         """
         from awsddp.nodes.download import is_here
 
@@ -253,44 +254,44 @@ class Saved:
             if stop.is_set():
                 raise CancelledError
             done += count
-            if abs(done - shown) > progress.size / _STEPS:
+            if abs(done - shown) > progress.size / _REPORTS:
                 progress.report(shown := done)
 
-        missing = [one for one in files if not is_here(folder / one.path[1:], one, begins)]
+        missing = [file for file in files if not is_here(folder / file.path[1:], file, begins)]
         for _ in self._store.each(partial(self._download, folder, on_bytes), missing):
             pass
 
-    def _download(self, folder: Path, on_bytes: Callable[[int], None], one: ResultFile) -> None:
-        """Download a file as its list names it, or as the list that is read again does. Then it has its time.
+    def _download(self, folder: Path, on_bytes: Callable[[int], None], file: ResultFile) -> None:
+        """Download a file as its list describes it, reading the list again if needed, and set its time.
 
-        What is not listed any more, or changes too often, is left.
+        Skips a file that is no longer listed or changes too often.
         """
-        path = folder / one.path[1:]
+        path = folder / file.path[1:]
         for attempt in range(1 + TRIES):
-            row = self._nodes[one.node].rows.get(one.path)
+            row = self._nodes[file.node].rows.get(file.path)
             if row is None:
                 return
             try:
                 self._store.download(self.where.bucket, row.things(self.where), path, on_bytes)
             except Changed:
                 if attempt < TRIES:
-                    self._read_again(one, row)
+                    self._read_again(file, row)
                 continue
             os.utime(path, ns=(row.modified, row.modified))
-            as_it_came = msgspec.structs.replace(
-                one, size=row.size, modified=row.modified, sample=None, **_stamp(row)
+            downloaded = msgspec.structs.replace(
+                file, size=row.size, modified=row.modified, sample=None, **_stamp(row)
             )
-            self._came[one.node, one.path] = as_it_came
+            self._downloaded[file.node, file.path] = downloaded
             return
 
-    def _read_again(self, one: ResultFile, row: Row) -> None:
-        """Read a node's list again, unless that of this row has been replaced meanwhile."""
+    def _read_again(self, file: ResultFile, row: Row) -> None:
+        """Read a node's list again, unless another thread has already replaced the list of this row."""
         with self._reading:
-            if self._nodes[one.node].rows.get(one.path) is row:
-                self._nodes[one.node] = self._read(one.node, self._nodes[one.node].listed)
+            if self._nodes[file.node].rows.get(file.path) is row:
+                self._nodes[file.node] = self._read(file.node, self._nodes[file.node].listed)
 
     def checkpoint(self) -> "SavedCheckpoint":
-        """Return the newest checkpoint that is whole. Raises ConfigError where there is none, NodeError."""
+        """Return the newest complete checkpoint. Raises ConfigError without one, NodeError."""
         index = self._index
         for _ in range(1 + TRIES):
             with contextlib.suppress(Changed):
@@ -298,51 +299,52 @@ class Saved:
             index = self._lists.index() or index
         raise self._lists.changing("job.json")
 
-    def _checkpoint(self, found: tuple[str, Mapping[str, Row]] | None) -> "SavedCheckpoint":
-        name, rows = found or ("", {})
+    def _checkpoint(self, checkpoint: tuple[str, Mapping[str, Row]] | None) -> "SavedCheckpoint":
+        name, rows = checkpoint or ("", {})
         if not rows:
-            look = f"awsddp logs {typed(self.where)}"
-            raise ConfigError(f"no checkpoint at {self.where}", "none was whole", look)
+            command = f"awsddp logs {typed(self.where)}"
+            raise ConfigError(f"no checkpoint at {self.where}", "none was whole", command)
         files: dict[str, tuple[Part, ...]] = {}
         with self._lists.checked("job.json"):
-            for home, row in rows.items():
-                node = next((one for one in self._nodes if home.startswith(f"node{one}/")), None)
+            for path, row in rows.items():
+                node = next((number for number in self._nodes if path.startswith(f"node{number}/")), None)
                 top = f"node{node}/{name}"
-                if node is None or not f"{home}/".startswith(f"{top}/"):
-                    raise ValueError(f"{home!r} is no part of {name!r}")
-                self._manifest(node, [_line(home, size=row.size)])
-                files[posixpath.basename(name) + home[len(top) :]] = row.parts
-        where = Path(f"{self.where}/{name}")
-        return SavedCheckpoint(job=self.job.job, parts=(where,), place=self.where, files=files)
+                if node is None or not f"{path}/".startswith(f"{top}/"):
+                    raise ValueError(f"{path!r} is no part of {name!r}")
+                self._manifest(node, [_entry(path, size=row.size)])
+                files[posixpath.basename(name) + path[len(top) :]] = row.parts
+        parts = (Path(f"{self.where}/{name}"),)
+        return SavedCheckpoint(job=self.job.job, parts=parts, place=self.where, files=files)
 
 
 @dataclass(frozen=True, kw_only=True)
 class SavedCheckpoint(Checkpoint):
-    """A checkpoint in S3: for each of its files its parts, with their keys below `place`."""
+    """A checkpoint in S3: the parts of each file, with keys below `place`."""
 
     place: Place
     files: Mapping[str, Sequence[Part]]
 
     @property
     def shown(self) -> str:
-        """Where it is, as it is told."""
+        """The S3 URI to show to the user."""
         return str(self.parts[0]).replace(":/", "://", 1)
 
 
 def is_saved(text: str | None) -> TypeGuard[str]:
-    """Tell whether a job is named by its place in S3."""
+    """Return True if `text` is an S3 URI."""
     return text is not None and text.startswith("s3://")
 
 
 @contextlib.contextmanager
-def store_at(target: Target, where: Place) -> Iterator[Store]:
-    """Yield S3 as this machine's login sees it. Raises CloudError, ConfigError for what botocore raises in
-    the context, NotFoundError where the bucket does not exist.
+def store_at(target: Target, uri: Place) -> Iterator[Store]:
+    """Yield an S3 store with this machine's login. Errors of botocore in the context are translated.
+
+    Raises CloudError, ConfigError, NotFoundError if the bucket does not exist.
     """
     from awsddp.aws.login import session_of, translated
 
     with (
-        translated(target, where=str(where)),
+        translated(target, where=str(uri)),
         contextlib.closing(
             Store(region=target.region, endpoint=target.endpoint, session=session_of(target))
         ) as store,
@@ -354,28 +356,28 @@ def store_at(target: Target, where: Place) -> Iterator[Store]:
 def opened(session: Session, uri: str) -> Iterator[Saved]:
     """Yield the job at s3://bucket/prefix/JOB, read with this machine's login.
 
-    Raises NotFoundError, CloudError, NodeError for what no awsddp wrote.
+    Raises NotFoundError, CloudError, NodeError for invalid documents.
     """
-    where = Place(*s3_place(uri))
-    with target_for(session, session.folder.read()) as target, store_at(target, where) as store:
-        yield Saved(session, store, where)
+    place = Place(*s3_place(uri))
+    with target_for(session, session.folder.read()) as target, store_at(target, place) as store:
+        yield Saved(session, store, place)
 
 
 def brought(session: Session, uri: str, *, whole: bool = False) -> tuple[JobRecord, dict[int, NodeFiles]]:
-    """Bring a job's record, logs and metrics into its folder here, `whole` all its results; return the job,
-    and what came.
+    """Download a job's record, logs and metrics into its results folder, all results if `whole`.
 
-    Raises as `opened`, ConfigError where the folder is another job's, and with `whole` Changing.
+    Returns the job and the files by node. Raises the errors of `open_saved_job`, ConfigError if the folder
+    belongs to another job, and with `whole` FilesChanged and IncompleteUpload.
     """
     with opened(session, uri) as saved:
         if not saved.is_over:
-            does = saved.job.state if saved.job.state in ACTIVE else "still being saved"
-            session.say(f"job {saved.job.job} was {does} when it was last saved: more may come")
+            activity = saved.job.state if saved.job.state in ACTIVE else "still being saved"
+            session.say(f"job {saved.job.job} was {activity} when it was last saved: more may come")
         try:
-            came = saved.bring(whole=whole)
+            downloaded = saved.bring(whole=whole)
             if whole and saved.is_over and saved.lacking:
-                raise Lacking(saved.where, saved.lacking, saved.job, came)
-            return saved.job, came
+                raise Lacking(saved.where, saved.lacking, saved.job, downloaded)
+            return saved.job, downloaded
         except Changing as error:
             if whole:
                 raise
@@ -384,60 +386,60 @@ def brought(session: Session, uri: str, *, whole: bool = False) -> tuple[JobReco
 
 
 def in_bucket(session: Session, job: JobRecord) -> bool:
-    """Tell whether all results of a job are in S3, by what this machine reads there, and say why not.
+    """Return True if S3 has all results of a job; then download its record, logs and metrics.
 
-    Where they are its record, logs and metrics come here.
+    Otherwise reports the reason.
     """
     if job.save_to is None:
         return False
-    where = f"{job.save_to}/{job.job}"
+    uri = f"{job.save_to}/{job.job}"
     try:
-        with opened(session, where) as saved:
+        with opened(session, uri) as saved:
             why = saved.why_not_all(job)
             if not why:
                 saved.bring(whole=False)
     except (AwsddpError, OSError) as error:
         why = error.summary if isinstance(error, AwsddpError) else str(error)
     if why:
-        session.say(f"not all results of {job.job} are in {where}: {why}")
+        session.say(f"not all results of {job.job} are in {uri}: {why}")
     return not why
 
 
 def signing_secret(session: Session, job: str) -> str:
-    """Return the key with which the nodes of a job sign what they list in S3. Raises OSError.
+    """Return the secret with which the nodes of a job sign their lists in S3. Raises OSError.
 
-    Whoever has the cluster's key derives it; others who may write below the prefix do not know it.
+    It is derived from the cluster's key, which others who may write to the bucket do not have.
     """
     return hmac.new(session.folder.key.read_bytes(), f"saving {job}".encode(), hashlib.sha256).hexdigest()
 
 
-def _known(session: Session, where: Place) -> JobRecord | None:
-    """Return the job that this machine has started and that saves to this place, None where it knows none."""
+def _find_started_job(session: Session, uri: Place) -> JobRecord | None:
+    """Return the job of this machine that saves to this URI, None without one."""
     record = session.folder.read()
     for job in record.jobs if record is not None else ():
-        if job.save_to is not None and Place(*s3_place(job.save_to)).below(job.job) == where:
+        if job.save_to is not None and Place(*s3_place(job.save_to)).below(job.job) == uri:
             return job
     return None
 
 
-def _line(home: str, **more: object) -> dict[str, object]:
-    """Return how a result is listed."""
-    return {"path": _path(home), "home": home, "size": 0, **more}
+def _entry(path: str, **more: object) -> dict[str, object]:
+    """Return the manifest entry of a result."""
+    return {"path": _staging_path(path), "home": path, "size": 0, **more}
 
 
 def _stamp(row: Row) -> dict[str, int]:
     return dict(zip(("changed", "inode"), row.stamp, strict=True))
 
 
-def _path(home: str) -> str:
-    """Return where a result is staged: the names of a list may be those of files and folders, too."""
-    return f"/{hashlib.sha256(os.fsencode(home)).hexdigest()}"
+def _staging_path(path: str) -> str:
+    """Return a staging path for a result: a list may use one name as a file and as a folder."""
+    return f"/{hashlib.sha256(os.fsencode(path)).hexdigest()}"
 
 
-def _few(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return ", ".join(names[:_NAMED]) + more
+def _shorten(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
+    return ", ".join(names[:_MAX_NAMED]) + more
 
 
-def _above(where: Place) -> Place:
-    return Place(where.bucket, posixpath.dirname(where.prefix))
+def _parent(uri: Place) -> Place:
+    return Place(uri.bucket, posixpath.dirname(uri.prefix))

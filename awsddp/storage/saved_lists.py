@@ -1,6 +1,7 @@
-"""What the nodes of a job wrote to S3 (docs/saving.md): their documents, bounded, verified and checked.
+"""Read the documents that the nodes of a job wrote to S3 (docs/saving.md), with limits and signatures
+checked.
 
-job.json and nodeK.json name pages by key, size and ETag; a page is read as it is named, or not at all.
+job.json and nodeK.json list pages by key, size and ETag; a page that differs from its entry is not read.
 """
 
 import contextlib
@@ -31,14 +32,14 @@ from awsddp.model.records import NodeNumber, Text, Word
 FORMAT = 2
 """`save` of job.json."""
 TRIES = 3
-"""How often a document is read again, or a file, where it has changed meanwhile."""
-_MOST_FILES = 1_000_000
-"""How many files and links a job may list."""
+"""How often a document or file is read again if it changes while it is read."""
+_MAX_FILES = 1_000_000
+"""The maximum number of files and links of a job."""
 _Size = Annotated[int, Meta(ge=0, lt=1 << 60)]
 _Key = Annotated[str, Meta(min_length=1, max_length=4096)]
 _Tag = Annotated[str, Meta(min_length=1, max_length=200)]
 _Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
-_Of = TypeVar("_Of", bound="_Index | _NodeList")
+_Kind = TypeVar("_Kind", bound="_Index | _NodeList")
 
 
 class Ref(NamedTuple):
@@ -50,7 +51,7 @@ class Ref(NamedTuple):
 
 
 class Part(NamedTuple):
-    """An object that is a file or a part of one; with a `digest`, its first `size` bytes."""
+    """An object with a file or a part of a file; with a `digest`, the first `size` bytes of the object."""
 
     key: _Key
     size: _Size
@@ -59,7 +60,7 @@ class Part(NamedTuple):
 
 
 class Row(msgspec.Struct, frozen=True):
-    """A file that is saved."""
+    """A saved file."""
 
     size: _Size
     modified: Nanoseconds
@@ -67,17 +68,17 @@ class Row(msgspec.Struct, frozen=True):
     stamp: tuple[Nanoseconds, _Size]
     parts: Annotated[tuple[Part, ...], Meta(max_length=100_000)]
 
-    def check(self, home: str) -> None:
-        """Raise ValueError where its parts are not as long as it is, or too long to be joined."""
+    def check(self, path: str) -> None:
+        """Raise ValueError if the sizes of file and parts differ, or a part is too large to be joined."""
         if self.size != (length := sum(part.size for part in self.parts)):
-            raise ValueError(f"{home!r} has {self.size:,} bytes, its parts have {length:,}")
-        most = max((part.size for part in self.parts if part.digest or len(self.parts) > 1), default=0)
-        if most > MOST_PART_BYTES:
-            raise ValueError(f"a part of {home!r} has {most:,} bytes")
+            raise ValueError(f"{path!r} has {self.size:,} bytes, its parts have {length:,}")
+        largest = max((part.size for part in self.parts if part.digest or len(self.parts) > 1), default=0)
+        if largest > MOST_PART_BYTES:
+            raise ValueError(f"a part of {path!r} has {largest:,} bytes")
 
-    def things(self, where: Place) -> list[Thing]:
-        """Return the objects that it consists of, for a job at a place."""
-        return [Thing(where.key(part.key), part.size, part.etag, part.digest) for part in self.parts]
+    def things(self, uri: Place) -> list[Thing]:
+        """Return the S3 objects of the file, for a job at `uri`."""
+        return [Thing(uri.key(part.key), part.size, part.etag, part.digest) for part in self.parts]
 
 
 class _Page(msgspec.Struct, frozen=True):
@@ -104,7 +105,7 @@ class _Checkpoint(msgspec.Struct, frozen=True):
 
 
 class _Index(msgspec.Struct, frozen=True):
-    """job.json; no `document` before the ranks ran. `state` is "running" until all is saved."""
+    """job.json. `document` is None before the ranks run. `state` is "running" until all results are saved."""
 
     launch: Word
     state: Text
@@ -114,7 +115,7 @@ class _Index(msgspec.Struct, frozen=True):
 
 
 class Listed(msgspec.Struct, frozen=True):
-    """What a node lists. `is_all`: it has ended, and nothing is left that it could not save."""
+    """The list of a node. `is_all`: the node has ended and has saved all of its results."""
 
     files: Mapping[str, Row] = {}
     links: Mapping[str, str] = {}
@@ -123,114 +124,116 @@ class Listed(msgspec.Struct, frozen=True):
 
 
 class Lists:
-    """Reads what nodes wrote about the job at `where`.
+    """Reads the documents of a job at an S3 URI.
 
-    With the `secret` of the job nothing is believed that its nodes did not sign. What no node writes raises
+    With the `secret` of the job, documents that its nodes did not sign are refused. Invalid documents raise
     NodeError.
     """
 
-    def __init__(self, store: Store, where: Place, *, secret: str | None = None) -> None:
-        self._store, self.where, self._secret = store, where, secret
+    def __init__(self, store: Store, uri: Place, *, secret: str | None = None) -> None:
+        self._store, self.where, self._secret = store, uri, secret
 
     def index(self) -> _Index | None:
-        """Return job.json, None where there is none."""
+        """Return job.json, None if it does not exist."""
         with self.checked("job.json"):
-            found = self._read("job.json", _Index)
-            if found is not None and found.document is not None:
-                self._check_index(found, found.document)
-            return found
+            index = self._read("job.json", _Index)
+            if index is not None and index.document is not None:
+                self._check_index(index, index.document)
+            return index
 
     def _check_index(self, index: _Index, document: NodeJob) -> None:
         check_job(document, document.node, posixpath.basename(self.where.prefix))
-        known = sorted(one.node for one in document.nodes)
-        if not known or sorted(index.nodes) != known or len(set(known)) != len(known):
-            raise ValueError(f"it names the nodes {list(index.nodes)[:20]}, its job has {known[:20]}")
+        job_nodes = sorted(node.node for node in document.nodes)
+        if not job_nodes or sorted(index.nodes) != job_nodes or len(set(job_nodes)) != len(job_nodes):
+            raise ValueError(f"it names the nodes {list(index.nodes)[:20]}, its job has {job_nodes[:20]}")
 
     def node(self, node: int, *, launch: str, before: Listed | None = None) -> Listed:
-        """Return what a node of this launch lists; pages that `before` has are not read again."""
+        """Return the list of a node of this launch; pages that `before` has are not read again."""
         name, pages = f"node{node}.json", before.pages if before else {}
         for _ in range(TRIES):
             with self.checked(name):
-                found = self._read(name, _NodeList)
-                if found is None or found.launch != launch:
+                node_list = self._read(name, _NodeList)
+                if node_list is None or node_list.launch != launch:
                     return Listed()
-                if found.node != node:
-                    raise ValueError(f"it speaks for node{found.node}")
+                if node_list.node != node:
+                    raise ValueError(f"it speaks for node{node_list.node}")
             with contextlib.suppress(Changed):
-                pages = self._pages(found.pages, pages)
-                files = {home: row for page in pages.values() for home, row in page.files.items()}
-                links = {home: target for page in pages.values() for home, target in page.links.items()}
-                return Listed(files, links, found.ended and not found.error, pages)
+                pages = self._pages(node_list.pages, pages)
+                files = {path: row for page in pages.values() for path, row in page.files.items()}
+                links = {path: target for page in pages.values() for path, target in page.links.items()}
+                return Listed(files, links, node_list.ended and not node_list.error, pages)
         raise self.changing(name)
 
     def checkpoint(self, index: _Index) -> tuple[str, dict[str, Row]] | None:
-        """Return the name of the newest whole checkpoint and its files, None where there is none.
+        """Return the name and the files of the newest complete checkpoint, None without one.
 
-        Raises Changed where job.json is to be read again.
+        Raises Changed if job.json must be read again.
         """
         if index.checkpoint is None:
             return None
         pages = self._pages(index.checkpoint.pages, {})
-        return index.checkpoint.name, {home: row for one in pages.values() for home, row in one.files.items()}
+        return index.checkpoint.name, {
+            path: row for page in pages.values() for path, row in page.files.items()
+        }
 
     def _pages(self, refs: Sequence[Ref], known: Mapping[Ref, _Page]) -> dict[Ref, _Page]:
-        """Return pages. Raises Changed."""
+        """Return the pages, taking those in `known` from there. Raises Changed."""
         pages: dict[Ref, _Page] = {}
         for ref in refs:
             with self.checked(ref.key):
                 pages[ref] = known.get(ref) or self._page(ref)
-                if sum(len(one.files) + len(one.links) for one in pages.values()) > _MOST_FILES:
-                    raise ValueError(f"over {_MOST_FILES:,} files")
+                if sum(len(page.files) + len(page.links) for page in pages.values()) > _MAX_FILES:
+                    raise ValueError(f"over {_MAX_FILES:,} files")
         return pages
 
     def _page(self, ref: Ref) -> _Page:
         page = converted(parsed(self._store.content(self.where, Thing(*ref))), _Page, paths=True)
-        for home, row in page.files.items():
-            row.check(home)
+        for path, row in page.files.items():
+            row.check(path)
         return page
 
-    def _read(self, name: str, kind: type[_Of]) -> _Of | None:
-        """Return a document that a node has signed, None where there is none. Raises ValueError."""
+    def _read(self, name: str, kind: type[_Kind]) -> _Kind | None:
+        """Return a document, None if it does not exist. Raises ValueError, NodeError if not signed."""
         document = self._store.document(self.where, name)
         if document is None:
             return None
-        found = document.parse()
-        if isinstance(found, dict) and name == "job.json" and (save := found.get("save")) != FORMAT:
+        content = document.parse()
+        if isinstance(content, dict) and name == "job.json" and (save := content.get("save")) != FORMAT:
             raise ValueError(f"its format is {save!r:.20}; this awsddp reads {FORMAT}")
-        read = converted(found, kind, paths=True)
-        if not isinstance(read, _Index) or read.document is not None:  # a claim says nothing
-            self._verify(name, document, read.launch)
-        return read
+        message = converted(content, kind, paths=True)
+        if not isinstance(message, _Index) or message.document is not None:  # a claim is not signed
+            self._verify(name, document, message.launch)
+        return message
 
     def _verify(self, name: str, document: Document, launch: str) -> None:
-        """Raise NodeError for a document that no node of the job has signed."""
+        """Raise NodeError for a document without the signature of a node of the job."""
         if self._secret is None or hmac.compare_digest(
             signature(self._secret, launch, name, document.body).encode(), document.signature.encode()
         ):
             return
-        at = self.where.below(name)
+        uri = self.where.below(name)
         why = "its signature is not that of the cluster that this machine has the key of"
-        raise NodeError(f"{at} was not written by a node of this job", why, self._look(at))
+        raise NodeError(f"{uri} was not written by a node of this job", why, self._show_command(uri))
 
     @contextlib.contextmanager
     def checked(self, name: str) -> Iterator[None]:
-        """Raise NodeError for what is wrong with an object that a node writes, or with what it lists."""
+        """Raise NodeError for errors in the context: an invalid document `name`, or invalid entries in it."""
         try:
             yield
         except (ValueError, RecursionError, OverflowError, msgspec.ValidationError) as error:
-            at, why = self.where.below(name), str(error)[:2000]
-            raise NodeError(f"{at} is not as a node writes it", why, self._look(at)) from error
+            uri, why = self.where.below(name), str(error)[:2000]
+            raise NodeError(f"{uri} is not as a node writes it", why, self._show_command(uri)) from error
 
-    def _look(self, at: Place) -> str:
-        return f"aws s3 cp {typed(at)} -   # what it says: others than the nodes may write there"
+    def _show_command(self, uri: Place) -> str:
+        return f"aws s3 cp {typed(uri)} -   # what it says: others than the nodes may write there"
 
     def changing(self, name: str) -> NodeError:
-        """Return the error for a document that is another one each time that its pages are read."""
+        """Return the error for a document that changes whenever its pages are read."""
         why = f"it was read {TRIES} times"
-        again = "the same command, once the job writes less"
-        return NodeError(f"{self.where.below(name)} is changing faster than it can be read", why, again)
+        step = "the same command, once the job writes less"
+        return NodeError(f"{self.where.below(name)} is changing faster than it can be read", why, step)
 
 
-def typed(where: Place) -> str:
-    """Return a place as it is typed in a shell."""
-    return shlex.quote(str(where))
+def typed(uri: Place) -> str:
+    """Return an S3 URI quoted for a shell."""
+    return shlex.quote(str(uri))

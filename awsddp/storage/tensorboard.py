@@ -1,4 +1,4 @@
-"""The loss in event files of TensorBoard."""
+"""Read the loss from event files of TensorBoard."""
 
 import contextlib
 import struct
@@ -8,7 +8,8 @@ def event_rows(data: bytes) -> list[dict[str, float]]:
     """Return step and loss of a TensorBoard event file: of the first tag that names a loss.
 
     Records of TFRecord, each an Event: step is field 2, summary 5, of which a value has tag 1 and
-    simple_value 2 (tensorboard/compat/proto in github.com/tensorflow/tensorboard). A torn end is left.
+    simple_value 2 (tensorboard/compat/proto in github.com/tensorflow/tensorboard). An incomplete last
+    record is ignored.
     """
     rows: list[dict[str, float]] = []
     chosen, at = b"", 0
@@ -36,8 +37,8 @@ def both_ends(data: bytes, most: int = 300) -> bytes:
 
 
 def _fields(message: bytes) -> dict[int, list[bytes]]:
-    """Return the fields of a protobuf message by number; a varint as its bytes, the lowest first."""
-    found: dict[int, list[bytes]] = {}
+    """Return the fields of a protobuf message by number; a varint as 8 bytes, little-endian."""
+    fields: dict[int, list[bytes]] = {}
     at = 0
     while at < len(message):
         key, at = _varint(message, at)
@@ -48,11 +49,11 @@ def _fields(message: bytes) -> dict[int, list[bytes]]:
             value = (size & (1 << 64) - 1).to_bytes(8, "little")
         else:
             at, value = at + size, message[at : at + size]
-        found.setdefault(key >> 3, []).append(value)
-    return found
+        fields.setdefault(key >> 3, []).append(value)
+    return fields
 
 
 def _varint(message: bytes, at: int) -> tuple[int, int]:
-    """Return the number that begins there, 7 bits a byte, and where it ends."""
+    """Return the varint at position `at` and the position after it; 7 bits per byte."""
     last = next((n for n in range(at, at + 10) if message[n] < 128), at + 9)
     return sum((byte & 127) << 7 * n for n, byte in enumerate(message[at : last + 1])), last + 1

@@ -56,7 +56,7 @@ class Sender:
         cluster = self.cluster(self.home / ".awsddp")
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(Store, "put", noted)
-            datasets._by_bucket(cluster, source.name, datasets._files(source), self.above)
+            datasets._upload_folder(cluster, source.name, datasets._list_files(source), self.above)
         return sorted(sent)
 
     @property
@@ -164,7 +164,7 @@ def test_the_list_of_many_files_is_split_and_only_what_changed_of_it_is_written(
             return put(where, name, body, **more)
 
         monkeypatch.setattr(store, "put", noted)
-        sent = datasets._Sent(store, sender.above, "set", secret="ours")
+        sent = datasets._SentFiles(store, sender.above, "set", secret="ours")
         sent.rows = dict(rows)
         sent.write()
         assert len(written) > 5 and max(size for _, size in written) <= MOST_BYTES
@@ -172,7 +172,7 @@ def test_the_list_of_many_files_is_split_and_only_what_changed_of_it_is_written(
         sent.rows["z"] = (1, 2, 3, 4, "e")
         sent.write()
         assert [name for name, _ in written][1:] == ["set.json"], "its last page, and the list of pages"
-        again = datasets._Sent(store, sender.above, "set", secret="ours")
+        again = datasets._SentFiles(store, sender.above, "set", secret="ours")
         again.read(lambda path, row: True)
         assert again.rows == sent.rows
         written.clear()
@@ -183,12 +183,12 @@ def test_the_list_of_many_files_is_split_and_only_what_changed_of_it_is_written(
 def test_a_file_that_becomes_a_pipe_blocks_nothing(sender: Sender) -> None:
     sender.write(a="1")
     (source,) = data_sources([str(sender.home / "set")])
-    files = datasets._files(source)
+    files = datasets._list_files(source)
     (sender.home / "set/a").unlink()
     os.mkfifo(sender.home / "set/a")
     cluster = sender.cluster(sender.home)
     with pytest.raises(OSError, match="is no file any more"):
-        datasets._by_bucket(cluster, "set", files, sender.above)
+        datasets._upload_folder(cluster, "set", files, sender.above)
 
 
 # ---- a store
@@ -238,7 +238,7 @@ class Asked(list[int]):
 
     def __init__(self, patch: pytest.MonkeyPatch, times: int, newest: str) -> None:
         self.times, self.newest = times, newest
-        patch.setattr(datasets, "_ask", self.ask)
+        patch.setattr(datasets, "_download", self.ask)
         patch.setattr(datasets, "opened", self.opened)
 
     def ask(self, connected: Any, nodes: Any, message: Any, folder: str) -> None:
