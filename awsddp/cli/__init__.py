@@ -1,1 +1,1 @@
-"""The command line: parse, ask, call the verb, print. The only room that knows click, prints or exits."""
+"""The command line. No other package uses click, prints or exits."""

@@ -1,4 +1,4 @@
-"""`awsddp plan`, `up`, `status`, `stop`, `down`: a cluster, from its plan to its end."""
+"""The commands `awsddp plan`, `up`, `status`, `stop` and `down`."""
 
 from typing import Any
 
@@ -16,15 +16,15 @@ TERMINATION = ("Terminate?", "nothing was terminated")
 @click.command("plan", cls=Verb)
 @invocation.options_of("plan")
 @click.option("--offers", is_flag=True, help="List every GPU type offered in the region, with prices.")
-def plan(options: Globals, *, offers: bool, **given: Any) -> None:
-    """Show what `up` would do and cost; with -v where each setting comes from. Changes nothing."""
-    from awsddp.cluster.plan import offers as offered
+def plan(options: Globals, *, offers: bool, **values: Any) -> None:
+    """Show what `up` would do and cost, with -v also the source of each setting. Changes nothing."""
+    from awsddp.cluster.plan import offers as list_offers
     from awsddp.cluster.plan import plan, settings_of
     from awsddp.plan.records import document
 
-    with invocation.opened(options, invocation.overrides(given)) as (session, show):
+    with invocation.opened(options, invocation.overrides(values)) as (session, show):
         if offers:
-            show.result(offered(session), offers_page)
+            show.result(list_offers(session), offers_page)
         else:
             launch = plan(session)
             show.result(document(launch), lambda _: plan_page(launch, verbose=bool(options.verbose)))
@@ -34,23 +34,26 @@ def plan(options: Globals, *, offers: bool, **given: Any) -> None:
 
 @click.command("up", cls=Verb)
 @invocation.options_of("up")
-def up(options: Globals, **given: Any) -> None:
-    """Launch the nodes and prepare them. Idempotent: finishes, repairs, resizes.
+def up(options: Globals, **values: Any) -> None:
+    """Launch the nodes and prepare them. Idempotent: completes, repairs or resizes an existing cluster.
 
-    Omitted options keep their values: `awsddp up --nodes 4` keeps the type, the image and the rest.
+    Omitted options keep their values: `awsddp up --nodes 4` keeps the instance type, the image and so on.
     """
     from awsddp.cluster.up import up
 
-    with invocation.opened(options, invocation.overrides(given)) as (session, show):
+    with invocation.opened(options, invocation.overrides(values)) as (session, show):
         show.result(up(session, confirm=launch_question(show, session.spec)), cluster_page)
 
 
 @click.command("status", cls=Verb)
 @click.option(
-    "--all", "all_", is_flag=True, help="Every cluster in every region, other owners' and orphans included."
+    "--all",
+    "all_",
+    is_flag=True,
+    help="Show every cluster in every region, including other owners' clusters and orphans.",
 )
 def status(options: Globals, *, all_: bool) -> None:
-    """Show nodes, addresses, jobs, price, cost and time left; with -v the idle time left on each node."""
+    """Show nodes, addresses, jobs, price, cost and time left; with -v also each node's idle time left."""
     with invocation.opened(options) as (session, show):
         if all_:
             from awsddp.cluster.inventory import status_all
@@ -66,7 +69,7 @@ def status(options: Globals, *, all_: bool) -> None:
 def stop(options: Globals) -> None:
     """Stop the instances and keep their disks; `awsddp up` starts them again.
 
-    Stopped instances cost nothing, their disks do, until `awsddp down`.
+    Stopped instances cost nothing; their disks cost money until `awsddp down`.
     """
     from awsddp.cluster.stop import stop
 
@@ -77,9 +80,11 @@ def stop(options: Globals) -> None:
 
 @click.command("down", cls=Verb)
 @click.option("--discard", is_flag=True, help="Terminate the nodes without fetching results first.")
-@click.option("--orphans", is_flag=True, help="Terminate your resources that belong to no live cluster.")
+@click.option(
+    "--orphans", is_flag=True, help="Terminate your resources that do not belong to a live cluster."
+)
 def down(options: Globals, *, discard: bool, orphans: bool) -> None:
-    """Terminate everything, wait until it is gone, and show the cost."""
+    """Fetch the results, terminate everything, wait until it is gone, and show the cost."""
     from awsddp.cluster.down import down
     from awsddp.cluster.inventory import down_orphans
 
@@ -89,5 +94,5 @@ def down(options: Globals, *, discard: bool, orphans: bool) -> None:
             show.result(down_orphans(session, discard=discard, confirm=confirm), orphans_page)
             return
         unnamed = options.yes and not options.named
-        ended = down(session, discard=discard, known_only=unnamed, confirm=confirm, lose=lose)
-        show.result(ended, down_page)
+        document = down(session, discard=discard, known_only=unnamed, confirm=confirm, lose=lose)
+        show.result(document, down_page)

@@ -1,8 +1,8 @@
-"""The command line that runs: its global options, the signals that end it, the commands that it recommends.
+"""State of the running command: its global options, its signal handlers, the commands that it recommends.
 
-Ctrl-C, a closed terminal, a request to end: once in good order, a second time at once. In good order means:
-`train` ends its job and fetches its results, `run` ends everything too, every other verb leaves within
-seconds. A closed terminal (SIGHUP) and SIGTERM leave the job of `train` as it is.
+The first signal (Ctrl-C, SIGHUP, SIGTERM) ends the command in an orderly way, the second at once. Orderly
+means: `train` ends its job and fetches the results, `run` also terminates the nodes, every other verb exits
+within seconds. SIGHUP (a closed terminal) and SIGTERM leave the job of `train` running.
 """
 
 import contextlib
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from awsddp.session.context import Session
 
 PATIENCE_S = 3.0
-"""How long a verb that has nothing to finish may take to leave."""
+"""How long a verb that has nothing to finish may take to exit after a signal."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Globals:
-    """The global options as given. `override` holds the texts of -o."""
+    """The values of the global options. `override` holds the texts of -o."""
 
     cluster: str | None = None
     region: str | None = None
@@ -50,11 +50,11 @@ class Globals:
 
 
 class Watch:
-    """Hears the signals of one command line, and knows how its errors are told.
+    """Handle the signals of the running command.
 
-    `session` is set once the verb knows what it is about, the rest once the options are read; `pause` takes
-    the live lines away. `again` is the command that goes on where this one is cut, "" if none does;
-    `unwritten` the file for which questions are asked, "" if none is.
+    `session` is set when the verb has its session, the other attributes when the options are parsed. `pause`
+    removes the live lines. `again` is the command that continues after an interrupt ("": none), `unwritten`
+    the file that the current questions are for ("": none).
     """
 
     def __init__(self) -> None:
@@ -65,26 +65,26 @@ class Watch:
         self.ends_cluster = False
         self.again = ""
         self.unwritten = ""
-        self._heard = 0
-        self._show: Callable[[AwsddpError], object] = lambda error: None
+        self._signals = 0
+        self._show_error: Callable[[AwsddpError], object] = lambda error: None
 
-    def install(self, show: Callable[[AwsddpError], object]) -> None:
-        """Take the signals over; one that was ignored when we were started stays ignored (nohup).
+    def install(self, show_error: Callable[[AwsddpError], object]) -> None:
+        """Install the signal handlers; a signal that was ignored at the start stays ignored (nohup).
 
-        `show` prints the error with which a second signal ends this process.
+        `show_error` prints the error with which a second signal ends this process.
         """
-        self._show = show
+        self._show_error = show_error
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, self._on_signal)
 
     @property
     def is_signalled(self) -> bool:
-        """Whether a signal came."""
-        return self._heard > 0
+        """Whether a signal was received."""
+        return self._signals > 0
 
     def interrupted(self, stop: BaseException | None = None) -> AwsddpError:
-        """Return the error that says what is left behind, with the exit code of what stopped us."""
+        """Return the error of an interrupted command: what still runs, and the exit code for `stop`."""
         error = Interrupted(
             "interrupted before anything was changed",
             "",
@@ -103,29 +103,29 @@ class Watch:
         return error
 
     def _on_signal(self, number: int, _: Any) -> None:
-        self._heard += 1
-        if self._heard > 1:
+        self._signals += 1
+        if self._signals > 1:
             if self.ends_cluster and number != signal.SIGINT:
-                return  # only a person, at a terminal, is let go while machines still run
-            self._leave(number)
+                return  # only a user at a terminal may exit while instances still run
+            self._exit(number)
         if not self.finishes:
-            timer = threading.Timer(PATIENCE_S, self._leave, [number])
+            timer = threading.Timer(PATIENCE_S, self._exit, [number])
             timer.daemon = True
             timer.start()
         raise KeyboardInterrupt if number == signal.SIGINT else LetGo(number)
 
-    def _leave(self, number: int) -> None:
-        """Say what is left behind and end this process, whatever it is doing."""
+    def _exit(self, number: int) -> None:
+        """Print the error of an interrupted command and end this process at once."""
         with contextlib.suppress(Exception):
             self.pause()
-            self._show(self.interrupted())
+            self._show_error(self.interrupted())
         leave(128 + number)
 
 
 def leave(code: int) -> None:
-    """End the process now: no thread that still waits for a network is waited for, no memory given back."""
+    """End the process at once, without waiting for other threads and without freeing memory."""
     for stream in filter(None, (sys.stdout, sys.stderr)):
-        with contextlib.suppress(OSError, ValueError, RuntimeError):  # the last: a signal came in a write
+        with contextlib.suppress(OSError, ValueError, RuntimeError):  # RuntimeError: a signal during a write
             stream.flush()
     os._exit(code)
 
@@ -134,7 +134,10 @@ WATCH = Watch()
 
 
 def named(text: str, *, job: "JobRecord | None" = None) -> str:
-    """Return `text` with its commands as `next_steps.advised` does; before a verb begins, its cluster's."""
+    """Return `text` with the global options (-c, --local, ...) added to its commands.
+
+    Uses the session of the running verb, or the global options if there is none yet.
+    """
     from awsddp.session import next_steps
     from awsddp.session.advice import read_advice
     from awsddp.state import Folder, home

@@ -1,4 +1,4 @@
-"""The pages of `doctor` and `why`: checks of nodes and before a launch, and where a job hangs."""
+"""The pages of `doctor` (checks of nodes, checks before a launch) and `why` (where a job hangs)."""
 
 import itertools
 import re
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 _COLUMNS, _MARK = 80, 8
 _STACKS, _FRAMES = 4, 12
-_PLACES = re.compile(r": |(?<! ago\))\. Ranks? ")
-"""What follows the first sentence of an explanation: places, which the table shows."""
+_AFTER_SUMMARY = re.compile(r": |(?<! ago\))\. Ranks? ")
+"""The end of an explanation's first sentence; the positions of ranks that follow are in the table."""
 _FUNCTION = re.compile(r" in [^ \n]*")
 _OUTCOMES = {True: "ok", False: "FAILED", None: "-"}
 
@@ -32,25 +32,25 @@ def health_page(report: "DoctorDocument") -> None:
     names = list(dict.fromkeys(check.name for check in report.checks))
     ordered = sorted(report.checks, key=lambda check: (names.index(check.name), _outcome(check)))
     rows = []
-    for (name, outcome, _), alike in itertools.groupby(ordered, key=_outcome):
-        checks = list(alike)
-        rows.append((name, _nodes(checks), outcome, _value(checks)))
+    for (name, outcome, _), group in itertools.groupby(ordered, key=_outcome):
+        checks = list(group)
+        rows.append((name, _node_names(checks), outcome, _result(checks)))
     line(*table_lines(("check", "nodes", "", "found"), rows, columns=_columns()))
     line(*dict.fromkeys(check.hint for check in report.checks if check.hint))
 
 
 def _outcome(check: Check) -> tuple[str, str, int]:
-    """Return the key that folds nodes into one row: those that passed a check; others stand alone."""
+    """Return the key that groups checks into rows: nodes that passed share a row, others have their own."""
     node = -1 if check.ok or check.node is None else check.node
     return check.name, _OUTCOMES[check.ok], node
 
 
-def _nodes(checks: list[Check]) -> str:
+def _node_names(checks: list[Check]) -> str:
     numbers = [check.node for check in checks if check.node is not None]
     return node_name(numbers[0]) if len(numbers) == 1 else write_numbers(numbers) or "all"
 
 
-def _value(checks: list[Check]) -> str:
+def _result(checks: list[Check]) -> str:
     values = list(dict.fromkeys(check.value for check in checks))
     text = values[0] if len(values) == 1 else f"{values[0]} and others"
     expected = checks[0].expected
@@ -60,83 +60,89 @@ def _value(checks: list[Check]) -> str:
 def checks_page(report: "DoctorDocument") -> None:
     """Show each check before a launch, its outcome and the next step, in at most 80 columns."""
     columns = _columns()
-    for (kind, ok, value, hint), alike in itertools.groupby(report.checks, key=_kind):
-        names = [check.name.removeprefix(f"{kind} ") for check in alike]
+    for (kind, ok, value, hint), group in itertools.groupby(report.checks, key=_merge_key):
+        names = [check.name.removeprefix(f"{kind} ") for check in group]
         text = f"{' '.join(filter(None, (kind, ', '.join(names))))}: {terminal_safe.line(value)}"
         shown = wrapped(text, columns, label=f"{_OUTCOMES[ok]:{_MARK}}", whole=False)
         label = f"{' ' * _MARK}next: "
-        for remedy in terminal_safe.lines(hint).splitlines():
-            shown += wrapped(remedy, columns, label=label)
+        for step in terminal_safe.lines(hint).splitlines():
+            shown += wrapped(step, columns, label=label)
             label = " " * len(label)
         print("\n".join(shown))
 
 
-def _kind(check: Check) -> tuple[str, bool | None, str, str]:
+def _merge_key(check: Check) -> tuple[str, bool | None, str, str]:
     """Return the key that merges checks into one row: permissions with the same outcome."""
-    kind, _, rest = check.name.partition(" ")
-    return kind if rest and kind == "permission" else "", check.ok, check.value, check.hint
+    kind, _, name = check.name.partition(" ")
+    return kind if name and kind == "permission" else "", check.ok, check.value, check.hint
 
 
 def _columns() -> int:
     return min(width() or _COLUMNS, _COLUMNS)
 
 
-def why_page(found: "WhyDocument", *, verbose: bool = False) -> None:
-    """Show where each rank is, ranks that are in the same place in one line, those behind first.
+def why_page(document: "WhyDocument", *, verbose: bool = False) -> None:
+    """Show the position of each rank: ranks at the same position share a line, ranks behind come first.
 
-    `verbose`: also their stacks. Of a job that has ended: its cause and what to type next.
+    `verbose`: also their stacks. If the job has ended: its cause and the next step.
     """
-    if found.result is not None:
-        line(*job_lines(found.result))
+    if document.result is not None:
+        line(*job_lines(document.result))
     else:
-        silent = "" if found.silent_s is None else f"no output for {duration(found.silent_s)}. "
-        summary = _PLACES.split(found.explanation)[0].rstrip(". ") + "."
-        line(f"Job {found.job}: {silent}{summary}")
-    rows = list(_rows(found))
-    names, places = (max((len(row[at]) for row in rows), default=0) for at in (0, 1))
-    for who, where, source, waits in rows:
-        line(f"  {who:{names}}  {where:{places}}  {source}"[: width()].rstrip())
+        silent = "" if document.silent_s is None else f"no output for {duration(document.silent_s)}. "
+        summary = _AFTER_SUMMARY.split(document.explanation)[0].rstrip(". ") + "."
+        line(f"Job {document.job}: {silent}{summary}")
+    rows = list(_position_rows(document))
+    names, positions = (max((len(row[index]) for row in rows), default=0) for index in (0, 1))
+    for ranks_text, position, source, waits in rows:
+        line(f"  {ranks_text:{names}}  {position:{positions}}  {source}"[: width()].rstrip())
         line(*[f"  {'':{names}}  {waits}"] * bool(waits))
-    stacks = _folded(found, lambda one: tuple(one.stack))
+    stacks = _group_ranks(document, lambda rank: tuple(rank.stack))
     for stack, ranks in stacks[:_STACKS] if verbose else ():
-        line(_numbers([one.rank for one in ranks]), *(f"  | {frame}" for frame in stack[-_FRAMES:]))
-    if found.ranks and (len(stacks) > _STACKS or not verbose):
-        line(named(f"  stacks: awsddp why {found.job} {'--json' if verbose else '-v'}"))
-    if found.result is None:
-        line(named(f"  end it: awsddp cancel {found.job}"))
+        line(_rank_numbers([rank.rank for rank in ranks]), *(f"  | {frame}" for frame in stack[-_FRAMES:]))
+    if document.ranks and (len(stacks) > _STACKS or not verbose):
+        line(named(f"  stacks: awsddp why {document.job} {'--json' if verbose else '-v'}"))
+    if document.result is None:
+        line(named(f"  end it: awsddp cancel {document.job}"))
 
 
-def _rows(found: "WhyDocument") -> Iterator[list[str]]:
-    """Yield who is where, that line of the program, and what they wait in."""
-    for (state, call, place, *workers), ranks in _folded(found, _place):
-        nodes = sorted({one.node for one in ranks})
+def _position_rows(document: "WhyDocument") -> Iterator[list[str]]:
+    """Yield [ranks, their position, that line of the program, the call in which they wait]."""
+    for (state, call, position, *workers), ranks in _group_ranks(document, _position):
+        nodes = sorted({rank.node for rank in ranks})
         names = ", ".join(map(node_name, nodes)) if len(nodes) <= 3 else f"nodes {ranges(nodes)}"
-        is_behind = not found.behind or ranks[0].rank in found.behind
-        waits = f"waits {'' if is_behind else f'for {_numbers(found.behind)} '}in {call}" if call else ""
-        yield [f"{_numbers([one.rank for one in ranks])} ({names}){state}", *place.split("\n"), waits]
+        is_behind = not document.behind or ranks[0].rank in document.behind
+        others = "" if is_behind else f"for {_rank_numbers(document.behind)} "
+        waits = f"waits {others}in {call}" if call else ""
+        numbers = _rank_numbers([rank.rank for rank in ranks])
+        yield [f"{numbers} ({names}){state}", *position.split("\n"), waits]
         yield from (["  worker processes", *worker.split("\n"), ""] for worker in workers)
 
 
-def _folded(
-    found: "WhyDocument", key: Callable[[RankStack], tuple[str, ...]]
+def _group_ranks(
+    document: "WhyDocument", key: Callable[[RankStack], tuple[str, ...]]
 ) -> list[tuple[tuple[str, ...], list[RankStack]]]:
-    """Return the ranks by `key`, those behind first, else in the order of the first rank of each."""
+    """Return the ranks grouped by `key`: groups behind first, then in the order of their first ranks."""
     groups: dict[tuple[str, ...], list[RankStack]] = {}
-    for one in sorted(found.ranks, key=lambda one: one.rank not in found.behind):
-        groups.setdefault(key(one), []).append(one)
+    for rank in sorted(document.ranks, key=lambda rank: rank.rank not in document.behind):
+        groups.setdefault(key(rank), []).append(rank)
     return list(groups.items())
 
 
-def _place(one: RankStack) -> tuple[str, ...]:
-    """Return a rank's state, what it waits in, and where it and its children are, each with its line."""
-    call = f"{one.collective.operation} {one.collective.number}" if one.collective else ""
-    if not call and any(frame.endswith(" in init_process_group") for frame in one.stack):
+def _position(rank: RankStack) -> tuple[str, ...]:
+    """Return a rank's state, the call in which it waits, and the positions of it and its child processes.
+
+    A position has two lines: file, line number and function, and the line of the program.
+    """
+    call = f"{rank.collective.operation} {rank.collective.number}" if rank.collective else ""
+    if not call and any(frame.endswith(" in init_process_group") for frame in rank.stack):
         call = "init_process_group"
-    seen: tuple[RankStack | ProcessStack, ...] = (one, *(child for child in one.workers if child.where))
-    places = [f"{at.where or ''}\n{at.source or ''}" for at in seen]
-    state = "" if one.state == "running" else f": {one.state}"
-    return state, call, *dict.fromkeys(_FUNCTION.sub("", place, count=1) for place in places)
+    children = (child for child in rank.workers if child.where)
+    processes: tuple[RankStack | ProcessStack, ...] = (rank, *children)
+    positions = [f"{process.where or ''}\n{process.source or ''}" for process in processes]
+    state = "" if rank.state == "running" else f": {rank.state}"
+    return state, call, *dict.fromkeys(_FUNCTION.sub("", position, count=1) for position in positions)
 
 
-def _numbers(ranks: Sequence[int]) -> str:
+def _rank_numbers(ranks: Sequence[int]) -> str:
     return f"rank{'s' * (len(ranks) > 1)} {ranges(list(ranks))}"

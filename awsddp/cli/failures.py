@@ -1,4 +1,4 @@
-"""From an error to what the user reads and the process's exit code. The one place that maps them."""
+"""Run the command line, and turn every error into a message and an exit code."""
 
 import contextlib
 import errno
@@ -11,32 +11,33 @@ from awsddp.cli.command_line import WATCH, Globals, named
 from awsddp.errors import AwsddpError, CloudError, ConfigError, Interrupted, UsageError
 
 READER_GONE = 141
-_RIGHTS = "awsddp runs as you: give your user the right to use it"
-_SPACE = "free disk space, then the same command again"
-_LIMIT = "ulimit -n 4096   # files that a process may open; then the same command again"
-_OWN_FAULTS = {
+"""The exit code if the reader of a pipe has gone: 128 + SIGPIPE."""
+_PERMISSION = "awsddp runs as your user: give your user access to it"
+_SPACE = "free disk space, then run the same command again"
+_LIMIT = "ulimit -n 4096   # raises the limit of open files; then run the same command again"
+_LOCAL_ERRORS = {
     errno.ENOSPC: _SPACE,
     errno.EDQUOT: _SPACE,
-    errno.EACCES: _RIGHTS,
-    errno.EPERM: _RIGHTS,
-    errno.EROFS: "its file system is read-only: another folder, or mount it for writing",
+    errno.EACCES: _PERMISSION,
+    errno.EPERM: _PERMISSION,
+    errno.EROFS: "its file system is read-only: use another folder, or remount it for writing",
     errno.EMFILE: _LIMIT,
     errno.ENFILE: _LIMIT,
     errno.EIO: "its disk fails: dmesg",
 }
-"""What to do about an error of this machine's files."""
+"""The next step for an error of a file, disk or limit of this machine."""
 
 
 def run(command: click.Command) -> int:
-    """Run the command line and return its exit code; every error ends as a message."""
-    WATCH.options, WATCH.session = Globals(json="--json" in sys.argv), None  # until the options are read
+    """Run the command line and return its exit code; every error is printed as a message."""
+    WATCH.options, WATCH.session = Globals(json="--json" in sys.argv), None  # until options are parsed
     WATCH.unwritten = ""
     try:
         result = command.main(args=sys.argv[1:], prog_name="awsddp", standalone_mode=False)
-        print(end="", flush=True)  # here, where it can still be told that nobody got it
+        print(end="", flush=True)  # raises BrokenPipeError in this try, not at exit
     except (click.exceptions.Abort, KeyboardInterrupt):
         return show(WATCH.interrupted())
-    except click.exceptions.NoArgsIsHelpError as error:  # a verb that has verbs of its own, alone
+    except click.exceptions.NoArgsIsHelpError as error:  # a group (`awsddp local`) without a subcommand
         click.echo(error.format_message())
         return 0
     except click.UsageError as error:
@@ -50,31 +51,31 @@ def run(command: click.Command) -> int:
     except BrokenPipeError:
         return _reader_gone()
     except SystemExit as end:
-        if not end.code:  # the end of a completion
+        if not end.code:  # shell completion has ended
             raise
-        return _reader_gone()  # click exits itself where its echo meets a broken pipe
+        return _reader_gone()  # click itself exits if its echo gets a broken pipe
     except Exception as error:
-        if isinstance(error, OSError) and error.errno in _OWN_FAULTS:
-            return show(_own_fault(error))
-        return _unexpected(error)
+        if isinstance(error, OSError) and error.errno in _LOCAL_ERRORS:
+            return show(_local_error(error))
+        return _report_bug(error)
     return result if isinstance(result, int) else 0
 
 
-def _own_fault(error: OSError) -> ConfigError:
-    """Return the error for a file, disk or limit of this machine that a verb met where none was expected."""
+def _local_error(error: OSError) -> ConfigError:
+    """Return the ConfigError for an unhandled error of a file, disk or limit of this machine."""
     use = "use" if error.filename else "write"
     path = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else "the output"
-    return ConfigError(f"cannot {use} {path}", error.strerror or "", _OWN_FAULTS[error.errno or 0])
+    return ConfigError(f"cannot {use} {path}", error.strerror or "", _LOCAL_ERRORS[error.errno or 0])
 
 
 def show(error: AwsddpError) -> int:
-    """Print an error, as a document with --json, and return its exit code. A closed terminal is ignored."""
+    """Print an error, as a document with --json, and return its exit code. Ignores a closed terminal."""
     with contextlib.suppress(OSError):
-        _show(error)
+        _print_error(error)
     return error.exit_code
 
 
-def _show(error: AwsddpError) -> None:
+def _print_error(error: AwsddpError) -> None:
     from awsddp.cli import table
     from awsddp.util import terminal_safe
 
@@ -93,11 +94,11 @@ def _show(error: AwsddpError) -> None:
         sys.stdout.flush()
         return
     columns = table.width(stderr=True)
-    is_calm = isinstance(error, Interrupted) and not (error.why or error.next)
-    if (is_calm or WATCH.is_signalled) and sys.stderr.isatty():  # behind the terminal's ^C
+    is_notice = isinstance(error, Interrupted) and not (error.why or error.next)
+    if (is_notice or WATCH.is_signalled) and sys.stderr.isatty():  # after the terminal's ^C
         click.echo(err=True)
     for label, text in (
-        ("" if is_calm else "error: ", terminal_safe.line(error.message)),
+        ("" if is_notice else "error: ", terminal_safe.line(error.message)),
         ("  why: ", terminal_safe.lines(error.why)),
         (" next: ", terminal_safe.lines(error.next)),
     ):
@@ -110,12 +111,13 @@ def _show(error: AwsddpError) -> None:
 
 
 def _reader_gone() -> int:
-    """The reader of our output went away (`| head`): end quietly, as a program in a pipe does."""
+    """Discard further output after the reader of a pipe has gone (`| head`), and return the exit code."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return READER_GONE
 
 
-def _unexpected(error: Exception) -> int:
+def _report_bug(error: Exception) -> int:
+    """Write the traceback to a file, print the error, and return its exit code."""
     import traceback
     from datetime import datetime
 
@@ -125,13 +127,13 @@ def _unexpected(error: Exception) -> int:
     path = home() / "debug" / f"{stamp}.log"
     try:
         write_private(path, "".join(traceback.format_exception(error)).encode())
-        where = str(path)
+        details = str(path)
     except AwsddpError:
-        where = "run it again with -vv"
+        details = "run it again with -vv"
     return show(
         AwsddpError(
             f"unexpected: {type(error).__name__}: {error}",
             "this is a bug in awsddp; your cluster, if any, is unchanged",
-            f"details: {where}\nawsddp status   # what still runs\nawsddp down     # terminate it",
+            f"details: {details}\nawsddp status   # what still runs\nawsddp down     # terminate it",
         )
     )

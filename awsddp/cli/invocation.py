@@ -1,4 +1,4 @@
-"""Shared options of the verbs, and the cluster made from them."""
+"""Options that verbs share, and the session and screen of a verb."""
 
 import contextlib
 import dataclasses
@@ -25,8 +25,8 @@ from awsddp.settings.verbs import HAS_OPTION
 _ASSIGNMENT = re.compile(VARIABLE.pattern + "=", re.ASCII)
 
 
-def _per_node(value: Any) -> Any:
-    """Return a number of ranks, or torchrun's word "gpu"."""
+def _ranks_per_node(value: Any) -> Any:
+    """Return a number of ranks, or torchrun's value "gpu"."""
     return value if value == "gpu" else click.INT.convert(value, None, None)
 
 
@@ -34,7 +34,7 @@ _COMPLETIONS = {"cluster.instance_type": instance_types, "env.file": files, "job
 
 
 def options_of(verb: str) -> Callable[[Any], Any]:
-    """Return a decorator that adds the options that set keys of awsddp.toml on a verb."""
+    """Return a decorator that adds to a command the options of `verb` that set keys of awsddp.toml."""
 
     def decorate(function: Any) -> Any:
         for key in reversed(OPTIONS):
@@ -46,53 +46,54 @@ def options_of(verb: str) -> Callable[[Any], Any]:
 
 
 def _option(key: str) -> Callable[[Any], Any]:
-    """Return the option of a key; its type is that of the key, and what has several values is repeatable."""
+    """Return the click option of a key, with the key's type; an option of several values is repeatable."""
     setting, (section, _, name) = OPTIONS[key], key.partition(".")
     hint = typing.get_type_hints(SECTIONS[section])[name]
     kinds = {hint, typing.get_origin(hint), *typing.get_args(hint)}
-    first, *rest = setting.option.split()
-    help = setting.help + (f"  [default: {setting.default}]" if setting.default else "")
+    flag, *more = setting.option.split()
+    help_text = setting.help + (f"  [default: {setting.default}]" if setting.default else "")
     if bool in kinds:
-        return click.option(first, *rest, name, is_flag=True, default=None, help=help)
+        return click.option(flag, *more, name, is_flag=True, default=None, help=help_text)
     return click.option(
-        first,
+        flag,
         name,
-        type=_per_node if key == "job.nproc_per_node" else next(iter(kinds & {int, float}), str),
+        type=_ranks_per_node if key == "job.nproc_per_node" else next(iter(kinds & {int, float}), str),
         multiple=key == "env.file" or not kinds.isdisjoint({tuple, dict}),
         shell_complete=_COMPLETIONS.get(key),
-        metavar=rest[0],
-        help=help,
+        metavar=more[0],
+        help=help_text,
     )
 
 
-def overrides(given: dict[str, Given]) -> dict[str, Given]:
-    """Return the options given on the command line, by key of awsddp.toml.
+def overrides(values: dict[str, Given]) -> dict[str, Given]:
+    """Return the options of a command line by key of awsddp.toml; `values` are click's, by parameter name.
 
     `--env NAME=VALUE` is the same as --env-var. Raises UsageError for it on a verb that has no --env-var.
     """
-    found: dict[str, Given] = {}
+    by_key: dict[str, Given] = {}
     for key in OPTIONS:
-        value = given.get(key.partition(".")[2])
+        value = values.get(key.partition(".")[2])
         if value is None or value == ():
             continue
-        texts = [str(one) for one in value] if isinstance(value, tuple) else []
+        texts = [str(item) for item in value] if isinstance(value, tuple) else []
         if key == "env.file":
             files = [text for text in texts if not _ASSIGNMENT.match(text) or os.path.exists(text)]  # noqa: PTH110
-            found |= {key: files[-1]} if files else {}
+            by_key |= {key: files[-1]} if files else {}
             texts = [text for text in texts if text not in files]
-            _note(texts, allowed="variables" in given)
+            _check_env_variables(texts, has_env_var="variables" in values)
         if key in ("env.file", "env.variables"):
-            found |= dict(map(_variable, texts))
+            by_key |= dict(map(_parse_variable, texts))
         elif key == "job.nproc_per_node":
-            found[key] = None if value == "gpu" else value
+            by_key[key] = None if value == "gpu" else value
         else:
-            found[key] = texts or value
-    return found
+            by_key[key] = texts or value
+    return by_key
 
 
-def _note(variables: list[str], *, allowed: bool) -> None:
+def _check_env_variables(variables: list[str], *, has_env_var: bool) -> None:
+    """Store a note for each variable that --env sets. Raises UsageError unless the verb has --env-var."""
     names = [text.partition("=")[0] for text in variables]
-    if names and not allowed:
+    if names and not has_env_var:
         raise UsageError(
             f"--env {names[0]}=...: not a file",
             "variables belong to a job",
@@ -102,10 +103,10 @@ def _note(variables: list[str], *, allowed: bool) -> None:
     click.get_current_context().meta["awsddp.notes"] = notes
 
 
-def _variable(text: str) -> tuple[str, str | None]:
+def _parse_variable(text: str) -> tuple[str, str | None]:
     """Return the key that --env-var sets, and its value: None for a secret. Raises UsageError."""
     if "=" in text:
-        name, value = _pair(text)
+        name, value = _split_assignment(text)
         return f"env.variables.{name}", value
     if not VARIABLE.fullmatch(text):
         raise UsageError(
@@ -114,27 +115,31 @@ def _variable(text: str) -> tuple[str, str | None]:
     return f"env.secrets.{text}", None
 
 
-def _script_of(job: JobSpec) -> JobSpec:
-    """Return the job with its script relative to the work folder, also where it was named from elsewhere."""
+def _with_relative_script(job: JobSpec) -> JobSpec:
+    """Return the job with its script relative to the project folder if it was given by another path."""
     script, workdir = job.job.script, Path(job.sync.workdir)
     if script is None or job.job.module:
         return job
     try:
         path = Path(script).parent.resolve() / Path(script).name
-        known = not Path(script).is_absolute() and (workdir / script).exists()
-        if known or not (path.is_file() and path.is_relative_to(workdir.resolve())):
+        is_relative = not Path(script).is_absolute() and (workdir / script).exists()
+        if is_relative or not (path.is_file() and path.is_relative_to(workdir.resolve())):
             return job
-        inside = str(path.relative_to(workdir.resolve()))
+        relative = str(path.relative_to(workdir.resolve()))
     except (OSError, ValueError, RuntimeError):  # a name that no file can have
         return job
-    return dataclasses.replace(job, job=dataclasses.replace(job.job, script=inside))
+    return dataclasses.replace(job, job=dataclasses.replace(job.job, script=relative))
 
 
 def specs(options: Globals, explicit: dict[str, Given] | None = None) -> tuple[ClusterSpec, JobSpec]:
-    """Return what was requested, by the global options, `explicit` and awsddp.toml. Raises ConfigError."""
-    values: dict[str, Given] = dict(_pair(text.removeprefix("="), sign="-o ") for text in options.override)
-    places = {"cluster.region": options.region, "cluster.profile": options.profile}
-    typed = {key: value for key, value in places.items() if value} | (explicit or {})
+    """Return the requested cluster and job, from the global options, `explicit` values and awsddp.toml.
+
+    Raises ConfigError.
+    """
+    assignments = (_split_assignment(text.removeprefix("="), sign="-o ") for text in options.override)
+    values: dict[str, Given] = dict(assignments)
+    login = {"cluster.region": options.region, "cluster.profile": options.profile}
+    typed = {key: value for key, value in login.items() if value} | (explicit or {})
     labels = {key: f"-o {key}" for key in values} | {key: _label(key) for key in typed}
     return load(options.name, file=Path(FILE), overrides=values | typed, labels=labels)
 
@@ -143,7 +148,7 @@ def specs(options: Globals, explicit: dict[str, Given] | None = None) -> tuple[C
 def opened(
     options: Globals, explicit: dict[str, Given] | None = None, *, verb: Literal["train", "run"] = "train"
 ) -> Iterator[tuple[Session, Screen]]:
-    """Yield what a verb is asked for and its screen; `verb` is the one that starts a job."""
+    """Yield the session and the screen of a verb; `verb` is "run" if the cluster ends with the job."""
     spec, job = specs(options, explicit)
     with contextlib.closing(Screen(options)) as screen:
         screen.begin()
@@ -151,7 +156,7 @@ def opened(
         WATCH.session = session = Session(
             name=options.name,
             local=options.local,
-            settings=(spec, _script_of(job)),
+            settings=(spec, _with_relative_script(job)),
             on_event=screen.event,
             agree=screen.agree,
             ask=screen.ask,
@@ -159,30 +164,30 @@ def opened(
         )
         for note in click.get_current_context().meta.get("awsddp.notes", ()):
             session.say(note)
-        if unread := _unread():
+        if unread := _find_unread_file():
             session.say(f"{unread} is not read: awsddp reads only the {FILE} in the current folder")
         with advising(session):
             yield session, screen
 
 
 def _label(key: str) -> str:
-    """Return what was typed for a key that an option or an argument gave: --nodes, --region, SCRIPT."""
+    """Return the option or argument that sets a key: --nodes, --region, SCRIPT."""
     section, _, name = key.partition(".")
     if key in OPTIONS:
         return option_words(key, "")[0]
     return {"job": name.upper(), "env": "--env-var"}.get(section, f"--{name}")
 
 
-def _unread() -> Path | None:
-    """Return the awsddp.toml of a folder above this one, where this one has none."""
-    with contextlib.suppress(OSError):  # a folder that is gone, or that cannot be read
-        here = Path.cwd()
-        if not (here / FILE).exists():
-            return next((folder / FILE for folder in here.parents if (folder / FILE).is_file()), None)
+def _find_unread_file() -> Path | None:
+    """Return the awsddp.toml of a parent folder if the current folder has none."""
+    with contextlib.suppress(OSError):  # the folder was removed or is not readable
+        current = Path.cwd()
+        if not (current / FILE).exists():
+            return next((folder / FILE for folder in current.parents if (folder / FILE).is_file()), None)
     return None
 
 
-def _pair(text: str, *, sign: str = "--env-var ") -> tuple[str, str]:
+def _split_assignment(text: str, *, sign: str = "--env-var ") -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not equals or not name:
         raise UsageError(f"{sign}{text}: no value", "", f"use {sign}NAME=VALUE")

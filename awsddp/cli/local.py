@@ -1,4 +1,4 @@
-"""`awsddp local`: control the local cloud."""
+"""The commands `awsddp local`: control the local cloud."""
 
 import dataclasses
 import re
@@ -27,21 +27,23 @@ if TYPE_CHECKING:
 
 @click.group("local", params=global_options(hidden=True))
 def local() -> None:
-    """The local cloud: EC2 and real hosts on this machine, for rehearsals and tests.
+    """Control the local cloud: EC2 and real hosts on this machine, for rehearsals and tests.
 
-    `--local` starts it when needed. Started by this command it runs until `awsddp local stop`.
+    `--local` starts it if necessary. If `awsddp local start` starts it, it runs until `awsddp local stop`.
     """
 
 
 @local.command("start", cls=Verb)
-@click.option("--no-hosts", "mode", flag_value="records", help="Records only: nothing boots.")
-@click.option("--loopback", "mode", flag_value="loopback", help="Hosts without root: one sshd each.")
+@click.option("--no-hosts", "mode", flag_value="records", help="Emulate the EC2 API only; no host boots.")
+@click.option(
+    "--loopback", "mode", flag_value="loopback", help="Use hosts that need no root: one sshd process each."
+)
 @click.option(
     "--share",
     multiple=True,
     metavar="DIR",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Mount this folder read-only on every node that boots from now on (repeatable).",
+    help="Mount this folder read-only on every node that boots later (repeatable).",
 )
 def start(options: Globals, mode: str | None, share: tuple[Path, ...]) -> None:
     """Start the local cloud's daemon unless it is running."""
@@ -51,14 +53,14 @@ def start(options: Globals, mode: str | None, share: tuple[Path, ...]) -> None:
 
 @local.command("status", cls=Verb)
 def status(options: Globals) -> None:
-    """Endpoint, credentials, mode, instances and faults."""
+    """Show the endpoint, credentials, mode, instances and faults."""
     with _opened(options) as (session, show):
         show.result(cloud.status(session.home), local_page)
 
 
 @local.command("stop", cls=Verb)
 def stop(options: Globals) -> None:
-    """Stop the daemon, its instances, and all that it made here."""
+    """Stop the daemon and its instances, and remove all that it created."""
     with _opened(options) as (session, show):
         existed = cloud.stop(session.home)
         text = "Local cloud stopped, nothing is left." if existed else "No local cloud was running."
@@ -74,29 +76,33 @@ def fault() -> None:
 @click.argument("what")
 @click.argument("effect")
 @click.option("--for", "lasts", metavar="TIME", help="Duration: 30s, 5m.  [default: until cleared]")
-@click.option("--times", type=click.IntRange(min=1), metavar="N", help="Only N times.  [default: always]")
-@click.option("--seconds", type=float, metavar="S", help="For delay, late and stale.  [default: 5]")
-@click.option("--notice", metavar="TIME", help="For reclaim: how long before the end.  [default: 2m]")
 @click.option(
-    "--only", metavar="WORD", help="Only calls with this value: a zone, a type, an id; or placement-group."
+    "--times", type=click.IntRange(min=1), metavar="N", help="Number of calls to affect.  [default: all]"
+)
+@click.option("--seconds", type=float, metavar="S", help="Seconds for delay, late and stale.  [default: 5]")
+@click.option("--notice", metavar="TIME", help="Warning time before a simulated spot reclaim.  [default: 2m]")
+@click.option(
+    "--only",
+    metavar="WORD",
+    help="Affect only calls with this value: a zone, a type, an id; or placement-group.",
 )
 def fault_add(
-    options: Globals, what: str, effect: str, lasts: str | None, notice: str | None, **given: Any
+    options: Globals, what: str, effect: str, lasts: str | None, notice: str | None, **values: Any
 ) -> None:
     """Inject a fault into WHAT: an API operation (`*`: any) or a node.
 
     For an operation, EFFECT is an EC2 error code (InsufficientInstanceCapacity, RequestLimitExceeded),
-    or: `delay`, late before it takes effect; `late`, late after it; `cut`, no connection and no effect;
-    `lost`, the reply lost after the effect; `stale`, the answer of some seconds ago.
+    or: `delay`, a delay before the call takes effect; `late`, a delay of the response; `cut`, no connection
+    and no effect; `lost`, the response is lost after the effect; `stale`, the response is some seconds old.
 
-    A node is an instance id, or `node1` of the cluster. EFFECT is `cut`, no packet in or out; `one-way`,
-    outgoing packets dropped; `slow-network` and `slow-cpu`; `frozen`, nothing runs; `full-disk`, no space
-    left; `oom`, almost no memory left; `clock`, 2 minutes ahead; `hostkey`, another host key; or once:
-    `reboot` or `poweroff`, as from inside; `reclaim`, EC2 takes a spot node back, after a notice.
+    A node is an instance id, or `node1` of the cluster. EFFECT is `cut`, no packets in or out; `one-way`,
+    outgoing packets are dropped; `slow-network` and `slow-cpu`; `frozen`, no process runs; `full-disk`, no
+    disk space left; `oom`, almost no memory left; `clock`, 2 minutes fast; `hostkey`, a different host key;
+    or once: `reboot` or `poweroff`, as from inside the node; `reclaim`, a spot reclaim after a notice.
     """
     with _opened(options) as (session, show):
-        given |= {"for_s": _seconds(lasts, "--for"), "notice_s": _seconds(notice, "--notice")}
-        choices = {name: value for name, value in given.items() if value is not None}
+        values |= {"for_s": _seconds(lasts, "--for"), "notice_s": _seconds(notice, "--notice")}
+        choices = {name: value for name, value in values.items() if value is not None}
         if number := re.fullmatch(r"node(\d{1,4})", what):
             what = cloud.instance_of(session.home, options.name, int(number[1]))
         show.result(cloud.fault_add(session.home, what, effect, **choices), faults_page)
@@ -112,18 +118,18 @@ def fault_list(options: Globals) -> None:
 @fault.command("clear", cls=Verb)
 @click.argument("number", type=int, required=False)
 def fault_clear(options: Globals, number: int | None) -> None:
-    """Remove fault NUMBER; without it all faults."""
+    """Remove fault NUMBER, or all faults."""
     with _opened(options) as (session, show):
         show.result(cloud.fault_clear(session.home, number), faults_page)
 
 
 def _opened(options: Globals) -> AbstractContextManager[tuple[Session, Screen]]:
-    """Open a verb that is about the local cloud and no cluster in it."""
+    """Yield the session and screen of a verb on the local cloud itself, with the option --local."""
     return invocation.opened(dataclasses.replace(options, local=True))
 
 
 def _seconds(text: str | None, option: str) -> float | None:
-    """Return the seconds that an option has, None where it is not given. Raises UsageError."""
+    """Return the seconds of an option, None if it was not given. Raises UsageError."""
     try:
         return None if text is None else seconds(text)
     except ConfigError:
@@ -140,16 +146,17 @@ def local_page(cloud: "LocalDocument") -> None:
         ("AWS_ACCESS_KEY_ID", cloud.access_key_id),
         ("AWS_SECRET_ACCESS_KEY", cloud.secret_access_key),
     ):
-        print(f"  export {variable}={value}")  # never wrapped: to be copied
-    live = [one for one in cloud.instances if one.state != "terminated"]
+        print(f"  export {variable}={value}")  # not wrapped, so that it can be copied
+    live = [instance for instance in cloud.instances if instance.state != "terminated"]
     if live:
-        table(
-            ("instance", "name", "state", "type", "address", "region"),
-            [
-                (one.instance_id, one.name, one.state, one.instance_type, one.private_ip, one.region)
-                for one in live
-            ],
-        )
+        rows = [
+            (
+                *(instance.instance_id, instance.name, instance.state),
+                *(instance.instance_type, instance.private_ip, instance.region),
+            )
+            for instance in live
+        ]
+        table(("instance", "name", "state", "type", "address", "region"), rows)
     else:
         line("No instances.")
     if ended := len(cloud.instances) - len(live):
@@ -164,9 +171,9 @@ def faults_page(faults: "Sequence[Fault]") -> None:
         line("No faults.")
         return
     rows = []
-    for one in faults:
-        until = time.strftime("%H:%M:%S", time.localtime(one.heals_at)) if one.heals_at else ""
-        is_node = one.operation.startswith("i-")
-        of_calls = ("", "", "") if is_node else (one.times or "always", one.seconds, one.only)
-        rows.append((one.id, one.operation, one.effect, *of_calls, until))
+    for fault in faults:
+        until = time.strftime("%H:%M:%S", time.localtime(fault.heals_at)) if fault.heals_at else ""
+        is_node = fault.operation.startswith("i-")
+        call_cells = ("", "", "") if is_node else (fault.times or "always", fault.seconds, fault.only)
+        rows.append((fault.id, fault.operation, fault.effect, *call_cells, until))
     table(("fault", "target", "effect", "times", "seconds", "only", "until"), rows)

@@ -1,6 +1,6 @@
 """The entry point of the command line.
 
-A verb's file is imported only when the verb is used, so that `awsddp --help` costs little more than click.
+A verb's module is imported only when the verb is used, so that `awsddp --help` starts fast.
 """
 
 import gc
@@ -18,27 +18,27 @@ from awsddp.util.version import __version__
 VERBS = {
     "init": ("overview", "Write a starter awsddp.toml."),
     "plan": ("cluster", "Show what `up` would do and cost. Changes nothing."),
-    "up": ("cluster", "Launch and prepare the nodes. Idempotent: finishes, repairs, resizes."),
+    "up": ("cluster", "Launch and prepare the nodes; complete, repair or resize an existing cluster."),
     "status": ("cluster", "Show nodes, addresses, jobs, price, cost and time left."),
-    "sync": ("node", "Send the working folder to every node."),
-    "train": ("job", "Sync, launch the ranks, stream their logs, fetch the results."),
-    "jobs": ("job", "List all jobs and what they and their clusters cost."),
+    "sync": ("node", "Send the project folder to every node."),
+    "train": ("job", "Sync the project, start the ranks, stream their logs, fetch the results."),
+    "jobs": ("job", "List all jobs, with the cost of jobs and clusters."),
     "logs": ("job", "Show a job's logs; -f follows the job to its end and fetches its results."),
     "why": ("node", "Show where a running job hangs, or why one ended."),
-    "cancel": ("job", "End a job; it gets time to save a checkpoint."),
+    "cancel": ("job", "End a job, after time to save a checkpoint."),
     "fetch": ("job", "Fetch a job's results."),
     "exec": ("node", "Run a command on all nodes."),
     "ssh": ("node", "Open a shell on a node."),
-    "doctor": ("node", "Check what a launch needs, or the nodes of a cluster."),
-    "report": ("job", "Write a page about a job: its state, loss, ranks, cost."),
-    "stop": ("cluster", "Stop the instances, keep their disks; `up` starts them again."),
-    "down": ("cluster", "Terminate everything, wait until it is gone, and show the cost."),
-    "run": ("job", "up, train and down in one: nothing is left, whatever happens."),
-    "local": ("local", "The local cloud: a rehearsal without an AWS account."),
+    "doctor": ("node", "Check the requirements of a launch, or the nodes of a cluster."),
+    "report": ("job", "Write an HTML page about a job: state, loss, ranks, cost."),
+    "stop": ("cluster", "Stop the instances and keep their disks; `up` starts them again."),
+    "down": ("cluster", "Fetch results, terminate everything, and show the cost."),
+    "run": ("job", "Run up, train and down; the nodes are terminated even after a failure."),
+    "local": ("local", "Control the local cloud, for rehearsals without an AWS account."),
 }
-"""Each verb's file in cli/, where it is a function, and its line on `awsddp --help`."""
-_NO_SCRIPTS = (["list"], ["watch"], ["view"])
-"""What follows the `run` of gh."""
+"""Each verb's module in cli/, which has a function of the verb's name, and its line on `awsddp --help`."""
+_GH_RUN_VERBS = (["list"], ["watch"], ["view"])
+"""Words that follow `gh run`, so that `awsddp run list` does not take them for scripts."""
 
 
 class _Verbs(click.Group):
@@ -62,14 +62,14 @@ class _Verbs(click.Group):
             click.echo(ctx.get_help())
             ctx.exit()
         ctx.meta["awsddp.words"] = tuple(args)
-        is_known = args[0] in VERBS and not (args[0] == "run" and args[1:2] in _NO_SCRIPTS)
-        if not ctx.resilient_parsing and not is_known and not args[0].startswith("-"):
+        is_verb = args[0] in VERBS and not (args[0] == "run" and args[1:2] in _GH_RUN_VERBS)
+        if not ctx.resilient_parsing and not is_verb and not args[0].startswith("-"):
             ctx.fail(f"Unknown command '{args[0]}'.")
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Verbs"):
-            formatter.write_dl([(name, help) for name, (_, help) in VERBS.items()])
+            formatter.write_dl([(name, text) for name, (_, text) in VERBS.items()])
 
 
 @click.group(
@@ -85,7 +85,7 @@ class _Verbs(click.Group):
 @click.version_option(__version__, message="awsddp %(version)s")
 @click.pass_context
 def cli(ctx: click.Context) -> None:
-    """From a laptop to a trained model on N GPU nodes of EC2, and never a forgotten bill.
+    """Train a PyTorch model on N EC2 GPU nodes from your laptop, without a forgotten bill.
 
     \b
       awsddp run --local train.py --nodes 2 --instance-type g6.xlarge --budget 2
@@ -111,16 +111,16 @@ def main() -> None:
 
 
 def _use_utf8() -> None:
-    """Start again in Python's UTF-8 mode where the locale cannot write every file name (PEP 540)."""
+    """Restart in Python's UTF-8 mode if the locale cannot write every file name (PEP 540)."""
     if sys.getfilesystemencoding() != "utf-8":
-        os.environ["PYTHONUTF8"] = "1"  # for programs that we start; -X goes before a PYTHONUTF8=0
+        os.environ["PYTHONUTF8"] = "1"  # for child processes; -X overrides a PYTHONUTF8=0
         os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])
 
 
 def _open_streams() -> None:
-    """Open what we were started without (`>&-`), so that no file of ours is taken for it.
+    """Open standard streams that are closed (`>&-`), so that no other file gets their numbers.
 
-    A character that the locale or PYTHONIOENCODING cannot write is printed as its escape.
+    A character that the locale or PYTHONIOENCODING cannot encode is printed as its escape.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
@@ -131,7 +131,7 @@ def _open_streams() -> None:
 
 
 def _keep_encoding_of_terminal() -> None:
-    """Read and print in the locale's encoding; in UTF-8 where that is ASCII, as Python does by itself."""
+    """Read and print in the locale's encoding, or in UTF-8 if that is ASCII, as Python does by default."""
     import locale
 
     if (encoding := locale.getencoding()) not in ("utf-8", "UTF-8", "ANSI_X3.4-1968", "US-ASCII"):
@@ -140,6 +140,8 @@ def _keep_encoding_of_terminal() -> None:
 
 
 def _start_light() -> None:
-    """Spare each command a quarter of its start: what a short-lived process does not need."""
-    gc.set_threshold(100_000)  # the description of EC2 alone is that many objects, and none is garbage
-    sys.modules["invoke"] = None  # type: ignore[assignment]  # paramiko runs without; we use no `Match exec`
+    """Save a quarter of the start-up time by omitting what a short-lived process does not need."""
+    gc.set_threshold(
+        100_000
+    )  # botocore's description of EC2 alone is that many objects, none of them garbage
+    sys.modules["invoke"] = None  # type: ignore[assignment]  # paramiko needs it only for `Match exec`

@@ -1,4 +1,4 @@
-"""`awsddp sync`, `exec`, `ssh`, `doctor`, `why`: what is done on the nodes of a cluster."""
+"""The commands `awsddp sync`, `exec`, `ssh`, `doctor` and `why`, which work on nodes."""
 
 import json
 import os
@@ -22,10 +22,10 @@ _NODE = re.compile(r"(?:node)?(\d+)")
 
 @click.command("sync", cls=Verb)
 def sync(options: Globals) -> None:
-    """Send the working folder to every node; with -v show what that holds, and what stays here.
+    """Send the project folder to every node; with -v show the largest files and the excluded ones.
 
-    Files made on a node are never deleted. If a job is running, whose files would change under it, a question
-    comes first.
+    Files that were created on a node are never deleted. If a job is running, its files would change, so you
+    are asked first.
     """
     from awsddp.cluster.sync import sync
 
@@ -36,16 +36,16 @@ def sync(options: Globals) -> None:
 
 @click.command("exec", cls=Verb, context_settings={"allow_interspersed_args": False})
 @click.argument("words", nargs=-1, metavar="COMMAND...")
-@click.option("--node", type=int, metavar="N", help="Only on this node.  [default: all]")
+@click.option("--node", type=int, metavar="N", help="Run it only on this node.  [default: all]")
 @click.option("-i", "--stdin", is_flag=True, help="Send stdin to every node.")
 @click.pass_context
 def exec(
     ctx: click.Context, /, options: Globals, *, words: tuple[str, ...], node: int | None, stdin: bool
 ) -> None:
-    """Run a command on all nodes at once, in the synced folder.
+    """Run a command on all nodes in parallel, in the synced folder.
 
-    Several words are a program and its arguments; a single word is a command line for bash. Placeholders are
-    those of `train`, with one rank per node:
+    Several words are a program and its arguments; a single word is a command line for bash. The placeholders
+    of `train` are replaced, with one rank per node:
 
     \b
       awsddp exec nvidia-smi -L
@@ -62,36 +62,43 @@ def exec(
     with invocation.opened(options) as (session, show):
         result = exec(session, words=words, node=node, stdin=sent, on_output=show.output)
         show.result(result, lambda _: None)
-        failed = [one for one in result.nodes if one.exit_code != 0]
-        for one in failed:
-            code = one.exit_code
-            how = "a signal ended the command" if code == -1 else f"exited with code {code}"
-            show.say(f"node{one.node}: {how}")
+        failed = [node_result for node_result in result.nodes if node_result.exit_code != 0]
+        for node_result in failed:
+            code = node_result.exit_code
+            end = "a signal ended the command" if code == -1 else f"exited with code {code}"
+            show.say(f"node{node_result.node}: {end}")
         record = session.folder.read()
-        lacks_smi = any(one.exit_code == 127 for one in failed) and "nvidia-smi" in shlex.join(words)
+        is_missing = any(node_result.exit_code == 127 for node_result in failed)
+        lacks_smi = is_missing and "nvidia-smi" in shlex.join(words)
         if lacks_smi and record is not None and record.pretended:
             show.say("the GPUs of a rehearsal are simulated: it has no nvidia-smi; on EC2 the image has it")
     ctx.exit(1 if failed else 0)
 
 
 def _refuse_node(verb: str, words: Sequence[str]) -> None:
-    """Raise UsageError where the first word of a command is the name of a node."""
-    if words and (named := _NODE.fullmatch(words[0])):
+    """Raise UsageError if the first word of a command is the name of a node."""
+    if words and (match := _NODE.fullmatch(words[0])):
         raise UsageError(
-            f"{words[0]}: the words are a command for a node",
-            "--node names the node",
-            shlex.join(["awsddp", verb, "--node", named[1], *words[1:]]),
+            f"{words[0]}: the arguments are a command to run on a node",
+            "--node selects the node",
+            shlex.join(["awsddp", verb, "--node", match[1], *words[1:]]),
         )
 
 
 @click.command("ssh", cls=Verb, context_settings={"allow_interspersed_args": False})
 @click.argument("words", nargs=-1, metavar="[COMMAND...]")
-@click.option("--node", type=int, default=0, metavar="N", help="Which node.  [default: 0]")
-@click.option("-L", "ports", multiple=True, metavar="SPEC", help="Forward a port here: 6006:localhost:6006.")
+@click.option("--node", type=int, default=0, metavar="N", help="Number of the node.  [default: 0]")
+@click.option(
+    "-L",
+    "ports",
+    multiple=True,
+    metavar="SPEC",
+    help="Forward a local port to the node: 6006:localhost:6006.",
+)
 def ssh(options: Globals, *, words: tuple[str, ...], node: int, ports: tuple[str, ...]) -> None:
-    """Open a shell on a node, or run a command there; terminal, stdin and exit code are ssh's own.
+    """Open a shell on a node, or run a command on it, by the program ssh.
 
-    -L is ssh's own, too. With --json: print the ssh command for other programs to run.
+    Terminal, stdin, exit code and -L are those of ssh. With --json: print the ssh command instead.
     """
     from awsddp.cluster.remote import ssh
 
@@ -114,14 +121,14 @@ def ssh(options: Globals, *, words: tuple[str, ...], node: int, ports: tuple[str
     type=click.Choice(("user", "nodes")),
     is_flag=False,
     flag_value="user",
-    help="Print the least IAM policy for this configuration: yours, or the nodes' role's.",
+    help="Print the minimal IAM policy for this configuration: for your user, or for the nodes' role.",
 )
 @click.option("--request-quota", is_flag=True, help="Request the missing quota from AWS.")
 def doctor(options: Globals, *, iam_policy: str | None, request_quota: bool) -> int:
     """Check the nodes of a cluster: GPUs, disks, clocks, ports between all pairs, a process group, bandwidth.
 
-    Without a cluster: credentials, permissions, quota, offers and compatibility, before a launch. Changes
-    nothing.
+    Without a cluster it checks the requirements of a launch: credentials, permissions, quota, offers and
+    compatibility. Changes nothing.
     """
     from awsddp.cli.doctor_page import checks_page, health_page
     from awsddp.cli.plan_page import quota_page
@@ -132,7 +139,7 @@ def doctor(options: Globals, *, iam_policy: str | None, request_quota: bool) -> 
             from awsddp.plan.policy import least_policy, role_policy
 
             policy = role_policy if iam_policy == "nodes" else least_policy
-            print(json.dumps(policy(session.spec, session.job_spec), indent=2))  # AWS's format, not ours
+            print(json.dumps(policy(session.spec, session.job_spec), indent=2))  # AWS's format, no schema
         elif request_quota:
             confirm = show.question("", "nothing was requested")
             show.result(checks.request_quota(session, confirm=confirm), quota_page)
@@ -149,9 +156,9 @@ def doctor(options: Globals, *, iam_policy: str | None, request_quota: bool) -> 
 @click.command("why", cls=Verb)
 @click.argument("job", required=False, shell_complete=jobs)
 def why(options: Globals, *, job: str | None) -> None:
-    """Show where each rank of JOB (default: the last one) is, and which ranks the others wait for.
+    """Show the current line of each rank of JOB (default: the last job), and which ranks the others wait for.
 
-    The job runs on. Of an ended one: its cause. -v: with the stacks.
+    The job continues to run. If it has ended, its cause is shown. -v: also the stacks.
     """
     from awsddp.cli.doctor_page import why_page
     from awsddp.job.why import why

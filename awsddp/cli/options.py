@@ -1,6 +1,6 @@
-"""The options that every verb takes, before or after it, and what the shell completes.
+"""The global options, which stand before or after the verb, and the shell's completions.
 
-Completions are read from this machine's files, AWS is not asked.
+Completions are read from this machine's files, without calls to AWS.
 """
 
 import dataclasses
@@ -15,7 +15,7 @@ from awsddp.cli.command_line import WATCH, Globals
 
 
 def clusters(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    """Return the clusters that this machine knows."""
+    """Return the names of the clusters with a record on this machine."""
     from awsddp.state import home
 
     names = sorted(path.parent.name for path in home().glob("clusters/*/cluster.json"))
@@ -23,52 +23,56 @@ def clusters(ctx: click.Context, param: click.Parameter, incomplete: str) -> lis
 
 
 def jobs(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    """Return the jobs of the cluster that have this in their name, as last seen, the newest first."""
+    """Return the recorded jobs of the cluster whose names contain `incomplete`, the newest first."""
     from awsddp.state import Folder, home
 
     record = Folder(home(), ctx.ensure_object(Globals).name).read(newer=True)
-    found = [job.job for job in reversed(record.jobs)] if record is not None else []
-    return [job for job in found if incomplete in job]
+    names = [job.job for job in reversed(record.jobs)] if record is not None else []
+    return [name for name in names if incomplete in name]
 
 
 def files(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Let the shell itself offer files: scripts, requirements."""
+    """Let the shell complete file names."""
     return [CompletionItem(incomplete, type="file")]
 
 
 def instance_types(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    """Return the instance types with GPUs that awsddp knows."""
+    """Return the instance types with GPUs that awsddp supports."""
     from awsddp.compat.types import GPU_TYPES
 
     return sorted(name for name in GPU_TYPES if name.startswith(incomplete))
 
 
 def dashed(name: str) -> str:
-    """Return an option's name with dashes: torchrun's `--nproc_per_node` is `--nproc-per-node`."""
+    """Return an option's name with dashes: `--nproc-per-node` for torchrun's `--nproc_per_node`."""
     return name.replace("_", "-")
 
 
 def global_options(*, hidden: bool = False) -> list[click.Parameter]:
-    """Return the global options, as parameters of a command; what they have is in `ctx.obj`."""
-    option = functools.partial(click.Option, hidden=hidden, expose_value=False, callback=_keep)
-    which = "Which cluster.  [default: default]"
+    """Return the global options as parameters of a command; their values are stored in `ctx.obj`."""
+    option = functools.partial(click.Option, hidden=hidden, expose_value=False, callback=_store)
+    cluster_help = "Name of the cluster.  [default: default]"
     return [
-        option(["-c", "--cluster"], metavar="NAME", help=which, shell_complete=clusters),
+        option(["-c", "--cluster"], metavar="NAME", help=cluster_help, shell_complete=clusters),
         option(["--region"], metavar="REGION", help="AWS region."),
         option(["--profile"], metavar="NAME", help="AWS profile."),
         option(["--local"], is_flag=True, help="Rehearse on this machine: no AWS account, no cost."),
         option(
-            ["-o", "override"], metavar="SECTION.KEY=VALUE", multiple=True, help="Any key of awsddp.toml."
+            ["-o", "override"], metavar="SECTION.KEY=VALUE", multiple=True, help="Set a key of awsddp.toml."
         ),
-        option(["--json"], is_flag=True, help="One JSON document on stdout, events as JSON lines on stderr."),
-        option(["-q", "--quiet"], is_flag=True, help="Only results and errors."),
-        option(["-v", "--verbose"], count=True, help="More detail; -vv shows tracebacks."),
+        option(
+            ["--json"],
+            is_flag=True,
+            help="Print one JSON document on stdout, and events as JSON lines on stderr.",
+        ),
+        option(["-q", "--quiet"], is_flag=True, help="Print only results and errors."),
+        option(["-v", "--verbose"], count=True, help="Print more details; -vv: tracebacks."),
         option(["-y", "--yes"], is_flag=True, help="Answer yes to every question."),
     ]
 
 
-def _keep(ctx: click.Context, option: click.Option, value: Any) -> None:
-    """Lay an option that is given over those given before the verb; -o and -v add up."""
+def _store(ctx: click.Context, option: click.Option, value: Any) -> None:
+    """Store an option in `ctx.obj`, over one that stood before the verb; -o and -v accumulate."""
     options, name = ctx.ensure_object(Globals), str(option.name)
     if option.multiple or option.count:
         value = getattr(options, name) + value
@@ -76,15 +80,15 @@ def _keep(ctx: click.Context, option: click.Option, value: Any) -> None:
         ctx.obj = dataclasses.replace(options, **{name: value})
 
 
-_GO_ON = ("down", "stop", "fetch", "cancel", "sync")
-"""Verbs that, typed again once they were interrupted, do the rest."""
+_RESUMABLE = ("down", "stop", "fetch", "cancel", "sync")
+"""Verbs that continue after an interrupt if they are typed again."""
 
 
 class Verb(click.Command):
-    """A verb's command: it takes the global options too and is called with all of them as `options`.
+    """A verb's command: it also takes the global options, and is called with them as `options`.
 
-    Its help page lists its own options; the global ones are on `awsddp --help`. On an interrupt a verb that
-    `finishes` ends its job first, and one that `ends_cluster` is only left by a second Ctrl-C.
+    Its help page lists its own options; the global ones are on `awsddp --help`. After an interrupt, a verb
+    with `finishes` ends its job before it exits, and only a second Ctrl-C ends a verb with `ends_cluster`.
     """
 
     finishes = False
@@ -96,12 +100,12 @@ class Verb(click.Command):
         self.params += global_options(hidden=True)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the verb with the global options given before and after it."""
+        """Run the verb with the global options from before and after it."""
         options = ctx.params["options"] = ctx.ensure_object(Globals)
         WATCH.options, WATCH.finishes, WATCH.ends_cluster = options, self.finishes, self.ends_cluster
         words = ["awsddp", str(self.name), *ctx.params.get("names", ())]
-        WATCH.again = shlex.join(words) if self.name in _GO_ON else ""
+        WATCH.again = shlex.join(words) if self.name in _RESUMABLE else ""
         try:
             return super().invoke(ctx)
-        except KeyboardInterrupt as stop:  # click would forget which one it was
+        except KeyboardInterrupt as stop:  # click would replace it by its own Abort
             raise WATCH.interrupted(stop) from None

@@ -1,4 +1,4 @@
-"""`awsddp` without a verb, and `awsddp init`: what to type first, here."""
+"""The command `awsddp` without a verb (an overview of the clusters) and `awsddp init`."""
 
 import contextlib
 import shlex
@@ -23,51 +23,51 @@ if TYPE_CHECKING:
     from awsddp.model.documents import HomeDocument, KnownCluster
 
 _FIRST = """\
-  # rehearse here: no AWS account, no cost (without train.py: a sample program)
+  # rehearse on this machine: no AWS account, no cost (without train.py: a sample program)
   awsddp run --local train.py --nodes 2 --instance-type g6.xlarge --budget 2
-  # the same on EC2: shows the price, asks, terminates everything at the end
+  # the same on EC2: shows the price, asks, and terminates everything at the end
   awsddp run train.py --nodes 2 --instance-type g6.xlarge --budget 2
   # write a starter awsddp.toml into this folder
   awsddp init
 """
 _PACKAGES = "requirements.txt uv.lock pyproject.toml environment.yml"
 _QUESTIONS = (
-    ("cluster.region", "AWS region (empty: as AWS is configured)", "", ""),
+    ("cluster.region", "AWS region (empty: the region of your AWS configuration)", "", ""),
     ("cluster.nodes", "Number of nodes", 2, ""),
     ("cluster.instance_type", "Instance type (awsddp plan --offers lists them)", "g6.xlarge", ""),
     ("cluster.budget_usd", "Terminate the nodes when they have cost, in US dollars", 10.0, ""),
-    ("job.script", "Training script (empty: named on the command line)", "", "train.py main.py"),
-    ("env.file", "File with its packages (empty: those of the image)", "", _PACKAGES),
+    ("job.script", "Training script (empty: given on the command line)", "", "train.py main.py"),
+    ("env.file", "File with its packages (empty: the image's packages)", "", _PACKAGES),
 )
-"""The key, its question and its default, or the first of these files that is there."""
+"""The key, its question, its default, and file names: the first that exists is the default instead."""
 
 
 def show_home(options: Globals) -> None:
-    """Show the clusters that this machine knows, and the next commands for each."""
+    """Show the clusters with a record on this machine, and the next commands for each."""
     from awsddp.cluster.inventory import home
 
     with invocation.opened(options) as (session, show):
         show.result(home(session), home_page)
 
 
-def home_page(known: "HomeDocument") -> None:
-    """Show the clusters of `home`, or how to start."""
-    for cluster in known.clusters:
-        line(*_lines(cluster))
-    if not known.clusters:
-        counts = f"now; {counted(known.ended, 'cluster')} ended" if known.ended else "yet"
-        line(f"No clusters on this machine {counts}. {'To begin:' * (not known.last_job)}".rstrip())
-        if last := known.last_job:
+def home_page(document: "HomeDocument") -> None:
+    """Show the recorded clusters, or how to start."""
+    for cluster in document.clusters:
+        line(*_cluster_lines(cluster))
+    if not document.clusters:
+        counts = f"now; {counted(document.ended, 'cluster')} ended" if document.ended else "yet"
+        line(f"No clusters on this machine {counts}. {'To begin:' * (not document.last_job)}".rstrip())
+        if last := document.last_job:
             line(f"The last job, {last.job}: {last.state}. Its page: awsddp report {last.job}")
             line("All jobs: awsddp jobs")
             line("To begin again:")
         print(f"\n{_FIRST}")
-    if known.local_cloud:
+    if document.local_cloud:
         line("The local cloud is running: awsddp local status, awsddp local stop")
     line("All commands: awsddp --help")
 
 
-def _lines(cluster: "KnownCluster") -> list[str]:
+def _cluster_lines(cluster: "KnownCluster") -> list[str]:
     name = "" if cluster.cluster == "default" else f" -c {cluster.cluster}"
     cost = "" if cluster.target == "local" else f", {money(cluster.price_usd_per_hour)} per hour"
     until = "expired at" if cluster.expired else "expires at"
@@ -84,49 +84,50 @@ def _lines(cluster: "KnownCluster") -> list[str]:
 
 @click.command("init", cls=Verb)
 def init(options: Globals) -> None:
-    """Write a starter awsddp.toml into this folder: every key, its default and meaning.
+    """Write a starter awsddp.toml into this folder: every key with its default and meaning.
 
-    At a terminal it asks a few questions first, unless -y or --json is given.
+    On a terminal it asks a few questions first, unless -y or --json is given.
     """
     from awsddp.settings.starter import refuse_existing, write_starter
     from awsddp.settings.verbs import command_words, script_words
 
     refuse_existing(Path(FILE))
-    ask = sys.stdin.isatty() and sys.stderr.isatty() and not (options.yes or options.json)
+    is_interactive = sys.stdin.isatty() and sys.stderr.isatty() and not (options.yes or options.json)
     WATCH.unwritten = FILE
-    chosen = _answers() if ask else {}
+    chosen = _ask_questions() if is_interactive else {}
     WATCH.unwritten = ""
     path = write_starter(Path(), chosen)
     text = f"It sets {', '.join(chosen)}; the other keys" if chosen else "All keys"
-    found = {} if ask else {key: name for key, *_, files in _QUESTIONS if (name := _found(files))}
-    words = ["awsddp", "run", "--local", *command_words("run", found), *script_words(found)]
+    files = {key: name for key, *_, names in _QUESTIONS if (name := _first_existing(names))}
+    files = {} if is_interactive else files
+    words = ["awsddp", "run", "--local", *command_words("run", files), *script_words(files)]
     with contextlib.closing(Screen(options)) as screen:
         screen.say(f"Wrote {path}. {text} are commented out.")
         screen.say(f"Next: {shlex.join(words)} (free, on this machine), then awsddp plan")
         screen.result(InitDocument(file=str(path)), lambda _: None)
 
 
-def _answers() -> dict[str, Given]:
-    """Ask on the terminal, and return the keys that got a value."""
+def _ask_questions() -> dict[str, Given]:
+    """Ask on the terminal, and return the answers that are not empty, by key."""
     from awsddp.job.unsynced_data import data_folders
 
     answers: dict[str, Given] = {}
-    for key, text, default, files in _QUESTIONS:
-        answer = _answer(key, text, _found(files) or default)
+    for key, text, default, names in _QUESTIONS:
+        answer = _ask(key, text, _first_existing(names) or default)
         answers |= {key: answer} if str(answer) else {}
-    with contextlib.suppress(ConfigError):  # the home folder, or one that is far too large
-        kept = data_folders(JobSpec(), home=home()).items()
+    with contextlib.suppress(ConfigError):  # the folder is the home directory, or far too large
+        unsynced = data_folders(JobSpec(), home=home()).items()
         patterns = [
             f"!/{path}"
-            for path, about in kept
-            if click.confirm(f"{about}: send it to the nodes?", default=False, err=True)
+            for path, description in unsynced
+            if click.confirm(f"{description}: send it to the nodes?", default=False, err=True)
         ]
         answers |= {"sync.ignore": patterns} if patterns else {}
     return answers
 
 
-def _answer(key: str, text: str, default: "str | float") -> Given:
-    """Ask until the answer can be right; what is only not known is accepted when it is typed twice."""
+def _ask(key: str, text: str, default: "str | float") -> Given:
+    """Ask until the answer is valid; an unknown name, such as a new region, must be typed twice."""
     from awsddp.job.starter_doubts import doubt
 
     last: Given = None
@@ -143,6 +144,6 @@ def _answer(key: str, text: str, default: "str | float") -> Given:
             click.echo(f"  {error.summary}: {error.next}", err=True)
 
 
-def _found(files: str) -> str:
-    """Return the first of these files that is here, or ""."""
-    return next((name for name in files.split() if Path(name).is_file()), "")
+def _first_existing(names: str) -> str:
+    """Return the first of these file names that exists in the current folder, or ""."""
+    return next((name for name in names.split() if Path(name).is_file()), "")

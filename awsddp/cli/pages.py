@@ -1,4 +1,4 @@
-"""The pages of clusters and jobs: text and tables on stdout."""
+"""The pages of clusters and jobs: print documents as text and tables."""
 
 import shlex
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 _BUDGET_WARNING = 0.8
-_MOST_KEPT = 10
+_MAX_EXCLUDED_PATHS = 10
 _MEASURES = (
     ("step", "step {}"),
     ("fraction", "{:.0%}"),
@@ -29,60 +29,60 @@ _MEASURES = (
 
 
 def cluster_page(cluster: "documents.ClusterDocument") -> None:
-    """Show a cluster: its nodes, its jobs, what it costs and until when."""
+    """Show a cluster: its nodes, its jobs, its cost and its expiry."""
     if cluster.state == "absent":
         line(f"Cluster {cluster.cluster}: absent. Searched: {', '.join(cluster.looked) or 'nowhere'}.")
         if cluster.target == "aws":
             line(named("Every cluster in every region: awsddp status --all"))
         return
-    line(f"Cluster {cluster.cluster}: {cluster.state}, {len(cluster.nodes)} x {_machines(cluster)}")
+    line(f"Cluster {cluster.cluster}: {cluster.state}, {len(cluster.nodes)} x {_type_and_place(cluster)}")
     if nics := {node.nic for node in cluster.nodes if node.nic is not None}:
         counts = ", ".join(map(str, sorted({node.gpus for node in cluster.nodes if node.gpus is not None})))
         line(f"GPUs per node: {counts}; network interface: {', '.join(sorted(nics))}")
-    asked = any(node.idle_left_s is not UNSET for node in cluster.nodes)
+    has_idle = any(node.idle_left_s is not UNSET for node in cluster.nodes)
     table(
-        ("node", "instance", "state", "public", "private", *["idle left"] * asked),
+        ("node", "instance", "state", "public", "private", *["idle left"] * has_idle),
         [
             (node_name(node.node), node.instance_id, node.state, node.public_ip, node.private_ip)
-            + ((_idle_left(cluster, node.idle_left_s),) if asked else ())
+            + ((_idle_left(cluster, node.idle_left_s),) if has_idle else ())
             for node in cluster.nodes
         ],
     )
     if cluster.jobs:
-        rows = [(job.job, _seen(job), _job_place(job), _progress(job)) for job in cluster.jobs]
+        rows = [(job.job, _state_and_age(job), _job_place(job), _progress(job)) for job in cluster.jobs]
         table(("job", "state", "results", "progress"), rows)
-        line(*_saving(cluster.jobs))
+        line(*_upload_lines(cluster.jobs))
     line(_cost(cluster))
     budget, cost = cluster.budget_usd, cluster.cost_usd
     if budget and cost is not None and cost >= _BUDGET_WARNING * budget:
         line(f"Warning: {cost / budget:.0%} of the {money(budget)} budget is spent; at 100 % the nodes end.")
 
 
-def _machines(cluster: "documents.ClusterDocument | documents.CostedCluster") -> str:
+def _type_and_place(cluster: "documents.ClusterDocument | documents.CostedCluster") -> str:
     return f"{cluster.instance_type} in {place_name(cluster.target, cluster.region)}"
 
 
 def _idle_left(cluster: "documents.ClusterDocument", seconds: "int | UnsetType | None") -> str:
-    """Return the idle time that a node has left; one that did not answer has the configured time at most."""
+    """Return the idle time that a node has left; for a node that did not answer, the configured time."""
     return f"{cluster.idle}? (no answer)" if not isinstance(seconds, int) else duration(float(seconds))
 
 
 def _progress(job: JobRecord) -> str:
-    """Return how far a job that runs is, by the metrics of its first rank that writes them."""
+    """Return the progress of a running job, by the metrics of its first rank that writes them."""
     if not job.progress:
         return ""
-    measures = ((form, getattr(job.progress[0], name)) for name, form in _MEASURES)
-    parts = [form.format(value) for form, value in measures if value is not None]
+    measures = ((template, getattr(job.progress[0], name)) for name, template in _MEASURES)
+    parts = [template.format(value) for template, value in measures if value is not None]
     return ", ".join(parts + [f"slowest: rank {job.slowest_rank}"] * (job.slowest_rank is not None))
 
 
 def _state(job: "documents.SeenJob | documents.ListedJob") -> str:
-    """Return a job's state: as last seen, unless its nodes have just told it or it has ended."""
+    """Return a job's state; with "seen" if the job may have ended since this machine last saw it."""
     return job.state if job.reported or job.state not in ACTIVE else f"seen {job.state}"
 
 
-def _saving(jobs: "Sequence[documents.SeenJob | documents.ListedJob]") -> list[str]:
-    """Return how far the results of jobs are in S3, of those whose nodes have just said so and go on."""
+def _upload_lines(jobs: "Sequence[documents.SeenJob | documents.ListedJob]") -> list[str]:
+    """Return the upload state of each job whose nodes have just reported that they are still uploading."""
     return [
         f"{job.job} saves to {job.save_to}/{job.job}: {saving_text(job.saving)}"
         for job in jobs
@@ -90,14 +90,14 @@ def _saving(jobs: "Sequence[documents.SeenJob | documents.ListedJob]") -> list[s
     ]
 
 
-def _seen(job: "documents.SeenJob") -> str:
-    """Return a job's state, and for one that runs how long ago it was seen to."""
-    is_seen = _state(job) == "seen running" and job.last_seen
-    return f"seen running {age(job.last_seen)} ago" if is_seen else _state(job)
+def _state_and_age(job: "documents.SeenJob") -> str:
+    """Return a job's state; for a job last seen running also how long ago that was."""
+    has_age = _state(job) == "seen running" and job.last_seen
+    return f"seen running {age(job.last_seen)} ago" if has_age else _state(job)
 
 
 def _job_place(job: "documents.SeenJob") -> str:
-    """Return where a job's results are; a folder that has the job's name is not repeated."""
+    """Return the place of a job's results; a folder with the job's name is not repeated."""
     if not job.fetched and job.saving is not None and job.saving.is_whole:
         return f"in {job.save_to}/"
     if not job.fetched:
@@ -124,55 +124,57 @@ def _cost(cluster: "documents.ClusterDocument") -> str:
     text = "Free, on this machine; on EC2 it would cost" if cluster.target == "local" else "Costs"
     text += f" {money(price)} per hour, {money(cluster.cost_usd)} so far"
     if cluster.expires:
-        left = datetime.fromisoformat(cluster.expires) - datetime.now(UTC)
-        text += f"; expires in {duration(max(0.0, left.total_seconds()))}"
+        time_left = datetime.fromisoformat(cluster.expires) - datetime.now(UTC)
+        text += f"; expires in {duration(max(0.0, time_left.total_seconds()))}"
         text += f", or after {cluster.idle} idle" if cluster.idle not in (None, "off") else ""
     return text + named(". Terminate now: awsddp down")
 
 
-def all_page(found: "list[documents.FoundCluster]") -> None:
-    """Show every cluster, ours first; orphans are named as such."""
-    if not found:
+def all_page(clusters: "list[documents.FoundCluster]") -> None:
+    """Show every cluster, the user's own first; the state of orphans is "orphan"."""
+    if not clusters:
         line("No resource carries awsddp's tags in any searched region.")
         return
     rows = [
         (
-            *(one.cluster, one.id, place_name(one.target, one.region), "orphan" if one.orphan else one.state),
-            *("you" if one.mine else one.owner, len(one.nodes), len(one.leftovers)),
-            *(money(one.price_usd_per_hour), _minute(one.expires or "")),
+            *(cluster.cluster, cluster.id, place_name(cluster.target, cluster.region)),
+            "orphan" if cluster.orphan else cluster.state,
+            *("you" if cluster.mine else cluster.owner, len(cluster.nodes), len(cluster.leftovers)),
+            *(money(cluster.price_usd_per_hour), _minute(cluster.expires or "")),
         )
-        for one in found
+        for cluster in clusters
     ]
     table(("cluster", "id", "region", "state", "owner", "nodes", "others", "per hour", "expires, UTC"), rows)
-    if any(one.orphan for one in found):
+    if any(cluster.orphan for cluster in clusters):
         line("Terminate the orphans: awsddp down --orphans")
 
 
-def _minute(moment: str) -> str:
-    return moment[:16].replace("T", " ")
+def _minute(time: str) -> str:
+    """Return a time without its seconds: 2026-11-21 08:45."""
+    return time[:16].replace("T", " ")
 
 
-def orphans_page(ended: "documents.Orphans") -> None:
-    """Show how many orphans were ended."""
-    line(f"{counted(len(ended.clusters), 'orphan')} terminated. Searched: {', '.join(ended.looked)}.")
+def orphans_page(orphans: "documents.Orphans") -> None:
+    """Show how many orphans were terminated."""
+    line(f"{counted(len(orphans.clusters), 'orphan')} terminated. Searched: {', '.join(orphans.looked)}.")
 
 
-def job_page(job: "documents.JobDocument", *, next: str = "", streamed: bool = False) -> None:
-    """Show a job's end, and what to type `next`; where the job failed, first what runs it again.
+def job_page(job: "documents.JobDocument", *, next_step: str = "", streamed: bool = False) -> None:
+    """Show a job's result, and `next_step` if the job has ended; for a failed job first how to run it again.
 
-    `streamed`: the terminal has just shown what its ranks wrote, and of the cause's lines the last is enough.
+    `streamed`: the terminal has just shown the output of the ranks; only the cause's last line is repeated.
     """
-    steps = [next] if next and job.state not in ACTIVE and (job.fetched or job.state != "succeeded") else []
-    steps = [*_again(job), *steps] if steps else []
+    is_done = job.state not in ACTIVE and (job.fetched or job.state != "succeeded")
+    steps = [*_rerun_steps(job), next_step] if next_step and is_done else []
     labels = ["  next: ", *["        "] * len(steps)]
-    ends = [f"{label}{named(step)}" for label, step in zip(labels, steps, strict=False)]
-    line(*job_lines(job, streamed=streamed), *ends, stderr=True)
+    step_lines = [f"{label}{named(step)}" for label, step in zip(labels, steps, strict=False)]
+    line(*job_lines(job, streamed=streamed), *step_lines, stderr=True)
 
 
-def _again(job: "documents.JobDocument") -> list[str]:
-    """Return what runs a job again that failed for a reason of its own, for which no other step is known."""
-    is_plain = job.state == "failed" and not (job.cause and job.cause.next)
-    return [f"{named('awsddp train', job=job)}   # again, once the cause is removed"] * is_plain
+def _rerun_steps(job: "documents.JobDocument") -> list[str]:
+    """Return the command that runs a failed job again, unless its cause has a next step."""
+    needs_rerun = job.state == "failed" and not (job.cause and job.cause.next)
+    return [f"{named('awsddp train', job=job)}   # again, once the cause is removed"] * needs_rerun
 
 
 def _cause(cause: Cause | None) -> str:
@@ -185,88 +187,88 @@ def _cause(cause: Cause | None) -> str:
 
 
 def job_lines(job: "documents.JobDocument", *, streamed: bool = False) -> list[str]:
-    """Return the lines on a job's end: what it reached, its cause, its results, and what to type next.
+    """Return the lines of a job's result: duration, loss, cause, results, and next steps.
 
-    Of a cause that was `streamed` already at most the last line is repeated.
+    If the cause was `streamed` before, at most its last line is repeated.
     """
     name, lines = job.job, [f"Job {job.job}: {job.state}"]
     if job.state in ACTIVE:
         follow, end = f"  follow it: awsddp logs -f {name}", f"  end it: awsddp cancel {name}"
         return [*lines, named(follow), named(end)]
-    took = elapsed(job.started, job.ended) if job.ended else None
-    facts = [] if took is None else [f"in {duration(took)}"]
+    seconds = elapsed(job.started, job.ended) if job.ended else None
+    facts = [] if seconds is None else [f"in {duration(seconds)}"]
     facts += [counted(len(job.ranks), "rank")] if job.ranks else []
     facts += [] if job.loss is None else [f"loss {job.loss:.4g}"]
     lines = [" ".join([*lines, ", ".join(facts)]).strip()]
     if (cause := job.cause) and cause.kind != "cancelled":
-        tail = [one for one in cause.tail[-1:] if one not in cause.explanation] if streamed else cause.tail
+        tail = [text for text in cause.tail[-1:] if text not in cause.explanation] if streamed else cause.tail
         lines += [f"  cause: {_cause(cause)}", *(f"  | {text}" for text in tail)]
         lines += [named(f"  next: {cause.next}")] if cause.next else []
     if job.accuracy is not None:
         lines.append(f"  accuracy on held-out data: {job.accuracy:.2%}{f', {job.data}' if job.data else ''}")
     lines.append(f"  results: {_results(job)}")
     if job.checkpoint:
-        again = f"; continue from it: {resuming(job)}"
-        lines.append(f"  checkpoint: {job.checkpoint}{again * (job.state != 'succeeded')}")
-    shown = hasattr(job, "page") or not (job.fetched or job.missing)
-    return lines if shown else [*lines, named(f"  page: awsddp report {name}")]
+        resume = f"; continue from it: {resuming(job)}"
+        lines.append(f"  checkpoint: {job.checkpoint}{resume * (job.state != 'succeeded')}")
+    suggests_page = not hasattr(job, "page") and (job.fetched or job.missing)
+    return [*lines, named(f"  page: awsddp report {name}")] if suggests_page else lines
 
 
 def _results(job: "documents.JobDocument") -> str:
     fetch = named(f"awsddp fetch {job.job}")
     if job.fetched:
         return f"{job.home}/"
-    if part := _incomplete(job):
-        return f"{job.home}/, {part}: {fetch}"
+    if incomplete := _incomplete(job):
+        return f"{job.home}/, {incomplete}: {fetch}"
     return f"on the nodes; fetch them: {fetch}"
 
 
-def jobs_page(found: "documents.JobsDocument", *, verbose: bool = False, chosen: bool = False) -> None:
-    """Show the jobs, the newest last, a line each, then the clusters that live and all costs.
+def jobs_page(document: "documents.JobsDocument", *, verbose: bool = False, chosen: bool = False) -> None:
+    """Show the jobs, one per line and the newest last, then the live clusters and the total cost.
 
-    `verbose`: also what each job ran, its cause, and clusters that have ended. Jobs that were `chosen` are
-    shown alone, with their arguments.
+    `verbose`: also each job's command and cause, and terminated clusters. `chosen`: the user named the jobs;
+    show only them, with their arguments.
     """
-    if found.jobs:
+    if document.jobs:
         second, last = ("arguments", "progress") if chosen else ("age", "progress, or cause")
-        rows = [_job_row(job, chosen) for job in found.jobs]
+        rows = [_job_row(job, chosen) for job in document.jobs]
         table(("job", "state", second, "time", "loss", "cost", last), rows, cut=not chosen)
-        line(*_saving(found.jobs))
+        line(*_upload_lines(document.jobs))
     else:
         line(named("No jobs yet. Start one: awsddp train"))
-    for job in found.jobs if verbose else ():
+    for job in document.jobs if verbose else ():
         _job_details(job)
-    clusters = () if chosen else found.clusters
+    clusters = () if chosen else document.clusters
     line(*(_bill(cluster) for cluster in clusters if verbose or not cluster.ended))
     if clusters:
-        covers = "list price of nodes and disks" if found.since else "list price"
+        price = "list price of nodes and disks" if document.since else "list price"
         line(
-            f"On AWS{_since(found.since)}: {money(found.total_usd)} ({covers}). "
-            f"Rehearsals (free) would have cost: {money(found.would_have_cost_usd)}."
+            f"On AWS{_since(document.since)}: {money(document.total_usd)} ({price}). "
+            f"Rehearsals (free) would have cost: {money(document.would_have_cost_usd)}."
         )
 
 
-def _since(moment: str | None) -> str:
-    return f" since {_minute(moment)} UTC, launched from here, without S3" if moment else ""
+def _since(time: str | None) -> str:
+    return f" since {_minute(time)} UTC, launched from this machine, without S3" if time else ""
 
 
 def _job_row(job: "documents.ListedJob", chosen: bool) -> tuple[object, ...]:
-    took = "" if job.seconds is None else duration(job.seconds)
+    seconds = "" if job.seconds is None else duration(job.seconds)
     cost = "" if job.job_usd is None else money(job.job_usd)
     loss = "" if job.loss is None else f"{job.loss:.4g}"
-    at = "" if job.step is None else f"step {job.step}"
-    last = at if job.fraction is None else f"{job.fraction:.0%}"
+    step = "" if job.step is None else f"step {job.step}"
+    last = step if job.fraction is None else f"{job.fraction:.0%}"
     if job.cause is not None and job.cause.kind != "cancelled" and not chosen:
         last = job.cause.explanation
     second = shlex.join(job.args) if chosen else age(job.started)
-    return job.job, _state(job), second, took, loss, cost, last
+    return job.job, _state(job), second, seconds, loss, cost, last
 
 
 def _bill(cluster: "documents.CostedCluster") -> str:
-    """Return what a cluster was, and what it cost, with and without jobs."""
+    """Return a line with a cluster's type, lifetime and cost."""
     idle = "" if cluster.idle_usd is None else f", {money(cluster.idle_usd)} of it while idle"
     return (
-        f"Cluster {cluster.cluster}, {cluster.nodes} x {_machines(cluster)}, "
+        f"Cluster {cluster.cluster}, {cluster.nodes} x {_type_and_place(cluster)}, "
         f"{_minute(cluster.began)} to {_minute(cluster.ended or 'now')}: "
         f"{money(cluster.cost_usd)}{idle}{' (not billed)' * (cluster.target == 'local')}"
     )
@@ -286,78 +288,83 @@ def _job_details(job: "documents.ListedJob") -> None:
 
 
 def ranks_table(job: "JobRecord") -> None:
-    """Show metrics and usage of each rank that has some; usage far from that of the others has a star."""
+    """Show metrics and usage of each rank that has some; a star marks usage far from the other ranks'."""
     columns = list(rank_columns(job.progress, job.usage))
+    ranks = sorted({rank for column in columns for rank in column.values})
     rows = [
-        ["slowest" if rank == job.slowest_rank else "", rank, *(one.shown.get(rank, "") for one in columns)]
-        for rank in sorted({rank for column in columns for rank in column.values})
+        ["slowest" if rank == job.slowest_rank else "", rank]
+        + [column.shown.get(rank, "") for column in columns]
+        for rank in ranks
     ]
     if rows:
-        table(("", "rank", *(one.heading for one in columns)), rows)
+        table(("", "rank", *(column.heading for column in columns)), rows)
 
 
 def report_page(report: "documents.JobReport") -> None:
-    """Show a job's end, its cost, and where its page is."""
+    """Show a job's result, its cost, and the path of its HTML page."""
     line(*job_lines(report))
     if report.job_usd is not None:
-        line(f"  {_spent(report.target, report.job_usd)}")
+        line(f"  {_cost_text(report.target, report.job_usd)}")
     line(f"page: {report.page}")
 
 
-def _spent(target: str | None, usd: float | None) -> str:
+def _cost_text(target: str | None, usd: float | None) -> str:
     return f"{'Free; on EC2' if target == 'local' else 'Cost:'} {money(usd)}"
 
 
-def fetch_page(fetched: "documents.FetchDocument") -> None:
-    """Show the files and bytes fetched per node, and where they are."""
-    _files(fetched.nodes)
-    line(f"Results: {fetched.home}/")
+def fetch_page(document: "documents.FetchDocument") -> None:
+    """Show the files and bytes fetched per node, and the results folder."""
+    _files_table(document.nodes)
+    line(f"Results: {document.home}/")
 
 
-def _files(nodes: Sequence["documents.NodeFiles"]) -> None:
-    table(("node", "files", "bytes"), [(node_name(one.node), one.files, f"{one.bytes:,}") for one in nodes])
+def _files_table(nodes: Sequence["documents.NodeFiles"]) -> None:
+    rows = [(node_name(node.node), node.files, f"{node.bytes:,}") for node in nodes]
+    table(("node", "files", "bytes"), rows)
 
 
-def sync_page(sent: "documents.SyncDocument", *, verbose: bool = False) -> None:
-    """Show the files and bytes sent per node; `verbose`: the largest, and what is not sent."""
-    _files(sent.nodes)
+def sync_page(document: "documents.SyncDocument", *, verbose: bool = False) -> None:
+    """Show the files and bytes sent per node; `verbose`: also the largest files and the excluded ones."""
+    _files_table(document.nodes)
     if not verbose:
         return
-    if sent.largest:
-        line(f"Largest: {', '.join(f'{one.path} {size_text(one.bytes)}' for one in sent.largest)}")
-    for kept in sent.kept:
-        more = len(kept.paths) - _MOST_KEPT
-        paths = ", ".join(kept.paths[:_MOST_KEPT]) + (f" and {more:,} more" if more > 0 else "")
-        line(f"Not sent, excluded by {kept.by}: {paths}")
+    if document.largest:
+        line(f"Largest: {', '.join(f'{file.path} {size_text(file.bytes)}' for file in document.largest)}")
+    for excluded in document.kept:
+        more = len(excluded.paths) - _MAX_EXCLUDED_PATHS
+        paths = ", ".join(excluded.paths[:_MAX_EXCLUDED_PATHS])
+        line(f"Not sent, excluded by {excluded.by}: {paths}{f' and {more:,} more' * (more > 0)}")
 
 
-def down_page(ended: "documents.DownDocument") -> None:
-    """Show what was terminated, and that nothing is left."""
-    if not ended.terminated and not ended.removed:
-        looked = ", ".join(ended.looked) or "nowhere"
-        line(f"Cluster {ended.cluster}: nothing to terminate. Searched: {looked}.")
+def down_page(document: "documents.DownDocument") -> None:
+    """Show what was terminated, and the cost."""
+    if not document.terminated and not document.removed:
+        searched = ", ".join(document.looked) or "nowhere"
+        line(f"Cluster {document.cluster}: nothing to terminate. Searched: {searched}.")
         return
-    instances = counted(len(ended.terminated), "instance")
+    instances = counted(len(document.terminated), "instance")
     line(
-        f"Cluster {ended.cluster}: {instances} terminated, nothing is left. "
-        f"{_spent(ended.target, ended.cost_usd)} (list price)."
+        f"Cluster {document.cluster}: {instances} terminated, nothing is left. "
+        f"{_cost_text(document.target, document.cost_usd)} (list price)."
     )
 
 
 def run_page(result: "documents.RunDocument", *, detached: bool = False) -> None:
-    """Show the whole run: accuracy, the time of each stage, what it cost, and that nothing is left.
+    """Show the whole run: the job's result, the time of each stage, what was terminated, and the cost.
 
-    Of one that is `detached`, and runs: when its nodes end.
+    `detached`: the job still runs; show when its nodes end.
     """
     if result.train:
-        again = [f"  next: {step}" for step in _again(result.train)]
-        line(*job_lines(result.train, streamed=not detached), *again)
+        rerun = [f"  next: {step}" for step in _rerun_steps(result.train)]
+        line(*job_lines(result.train, streamed=not detached), *rerun)
     line(", ".join(f"{stage} took {duration(seconds)}" for stage, seconds in result.seconds.items()))
     if result.down:
         down_page(result.down)
     elif detached and result.up:
-        job, held = result.train, "stopped while they hold results, else terminated"
+        job, outcome = result.train, "stopped while they hold results, else terminated"
         if job and job.save_to:
-            held = f"stopped, spot terminated. Nothing is lost: the results go to {job.save_to}/{job.job}"
-        line(f"The nodes end {result.up.idle} after the job, at {result.up.expires} at the latest: {held}.")
+            outcome = f"stopped, spot terminated. Nothing is lost: the results go to {job.save_to}/{job.job}"
+        line(
+            f"The nodes end {result.up.idle} after the job, at {result.up.expires} at the latest: {outcome}."
+        )
         line(named("Fetch the results and terminate the nodes: awsddp fetch. Terminate now: awsddp down"))

@@ -1,4 +1,4 @@
-"""What a user sees of a verb: its events, its questions, its result.
+"""Show a verb's events, ask its questions, print its result.
 
 Messages and progress go to stderr (with --json as JSON lines), results and a job's log lines to stdout.
 """
@@ -29,20 +29,20 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 
 PLAIN_S = 10.0
-"""How often a transfer is reported without a terminal."""
+"""The interval of transfer reports without a terminal."""
 JSON_S = 1.0
-"""How often each node's transfer is reported with --json."""
+"""The interval of transfer reports per node with --json."""
 SILENT_S = 0.4
-"""After how long without a word a terminal shows that the verb works."""
+"""The delay until a terminal shows a live line, if the verb has shown nothing before."""
 LULL_S = 5.0
-"""How long a job that is followed may write no line before a live line says that it runs."""
+"""The time without a log line after which a live line shows that the followed job runs."""
 LONG_S = 2.0
-"""From when on a live line shows how long it has been what it is."""
+"""The age from which a live line shows how old it is."""
 _FRAMES = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 
 
 class Screen:
-    """Shows a verb's events, asks its questions, prints its result. To be closed."""
+    """The output of a verb: live lines, messages, questions and the result. Must be closed."""
 
     def __init__(self, options: Globals) -> None:
         self.options = options
@@ -50,69 +50,71 @@ class Screen:
             sys.stderr.isatty() and not (options.quiet or options.json) and os.environ.get("TERM") != "dumb"
         )
         self._region: Live | None = None
-        self._rows: dict[str, Event] = {}  # what is under way
-        self._began: dict[str, tuple[str, float]] = {}
-        self._said = time.monotonic()
-        self._doing = "asking the local cloud" if options.local else f"looking up cluster {options.name}"
-        self._shown: dict[str, str] = {}
-        self._reported: dict[str, float] = {}
-        self._unfinished: dict[tuple[int, bool], bytes] = {}
+        self._rows: dict[str, Event] = {}  # the activities under way, by `who`
+        self._began: dict[str, tuple[str, float]] = {}  # the text and start time of each
+        self._last_output = time.monotonic()
+        self._activity = (
+            "connecting to the local cloud" if options.local else f"looking up cluster {options.name}"
+        )
+        self._printed: dict[str, str] = {}  # without a terminal: the last text, by `who`
+        self._reported: dict[str, float] = {}  # the time of the last report, by key
+        self._unfinished: dict[tuple[int, bool], bytes] = {}  # output without its line end
         self._lock = threading.RLock()
         self._silence: threading.Timer | None = None
         self._lull: threading.Timer | None = None
 
     def begin(self) -> None:
-        """Have a terminal show soon that the verb works, also where it says nothing."""
+        """Show a live line after SILENT_S, on a terminal, even if the verb reports no event."""
         if self.live:
             self._silence = threading.Timer(SILENT_S, self._break_silence)
             self._silence.daemon = True
             self._silence.start()
 
     def close(self) -> None:
-        """Stop the live lines, and write the lines that a command left without their end."""
+        """Remove the live lines, and write the unfinished last lines of commands on nodes."""
         self.pause()
-        for (node, error), rest in self._unfinished.items():
-            if rest:
-                self._write(b"[node%d] %s\n" % (node, rest), error)
+        for (node, error), line in self._unfinished.items():
+            if line:
+                self._write(b"[node%d] %s\n" % (node, line), error)
 
     def say(self, text: str) -> None:
         """Show a message of the verb itself."""
         self.event(Event(text))
 
     def event(self, event: Event) -> None:
-        """Show one event; a closed stderr is ignored."""
+        """Show one event; ignore a closed stderr."""
         with contextlib.suppress(OSError):
             if not self.options.quiet:
-                self._event(dataclasses.replace(event, text=terminal_safe.line(event.text)))
+                self._show_event(dataclasses.replace(event, text=terminal_safe.line(event.text)))
 
-    def _event(self, event: Event) -> None:
+    def _show_event(self, event: Event) -> None:
         who = event.who or ""
         self._track(who, event)
         if self.options.json:
-            self._json(who, event)
+            self._print_json(who, event)
         elif not self.live:
-            self._plain(who, event)
+            self._print_plain(who, event)
         else:
             with self._lock:
                 if event.who is None or who not in self._rows:
-                    self._print(who, event)
-                self._draw().refresh()
+                    self._print_line(who, event)
+                self._start_live().refresh()
 
     def _track(self, who: str, event: Event) -> None:
-        """Remember what is under way, and since when; what is said next ends what the verb did."""
-        self._said, self._doing = (now := time.monotonic()), "working"
+        """Record the activities under way and their start times; an event ends the verb's own activity."""
+        self._last_output, self._activity = (now := time.monotonic()), "working"
         began = self._began.pop(who, ("", now))
         for ended in {who, ""}:
             self._rows.pop(ended, None)
             self._began.pop(ended, None)
-        is_over = (event.fraction or 0.0) >= 1 and event.size is None  # of a transfer another event tells it
+        is_over = (event.fraction or 0.0) >= 1 and event.size is None  # another event ends a transfer
         if event.who is not None and not is_over:
             self._rows[who] = event
             self._began[who] = began if began[0] == event.text else (event.text, now)
 
-    def _rest(self, who: str, event: Event) -> str:
-        """Return how far a line is, to stand behind its text: of a transfer how much, else how long."""
-        elapsed_s = time.monotonic() - self._began.get(who, ("", self._said))[1]
+    def _suffix(self, who: str, event: Event) -> str:
+        """Return the text that follows a live line: the progress of a transfer, else the time so far."""
+        elapsed_s = time.monotonic() - self._began.get(who, ("", self._last_output))[1]
         if event.fraction is not None:
             return f": {table.progress(event, elapsed_s)}"
         return f" ({duration(int(elapsed_s)).replace('.0', '')})" if elapsed_s >= LONG_S else ""
@@ -120,41 +122,42 @@ class Screen:
     def _transfers(self) -> dict[str, Event]:
         return {who: event for who, event in self._rows.items() if event.fraction is not None}
 
-    def _json(self, who: str, event: Event) -> None:
+    def _print_json(self, who: str, event: Event) -> None:
         if who not in self._transfers() or self._is_due(who, JSON_S):
             row = {"schema": SCHEMA, "time": iso(datetime.now(UTC)), **dataclasses.asdict(event)}
             print(json.dumps(row), file=sys.stderr, flush=True)
 
-    def _plain(self, who: str, event: Event) -> None:
-        if self._shown.get(who) != event.text:
-            self._shown[who] = event.text
+    def _print_plain(self, who: str, event: Event) -> None:
+        if self._printed.get(who) != event.text:
+            self._printed[who] = event.text
             print(f"{who}: " * bool(who) + event.text, file=sys.stderr, flush=True)
             self._is_due("", PLAIN_S)
         elif (transfers := self._transfers()) and self._is_due("", PLAIN_S):
-            slowest = min(transfers, key=lambda one: transfers[one].fraction or 0.0)
-            of = f" (the slowest of {len(transfers)})" if len(transfers) > 1 else ""
-            rest = self._rest(slowest, transfers[slowest])
-            print(f"{slowest}: {transfers[slowest].text}{rest}{of}", file=sys.stderr, flush=True)
+            slowest = min(transfers, key=lambda who: transfers[who].fraction or 0.0)
+            count = f" (the slowest of {len(transfers)})" if len(transfers) > 1 else ""
+            suffix = self._suffix(slowest, transfers[slowest])
+            print(f"{slowest}: {transfers[slowest].text}{suffix}{count}", file=sys.stderr, flush=True)
 
     def _is_due(self, key: str, every_s: float) -> bool:
+        """Return True, and record the time, if the last report of `key` is at least `every_s` ago."""
         now = time.monotonic()
-        due = now - self._reported.get(key, -every_s) >= every_s
-        if due:
+        is_due = now - self._reported.get(key, -every_s) >= every_s
+        if is_due:
             self._reported[key] = now
-        return due
+        return is_due
 
-    def _print(self, who: str, event: Event) -> None:
-        """Write a line that stays: a message of the verb, or what has reached its end."""
+    def _print_line(self, who: str, event: Event) -> None:
+        """Print a permanent line: a message of the verb, or a completed activity."""
         from rich.text import Text
 
         label = "" if event.who is None else f"✓ {who} ".replace("  ", " ")
         text = Text("\n".join(table.wrapped(event.text, table.width(stderr=True), label=label)))
         text.stylize("bold", 0, len(label))
         text.stylize("green", 0, min(1, len(label)))
-        self._draw().console.print(text, soft_wrap=True)
+        self._start_live().console.print(text, soft_wrap=True)
 
-    def _draw(self) -> "Live":
-        """Return the live lines, which are drawn from now on below all others."""
+    def _start_live(self) -> "Live":
+        """Return the live lines, started if necessary; they stay below all other output."""
         if self._region is None:
             from rich.console import Console
             from rich.live import Live
@@ -162,34 +165,35 @@ class Screen:
             console = Console(stderr=True, highlight=False)  # it honours NO_COLOR
             self._region = Live(
                 console=console,
-                get_renderable=lambda: self._drawn(console.width, console.height),
+                get_renderable=lambda: self._render(console.width, console.height),
                 refresh_per_second=10,
                 transient=True,
             )
             self._region.start()
         return self._region
 
-    def _drawn(self, columns: int, height: int) -> "Text":
-        """Return the live lines, no more than the terminal has: who is whole, the text is cut."""
+    def _render(self, columns: int, height: int) -> "Text":
+        """Return the live lines, at most as many as fit the terminal; texts are truncated, `who` is not."""
         from rich.text import Text
 
-        rows = sorted([*self._rows.items()] or [("", Event(self._doing))], key=lambda row: (len(row[0]), row))
+        activities = [*self._rows.items()] or [("", Event(self._activity))]
+        rows = sorted(activities, key=lambda row: (len(row[0]), row))
         if len(rows) > (most := max(1, height - 2)):
             rows[most - 1 :] = [("", Event(f"and {len(rows) - most + 1} more"))]
         frame, lines = _FRAMES[int(time.monotonic() * 10) % len(_FRAMES)], []
         for who, event in rows:
-            rest, text = self._rest(who, event), Text(event.text)
-            text.truncate(max(1, columns - len(who) - len(rest) - 3), overflow="ellipsis")
-            lines.append(Text.assemble((f"{frame} ", "green"), (who, "bold"), " " * bool(who), text, rest))
+            suffix, text = self._suffix(who, event), Text(event.text)
+            text.truncate(max(1, columns - len(who) - len(suffix) - 3), overflow="ellipsis")
+            lines.append(Text.assemble((f"{frame} ", "green"), (who, "bold"), " " * bool(who), text, suffix))
         return Text("\n", no_wrap=True, overflow="ellipsis").join(lines)
 
     def _break_silence(self) -> None:
         with self._lock:
             if self._silence is not None:
-                self._draw()
+                self._start_live()
 
     def pause(self) -> None:
-        """Take the live lines away, so that others may write: what has not ended leaves no line."""
+        """Remove the live lines, so that other output can follow; unfinished activities leave no line."""
         with self._lock:
             if self._lull is not None:
                 self._lull.cancel()
@@ -209,10 +213,10 @@ class Screen:
     def lines(self, data: bytes) -> None:
         """Write log lines of a followed job to stdout (with --json to stderr).
 
-        Where none comes for LULL_S, a live line says so.
+        After LULL_S without a new line, a live line shows that the job runs.
         """
         self._clear()
-        self._said = time.monotonic()
+        self._last_output = time.monotonic()
         self._write(data, self.options.json)
         with self._lock:
             if self.live and self._lull is None:
@@ -225,24 +229,24 @@ class Screen:
 
     def _show_lull(self) -> None:
         with self._lock:
-            if self._lull is None:  # another part of the verb writes now
+            if self._lull is None:  # `pause` has cancelled it
                 return
             self._lull = None
-            left_s = self._said + LULL_S - time.monotonic()
-            if left_s > 0:
-                self._wait_for_lull(left_s)
+            remaining_s = self._last_output + LULL_S - time.monotonic()
+            if remaining_s > 0:
+                self._wait_for_lull(remaining_s)
             elif self._region is None:
-                self._doing = "the job runs; no new line"
-                self._draw()
+                self._activity = "the job runs; no new line"
+                self._start_live()
 
     def output(self, node: int, data: bytes, error: bool) -> None:
-        """Write the output of a node's command, labelled, to stdout or stderr; with --json nothing."""
+        """Write the output of a node's command, with a label, to stdout or stderr; with --json nothing."""
         if self.options.json:
             return
         self.pause()
         label = f"[node{node}] ".encode()
-        rest = self._unfinished.get((node, error), b"")
-        *lines, self._unfinished[node, error] = (rest + data).split(b"\n")
+        unfinished = self._unfinished.get((node, error), b"")
+        *lines, self._unfinished[node, error] = (unfinished + data).split(b"\n")
         self._write(b"".join(label + line + b"\n" for line in lines), error)
 
     def _write(self, data: bytes, error: bool) -> None:
@@ -261,13 +265,13 @@ class Screen:
             page(result)
 
     def page(self, result: R, page: Callable[[R], None]) -> None:
-        """Print a page on the way; with --json nothing."""
+        """Print a page before the result; with --json nothing."""
         if not self.options.json:
             self.result(result, page)
 
     @contextlib.contextmanager
     def partial(self, page: Callable[[Any], None]) -> Iterator[None]:
-        """Print what a verb has done before the error that stopped it; with --json the error holds both."""
+        """Print the partial result of an error that is raised in the block; with --json the error has it."""
         try:
             yield
         except AwsddpError as error:
@@ -276,29 +280,32 @@ class Screen:
             raise
 
     def question(self, ask: str, refused: str) -> Callable[[str], None]:
-        """Return a verb's question, called with what the verb is about to do.
+        """Return a function that asks for consent; its argument describes what the verb is about to do.
 
-        It raises Interrupted (`refused`) for a no, UsageError without a terminal and without -y.
+        It raises Interrupted (`refused`) if the answer is no, UsageError without a terminal and without -y.
         """
 
-        def answered(about: str) -> None:
-            if not self.confirm("\n".join(filter(None, (about, ask)))):
+        def require_consent(description: str) -> None:
+            if not self.confirm("\n".join(filter(None, (description, ask)))):
                 raise Interrupted(refused, "the answer was no")
 
-        return answered
+        return require_consent
 
     @functools.cache  # noqa: B019  # a screen lives as long as its process
     def agree(self, question: str) -> bool:
-        """Answer a question that comes up on the way; without a terminal and without -y no. Asked once."""
+        """Return the answer to a question, asked once; False without a terminal and without -y."""
         return (self.options.yes or sys.stdin.isatty()) and self.confirm(question)
 
     def ask(self, question: str) -> bool | None:
-        """Ask what only a person may answer; None with -y, with --json and without a terminal."""
-        nobody = self.options.yes or self.options.json or not sys.stdin.isatty()
-        return None if nobody else self.confirm(question)
+        """Return the answer to a question that -y does not answer; None if no user can answer it.
+
+        That is with -y, with --json and without a terminal.
+        """
+        is_unattended = self.options.yes or self.options.json or not sys.stdin.isatty()
+        return None if is_unattended else self.confirm(question)
 
     def loses(self, error: NodeError) -> bool:
-        """Ask whether `down` goes on where results cannot be fetched. Only a person may lose them."""
+        """Return True if the user agrees that `down` loses the results that cannot be fetched."""
         return bool(self.ask(f"{error.message}: {error.why}\nTerminate the nodes and lose these results?"))
 
     def confirm(self, question: str) -> bool:
@@ -309,11 +316,10 @@ class Screen:
         if self.options.yes:
             return True
         if not sys.stdin.isatty():
-            *about, last = terminal_safe.lines(question).splitlines()
-            why = " ".join(("the question is:", *about, last))
+            why = " ".join(("the question is:", *terminal_safe.lines(question).splitlines()))
             raise UsageError(
                 "needs an answer, and stdin is not a terminal: nothing was done", why, "pass --yes"
             )
         columns = table.width(stderr=True)
-        room = None if columns is None else columns - len(" [y/N]: ")
-        return click.confirm("\n".join(table.lines(question, columns=room)), default=False, err=True)
+        text_columns = None if columns is None else columns - len(" [y/N]: ")
+        return click.confirm("\n".join(table.lines(question, columns=text_columns)), default=False, err=True)

@@ -1,4 +1,4 @@
-"""The one place that renders output: lines, tables, JSON documents and transfer progress."""
+"""Render output: lines, tables, JSON documents and transfer progress."""
 
 import itertools
 import json
@@ -18,15 +18,16 @@ from awsddp.util.format import duration, size_text
 
 Rows = Iterable[Sequence[Any]]
 _GAP = 2
-_LEAST = 8
-"""How many columns are worth a text that is cut."""
+_MIN_CUT_COLUMNS = 8
+"""The least width of a truncated last column; a narrower one is omitted."""
 _COMMAND = re.compile(r"(?:^ *|: )(awsddp [^;,#]*?)(?: +# (.*))?$")
-"""A command to copy at the end of a line, and its comment."""
+"""A command at the end of a line, which the user may copy, and its comment."""
 _JOIN = "\0"
+"""The character that replaces the spaces of a command, so that it is not wrapped."""
 
 
 def no_color() -> bool:
-    """Whether NO_COLOR is set (https://no-color.org)."""
+    """Return True if NO_COLOR is set (https://no-color.org)."""
     return bool(os.environ.get("NO_COLOR"))
 
 
@@ -37,9 +38,9 @@ def width(*, stderr: bool = False) -> int | None:
 
 
 def line(*texts: str, stderr: bool = False) -> None:
-    """Print each text as a line, wrapped between words on a terminal; a rank's ("  | ...") is never wrapped.
+    """Print each text as a line, wrapped between words on a terminal; output of a rank ("  | ...") is not.
 
-    It is one line whatever a node put into it, so that no word of a node begins a line of ours.
+    Newlines in a text are escaped, so that output of a node cannot imitate a line of awsddp.
     """
     for text in texts:
         for part in lines(terminal_safe.line(text), columns=width(stderr=stderr)):
@@ -47,34 +48,34 @@ def line(*texts: str, stderr: bool = False) -> None:
 
 
 def lines(text: str, *, columns: int | None) -> list[str]:
-    """Return a text as lines of at most `columns` (None: unlimited), without control characters."""
+    """Return a text as lines of at most `columns` (None: unlimited), with control characters escaped."""
     parts = terminal_safe.lines(text).split("\n")
-    return [one for part in parts for one in ([part] if part[:3] == "  |" else wrapped(part, columns))]
+    return [row for part in parts for row in ([part] if part[:3] == "  |" else wrapped(part, columns))]
 
 
 def wrapped(text: str, columns: int | None, *, label: str = "", whole: bool = True) -> list[str]:
-    """Return `label` and a line of text, wrapped between words, or unless `whole` also within a long one.
+    """Return `label` and a line of text, wrapped between words; unless `whole`, also within long words.
 
-    A command stays whole, to be copied; its comment then gets lines of its own.
+    A command stays on one line, so that it can be copied; its comment then gets its own lines.
     """
     if columns is None or len((label + text).rstrip()) <= columns:
         return [label + text]
-    rest = " " * (len(label) or len(text) - len(text.lstrip()) + 2)
-    if not (found := _COMMAND.search(text)):
-        return _filled(text, columns, label, rest, whole=whole)
-    command = found[1].replace(" ", _JOIN)
-    shown = _filled(text[: found.start(1)] + command, columns, label, rest)
-    shown = [one.replace(_JOIN, " ") for one in shown]
-    margin = " " * (len(shown[-1]) - len(command)) + "# "
-    return shown + _filled(found[2] or "", columns, margin, margin)
+    indent = " " * (len(label) or len(text) - len(text.lstrip()) + 2)
+    if not (match := _COMMAND.search(text)):
+        return _wrap(text, columns, label, indent, whole=whole)
+    command = match[1].replace(" ", _JOIN)
+    rows = _wrap(text[: match.start(1)] + command, columns, label, indent)
+    rows = [row.replace(_JOIN, " ") for row in rows]
+    margin = " " * (len(rows[-1]) - len(command)) + "# "
+    return rows + _wrap(match[2] or "", columns, margin, margin)
 
 
-def _filled(text: str, columns: int, first: str, rest: str, *, whole: bool = True) -> list[str]:
+def _wrap(text: str, columns: int, first_indent: str, indent: str, *, whole: bool = True) -> list[str]:
     return textwrap.wrap(
         text,
         columns,
-        initial_indent=first,
-        subsequent_indent=rest,
+        initial_indent=first_indent,
+        subsequent_indent=indent,
         break_on_hyphens=False,
         break_long_words=not whole,
     )
@@ -87,70 +88,73 @@ def table(headings: Sequence[str], rows: Rows, *, stderr: bool = False, cut: boo
 
 
 def place_name(target: str, region: str | None) -> str:
-    """Return where a cluster is: its region, or the local cloud."""
+    """Return the place of a cluster: its region, or "the local cloud"."""
     return "the local cloud" if target == "local" else str(region)
 
 
 def table_lines(headings: Sequence[str], rows: Rows, *, columns: int | None, cut: bool = False) -> list[str]:
     """Return a table as lines of at most `columns` (None: unlimited). Words are never broken.
 
-    The widest columns are wrapped first. Where the longest words do not fit side by side, each cell gets its
-    own line. With `cut` the last column has the room that the others leave: what is longer is cut, and the
-    column left out where that is next to nothing.
+    The widest columns are wrapped first. If the longest words do not fit next to each other, each cell gets
+    its own line. With `cut` the other columns are not wrapped: the last one is truncated to the remaining
+    width, or omitted if that is too narrow.
     """
     cells = [["" if cell is None else terminal_safe.line(str(cell)) for cell in row] for row in rows]
+    available = sys.maxsize if columns is None else columns - _GAP * (len(headings) - 1)
     by_column = list(zip(headings, *cells, strict=True))
-    least = [max(map(len, " ".join(column).split()), default=0) for column in by_column]
     widths = [max(map(len, column)) for column in by_column]
-    room = sys.maxsize if columns is None else columns - _GAP * (len(widths) - 1)
-    if cut and sum(widths) > room:
-        left = room - sum(widths[:-1])
-        if left < _LEAST:
-            return table_lines(headings[:-1], [row[:-1] for row in cells], columns=columns)
-        ends = [end if len(end) <= left else f"{end[: left - 1]}…" for *_, end in (headings, *cells)]
-        first, *rest = [[*row[:-1], end] for row, end in zip((headings, *cells), ends, strict=True)]
-        return table_lines(first, rest, columns=columns)
-    if sum(least) > room:
-        return _stacked(cells, headings, columns or 0)
-    while sum(widths) > room:
-        wide = [at for at, width in enumerate(widths) if width > least[at]]
-        widths[max(wide, key=lambda at: (widths[at], at))] -= 1
+    min_widths = [max(map(len, " ".join(column).split()), default=0) for column in by_column]
+    if cut and sum(widths) > available:
+        first, *others = _cut_last_column([headings, *cells], available - sum(widths[:-1]))
+        return table_lines(first, others, columns=columns)
+    if sum(min_widths) > available:
+        return _stack_cells(cells, headings, columns or 0)
+    while sum(widths) > available:
+        wide = [index for index, width in enumerate(widths) if width > min_widths[index]]
+        widths[max(wide, key=lambda index: (widths[index], index))] -= 1
     lines = []
     for row in ([headings] if any(headings) else []) + cells:
-        parts = [
-            [cell] if len(cell) <= width else _filled(cell, width, "", "")
+        wrapped_cells = [
+            [cell] if len(cell) <= width else _wrap(cell, width, "", "")
             for cell, width in zip(row, widths, strict=True)
         ]
-        for texts in itertools.zip_longest(*parts, fillvalue=""):
+        for texts in itertools.zip_longest(*wrapped_cells, fillvalue=""):
             aligned = (text.ljust(width) for text, width in zip(texts, widths, strict=True))
             lines.append((" " * _GAP).join(aligned).rstrip())
     return lines
 
 
-def _stacked(cells: list[list[str]], headings: Sequence[str], columns: int) -> list[str]:
-    """Return each cell as a line of its own, wrapped behind its heading."""
+def _cut_last_column(rows: list[Sequence[str]], width: int) -> list[list[str]]:
+    """Return rows with their last cell truncated to `width`, or without it if `width` is too small."""
+    if width < _MIN_CUT_COLUMNS:
+        return [[*row[:-1]] for row in rows]
+    return [[*row[:-1], row[-1] if len(row[-1]) <= width else f"{row[-1][: width - 1]}…"] for row in rows]
+
+
+def _stack_cells(cells: list[list[str]], headings: Sequence[str], columns: int) -> list[str]:
+    """Return each cell as its own line, after its heading and wrapped."""
     margin = max(map(len, headings)) + 2 + _GAP
     return [
-        one
+        text
         for row in cells
         for index, (heading, cell) in enumerate(zip(headings, row, strict=True))
         if cell
-        for one in wrapped(cell, columns, label=f"{'  ' * (index > 0)}{heading}".ljust(margin))
+        for text in wrapped(cell, columns, label=f"{'  ' * (index > 0)}{heading}".ljust(margin))
     ]
 
 
 def document(value: Any) -> None:
-    """Print one JSON document on stdout; each document, also in a list, carries its schema version."""
+    """Print one JSON document on stdout; each document, or each of a list, has its schema version."""
     value = msgspec.to_builtins(value)
     if isinstance(value, list):
-        value = [{"schema": SCHEMA, **one} for one in value]
+        value = [{"schema": SCHEMA, **item} for item in value]
     else:
         value = {"schema": SCHEMA, **value}
     print(json.dumps(value, indent=2))
 
 
 def progress(event: Event, elapsed_s: float) -> str:
-    """Return percent, rate and time left of a transfer: "43 %, 12.3 MB/s, 40.0 s left"."""
+    """Return percentage, rate and time left of a transfer: "43 %, 12.3 MB/s, 40.0 s left"."""
     done = event.fraction or 0.0
     parts = [f"{done:.0%}".replace("%", " %")]
     if done > 0 and elapsed_s > 0:

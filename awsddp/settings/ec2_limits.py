@@ -1,6 +1,6 @@
-"""EC2's documented limits on what a request holds, for the plan and for the local cloud.
+"""EC2's documented limits on requests, for the plan and for the local cloud.
 
-Lengths are characters unless they say bytes. Pure.
+Lengths are in characters unless the name says bytes. Pure.
 """
 
 import re
@@ -13,28 +13,31 @@ from awsddp.errors import ConfigError
 TAG_KEY = 128
 TAG_VALUE = 256
 TAGS = 50
-"""Tags of a resource; those that AWS itself puts there do not count."""
+"""The most tags of a resource; tags that AWS itself sets do not count."""
 TAG_RESERVED = "aws:"
-"""No key begins so, in capitals or not."""
+"""A prefix that no key may have, in any case."""
 # https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_CreateSecurityGroup.html
 GROUP_TEXT = re.compile(r"[a-zA-Z0-9 ._\-:/()#,@\[\]+=&;{}!$*]*")
 # https://docs.aws.amazon.com/vpc/latest/userguide/amazon-vpc-limits.html#vpc-limits-security-groups
 RULES = 60
-"""Rules of a security group in one direction, IPv4 and IPv6 each; one that names a group counts as both."""
+"""The most rules of a security group in one direction, for IPv4 and IPv6 each.
+
+A rule that names a group counts for both.
+"""
 # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/user-data.html
 USER_DATA_BYTES = 16 * 1024
 # https://docs.aws.amazon.com/ec2/latest/devguide/ec2-api-idempotency.html
 CLIENT_TOKEN = 64
 # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/Using_Filtering.html
 FILTER_VALUES = 200
-"""Values of a filter in one request."""
+"""The most values of a filter in one request."""
 OWN_TAGS = 9
-"""Tags of an instance that awsddp writes, the one for unfetched jobs among them (docs/design.md)."""
+"""The number of tags that awsddp sets on an instance, including that for unfetched jobs (docs/design.md)."""
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
 def tag_fault(key: str, value: str) -> str:
-    """Return why EC2 would refuse a tag, "" if it would not."""
+    """Return why EC2 would refuse a tag, "" if it would accept it."""
     if not key:
         return "its key is empty"
     if key.lower().startswith(TAG_RESERVED):
@@ -49,14 +52,14 @@ def tag_fault(key: str, value: str) -> str:
 
 
 def check_user_tags(tags: Mapping[str, str]) -> None:
-    """Raise ConfigError for tags of the user's that cannot be put on every resource of a cluster."""
+    """Raise ConfigError if EC2 or awsddp does not allow these tags on every resource of a cluster."""
     for key, value in tags.items():
         fault = tag_fault(key, value)
         if key.startswith("awsddp:") or key == "Name":
             fault = "awsddp writes this tag itself"
         if fault:
             raise ConfigError(
-                f"tags.{key}: {value!r} cannot be put on a resource",
+                f"tags.{key}: a resource cannot have the tag {value!r}",
                 fault,
                 "choose another key or a shorter value",
             )
@@ -69,25 +72,29 @@ def check_user_tags(tags: Mapping[str, str]) -> None:
 
 
 def check_tag_specifications(requests: Iterable[tuple[str, Mapping[str, Any]]]) -> None:
-    """Raise ConfigError where a tag that awsddp itself writes is over a limit; placeholders are not."""
+    """Raise ConfigError if a tag that awsddp sets is over a limit. Placeholders are not checked."""
     for operation, parameters in requests:
-        for one in parameters.get("TagSpecifications", ()):
-            for tag in one["Tags"]:
+        for specification in parameters.get("TagSpecifications", ()):
+            for tag in specification["Tags"]:
                 value = tag["Value"] if isinstance(tag["Value"], str) else ""
                 if fault := tag_fault(tag["Key"], value):
                     raise ConfigError(
-                        f"{operation}: EC2 would refuse the tag {tag['Key']} of the {one['ResourceType']}",
+                        f"{operation}: EC2 would refuse the tag {tag['Key']} of the "
+                        f"{specification['ResourceType']}",
                         fault,
                         "launch fewer nodes at once, or report this with the command that you typed",
                     )
 
 
 def check_rules(cidrs: Sequence[str]) -> None:
-    """Raise ConfigError for more SSH sources than a group has rules, beside the one for the group itself."""
+    """Raise ConfigError for more SSH sources than a security group can have rules.
+
+    One rule is needed for the traffic between the nodes.
+    """
     for version, mark in (("IPv4", "."), ("IPv6", ":")):
-        if (count := sum(mark in one or one.startswith("sg-") for one in cidrs)) > RULES - 1:
+        if (count := sum(mark in source or source.startswith("sg-") for source in cidrs)) > RULES - 1:
             raise ConfigError(
                 f"network.ssh_cidr: {count} {version} address blocks and groups are too many",
-                f"a security group has at most {RULES} rules, and one lets the nodes talk to each other",
+                f"a security group has at most {RULES} rules, and one is for traffic between the nodes",
                 "name fewer and larger blocks, or your own group: -o network.security_group=sg-...",
             )

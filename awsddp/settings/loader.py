@@ -1,6 +1,6 @@
-"""Where settings come from: options over AWSDDP_* variables over awsddp.toml over defaults.
+"""Load settings: options override AWSDDP_* variables, which override awsddp.toml, which overrides defaults.
 
-A cluster that exists keeps its own settings, which stand in the place of awsddp.toml's (`overlaid`).
+For an existing cluster its own settings replace those of awsddp.toml (`with_cluster_settings`).
 """
 
 import contextlib
@@ -39,13 +39,13 @@ from awsddp.settings.values import VARIABLE, check_name
 OF_ONE_COMMAND = frozenset(
     {"cluster.replace", "capacity.retry_until_up", "job.resume", "job.after", "job.on"}
 )
-"""Keys that a command line alone sets: in awsddp.toml each later command would repeat them."""
+"""Keys that only a command line may set: in awsddp.toml they would apply to each later command."""
 _MOMENTARY = OF_ONE_COMMAND.union(
     ("cluster.nodes", "cluster.profile", "cluster.region", "env.variables", "env.secrets")
 )
-"""Keys that hold for one command or one job, or that the cluster's record holds elsewhere."""
+"""Keys that apply to one command or one job, or that the cluster's record stores in other fields."""
 _OF_COMMAND = (_MOMENTARY - {"cluster.nodes"}) | {"cluster.max_price_usd", "capacity.experimental"}
-"""Keys that hold for one command, also where awsddp.toml sets them: limits, consent and the login."""
+"""Keys that apply to one command even if awsddp.toml sets them: limits, consent and the login."""
 EXCLUSIVE = frozenset({"cluster.instance_type", "cluster.gpus", "capacity.reservation"})
 """Mutually exclusive keys."""
 _TABLES = (*SECTIONS, "tags")
@@ -62,110 +62,113 @@ def load(
 ) -> tuple[ClusterSpec, JobSpec]:
     """Read the settings of the cluster `name`.
 
-    `file` is the awsddp.toml to read (absent: none), `overrides` maps "section.key" to a value as the user
-    typed it, and `labels` to what was typed for the key ("--nodes"). Raises ConfigError, naming the key as it
-    was given, for an unknown key, an invalid value, a file that is not TOML, or an invalid cluster name.
+    `file` is the awsddp.toml to read, which need not exist. `overrides` maps "section.key" to a value as the
+    user typed it, `labels` to the key as the user typed it ("--nodes"). Raises ConfigError, which names the
+    key as it was typed, for an unknown key, an invalid value, a file that is not TOML, or an invalid cluster
+    name.
     """
     check_name(name)
     sections: dict[str, Section] = {section: kind() for section, kind in SECTIONS.items()}
     tags: dict[str, str] = {}
     sources: dict[str, str] = {}
-    given = _keys_of(file) if file is not None and os.path.lexists(file) else ()
+    from_file = _read_keys(file) if file is not None and os.path.lexists(file) else ()
     typed = [(labels.get(key, key), key, value, OPTION) for key, value in overrides.items()]
-    given_as = {}
-    for label, key, value, source in (*given, *_variables(environ), *typed):
+    key_labels = {}
+    for label, key, value, source in (*from_file, *_read_variables(environ), *typed):
         if key in OF_ONE_COMMAND and source != OPTION:
             words = shlex.join(["awsddp", "...", *option_words(key, value)])
             raise ConfigError(f"{label} holds for one command", "", f"{words}   # on the command line")
-        sources[_put(sections, tags, key, value, label)], given_as[key] = source, label
-    for key in filter(given_as.get, KEYS):
-        _check(key, sections[key.partition(".")[0]], given_as[key])
+        sources[_set_key(sections, tags, key, value, label)], key_labels[key] = source, label
+    for key in filter(key_labels.get, KEYS):
+        _check_value(key, sections[key.partition(".")[0]], key_labels[key])
 
-    def made(kind: type[_Any], **more: Any) -> _Any:
-        names = {one.name for one in fields(kind)}
-        own = {key: source for key, source in sources.items() if key.partition(".")[0] in names}
+    def make_spec(kind: type[_Any], **more: Any) -> _Any:
+        names = {field.name for field in fields(kind)}
+        spec_sources = {key: source for key, source in sources.items() if key.partition(".")[0] in names}
         more |= {name: section for name, section in sections.items() if name in names}
-        return kind(**more, sources=own, labels=given_as)
+        return kind(**more, sources=spec_sources, labels=key_labels)
 
-    cluster, job = made(ClusterSpec, name=name, tags=tags), _checked(made(JobSpec))
+    cluster, job = make_spec(ClusterSpec, name=name, tags=tags), make_spec(JobSpec)
+    _check_job(job)
     return replace(cluster, gpus_needed=_gpus_needed(cluster.cluster.nodes, job.job)), job
 
 
-def _is_of_job(key: str) -> bool:
+def _is_job_key(key: str) -> bool:
     return hasattr(JobSpec, key.partition(".")[0])
 
 
 def _gpus_needed(nodes: int, job: JobSection) -> int | None:
-    """Return how many GPUs the ranks of one node drive; None where their number is not requested."""
+    """Return how many GPUs the ranks of one node use; None if their number is not requested."""
     used = len(job.gpus_on) if job.on is not None else min(nodes, job.max_nodes or nodes)
     return job.nproc_per_node or (job.world_size and math.ceil(job.world_size / used))
 
 
 def remembered(spec: ClusterSpec | JobSpec) -> dict[str, Value]:
-    """Return the explicit settings that hold for the life of the cluster, by key ("access.key_file")."""
-    return {key: _value(spec, key) for key in sorted(spec.explicit - _MOMENTARY)}
+    """Return the explicit settings to store in the cluster's record, by key ("access.key_file")."""
+    return {key: _value_of(spec, key) for key in sorted(spec.explicit - _MOMENTARY)}
 
 
 def overlaid(spec: _Any, asked: Mapping[str, Given]) -> _Any:
-    """Return a spec with what its cluster was requested with, `asked` by key; without any, the spec itself.
+    """Return a copy of a spec with the settings of its existing cluster, given by key.
 
-    Only an option or a variable changes what the cluster has; awsddp.toml does not, but for [env]. Raises
-    ConfigError for an invalid value.
+    An option or a variable overrides a setting of the cluster; awsddp.toml does not, except for [env].
+    Returns the spec itself if there are no cluster settings. Raises ConfigError for an invalid value.
     """
     if not asked:
         return spec
     dropped = spec.from_file - _OF_COMMAND if isinstance(spec, ClusterSpec) else frozenset()
     typed = spec.explicit - dropped
-    decided = typed | (EXCLUSIVE if typed & EXCLUSIVE else frozenset())
-    standing: dict[str, Section] = {name: getattr(spec, name) for name in SECTIONS if hasattr(spec, name)}
-    heeded = {*standing, "tags"} if isinstance(spec, ClusterSpec) else {"env"}
-    kept = {key for key in asked if key.partition(".")[0] in heeded and key not in decided}
+    overriding = typed | (EXCLUSIVE if typed & EXCLUSIVE else frozenset())
+    sections: dict[str, Section] = {name: getattr(spec, name) for name in SECTIONS if hasattr(spec, name)}
+    used = {*sections, "tags"} if isinstance(spec, ClusterSpec) else {"env"}
+    inherited = {key for key in asked if key.partition(".")[0] in used and key not in overriding}
     defaults = {key: SETTINGS[key].default for key in dropped & SETTINGS.keys()}
     tags: dict[str, str] = {}
-    for key, value in (defaults | {key: asked[key] for key in kept}).items():
-        _put(standing, tags, key, value, key)
+    for key, value in (defaults | {key: asked[key] for key in inherited}).items():
+        _set_key(sections, tags, key, value, key)
     sources = {key: source for key, source in spec.sources.items() if key not in dropped}
-    changed: dict[str, Any] = {**standing}
+    changes: dict[str, Any] = {**sections}
     if isinstance(spec, ClusterSpec):
-        changed["tags"] = tags | {name: text for name, text in spec.tags.items() if f"tags.{name}" in typed}
-    return replace(spec, **changed, sources=sources | dict.fromkeys(kept, "cluster"))
+        changes["tags"] = tags | {name: text for name, text in spec.tags.items() if f"tags.{name}" in typed}
+    return replace(spec, **changes, sources=sources | dict.fromkeys(inherited, "cluster"))
 
 
 def differences(spec: ClusterSpec, standing: ClusterSpec) -> dict[str, tuple[Value, Value]]:
-    """Return the keys of awsddp.toml whose values the cluster does not have, each with both values.
+    """Return the keys of awsddp.toml whose values differ from the cluster's, each with both values.
 
-    `standing` is `overlaid` of `spec`. A key that an option or a variable excludes is left out.
+    `standing` is the spec that `with_cluster_settings` returned for `spec`. Keys that exclude an option or a
+    variable are omitted.
     """
     typed = spec.explicit - spec.from_file
     keys = spec.from_file - (EXCLUSIVE if typed & EXCLUSIVE else frozenset())
-    found = {key: (_value(spec, key), _value(standing, key)) for key in sorted(keys)}
-    return {key: values for key, values in found.items() if values[0] != values[1]}
+    pairs = {key: (_value_of(spec, key), _value_of(standing, key)) for key in sorted(keys)}
+    return {key: values for key, values in pairs.items() if values[0] != values[1]}
 
 
-def _value(spec: ClusterSpec | JobSpec, key: str) -> Value:
+def _value_of(spec: ClusterSpec | JobSpec, key: str) -> Value:
     section, _, name = key.partition(".")
     holder = getattr(spec, section)
-    found: Value = holder.get(name) if section == "tags" else getattr(holder, name)
-    return found
+    value: Value = holder.get(name) if section == "tags" else getattr(holder, name)
+    return value
 
 
 def settings(spec: ClusterSpec, job: JobSpec) -> list[tuple[str, Value, str]]:
     """Return every key that has a value, the value, and its source ("default", or as in `sources`)."""
     sources = {**job.sources, **spec.sources}
-    found = [(key, _value(job if _is_of_job(key) else spec, key)) for key in KEYS]
-    found += [(f"tags.{name}", value) for name, value in spec.tags.items()]
-    set_ = [(key, value) for key, value in found if key in sources or value not in (None, (), {}, "", False)]
-    return [(key, value, sources.get(key, "default")) for key, value in set_]
+    rows = [(key, _value_of(job if _is_job_key(key) else spec, key)) for key in KEYS]
+    rows += [(f"tags.{name}", value) for name, value in spec.tags.items()]
+    shown = [(key, value) for key, value in rows if key in sources or value not in (None, (), {}, "", False)]
+    return [(key, value, sources.get(key, "default")) for key, value in shown]
 
 
 def with_secrets(spec: JobSpec, environ: Mapping[str, str] = os.environ) -> JobSpec:
-    """Return the job with the values of its secrets as variables. Raises ConfigError if one is not set."""
+    """Return the job with its secrets and their values as variables. Raises ConfigError if one is not set."""
     missing = [name for name in spec.env.secrets if name not in environ]
     if missing:
         label = spec.labels.get(f"env.secrets.{missing[0]}", spec.label("env.secrets"))
         raise ConfigError(
             f"{label}: {', '.join(missing)} not set in this environment",
-            "the value of a secret is read here when a job starts, and is not kept",
+            "a secret is read from this environment when a job starts, and is not stored",
             "\n".join(
                 f"read -rs {name} && export {name}   # type the value, then the command again"
                 for name in missing
@@ -179,18 +182,17 @@ NOT_SHOWN = frozenset(
     [f"job.{name}" for name in ("script", "args", "name", "resume")]
     + [f"env.{name}" for name in ("variables", "setup", "index_url", "proxy")]
 )
-"""Keys that the record of a job does not have: it has others for them, or they may hold a secret."""
+"""Keys that are not stored in a job record: it has other fields for them, or they may hold a secret."""
 
 
 def words_of(spec: JobSpec) -> tuple[str, ...]:
     """Return the settings of a job that are not defaults, as arguments of a command line: -o job.timeout=1h.
 
-    Its script, arguments and name are left out, and what may hold a secret: the values of variables, commands
-    and URLs.
+    Omits its script, arguments and name, and values that may hold a secret: variables, commands and URLs.
     """
     words: list[str] = []
-    for key in filter(_is_of_job, KEYS):
-        value = _value(spec, key)
+    for key in filter(_is_job_key, KEYS):
+        value = _value_of(spec, key)
         if value != SETTINGS[key].default and key not in NOT_SHOWN:
             words += key_words(key, value)
     typed = spec.sources.get("env.variables", OPTION) == OPTION  # else awsddp.toml sets them again
@@ -198,80 +200,80 @@ def words_of(spec: JobSpec) -> tuple[str, ...]:
 
 
 def key_words(key: str, value: object) -> list[str]:
-    """Return the arguments that set a key of awsddp.toml on any verb's command line."""
+    """Return the arguments that set a key of awsddp.toml by -o, which every verb takes."""
     return ["-o", f"{key}={value if isinstance(value, str) else json.dumps(value)}"]
 
 
 def option_words(key: str, value: object) -> list[str]:
-    """Return the arguments that set a key where its option is there, if it has one."""
+    """Return the arguments that set a key by its own option, or by -o if it has none."""
     if key not in OPTIONS or value is None or value is False or value in ([], ()):
         return key_words(key, value)
     flag = OPTIONS[key].option.split()[0]
     if isinstance(value, list | tuple):
-        return [word for one in value for word in (flag, str(one))]
+        return [word for item in value for word in (flag, str(item))]
     return [flag] if value is True else [flag, str(value)]
 
 
 def options_of(words: Sequence[str]) -> dict[str, Given]:
-    """Return the values by key that `words_of` gave as arguments; each variable's value is None."""
-    found: dict[str, Given] = {}
+    """Return the values by key of arguments that `job_arguments` returned; a variable's value is None."""
+    values: dict[str, Given] = {}
     for sign, word in zip(words[::2], words[1::2], strict=False):
         key, _, text = word.partition("=")
         if sign == "--env-var":
-            found[f"env.variables.{word}"] = None
+            values[f"env.variables.{word}"] = None
         elif sign == "-o":
-            found[key] = text
+            values[key] = text
             if text in ("true", "false") or text.startswith("["):
                 with contextlib.suppress(ValueError):
-                    found[key] = json.loads(text)
-    return found
+                    values[key] = json.loads(text)
+    return values
 
 
-def _keys_of(file: Path) -> Iterator[tuple[str, str, Any, str]]:
-    """Yield (place, "section.key", value, file) for each key of a file. Raises ConfigError."""
+def _read_keys(file: Path) -> Iterator[tuple[str, str, Any, str]]:
+    """Yield (label, "section.key", value, file) for each key of a file. Raises ConfigError."""
     try:
-        document = tomllib.loads(file.read_text(encoding="utf-8-sig"), parse_float=_Written)
+        document = tomllib.loads(file.read_text(encoding="utf-8-sig"), parse_float=_NumberText)
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
         raise ConfigError(f"cannot read {file}", str(error), "fix the file, or move it away") from error
     for section, table in document.items():
         if not isinstance(table, dict):
-            raise _unknown(f"{file}: {section}", section, _TABLES)
+            raise _unknown_key(f"{file}: {section}", section, _TABLES)
         for key, value in table.items():
             yield f"{file}: [{section}] {key}", f"{section}.{key}", value, str(file)
 
 
-class _Written(str):
-    """A number of awsddp.toml as it was written: python = 3.10 is not 3.1."""
+class _NumberText(str):
+    """The text of a number in awsddp.toml: python = 3.10 is not 3.1."""
 
 
-def _variables(environ: Mapping[str, str]) -> list[tuple[str, str, str, str]]:
+def _read_variables(environ: Mapping[str, str]) -> list[tuple[str, str, str, str]]:
     """Return (variable, "section.key", text, variable) for each AWSDDP_SECTION_KEY that is set."""
     names = {f"AWSDDP_{key.replace('.', '_')}".upper(): key for key in KEYS}
     return [(name, key, environ[name], name) for name, key in names.items() if name in environ]
 
 
-def _put(sections: dict[str, Section], tags: dict[str, str], key: str, value: object, place: str) -> str:
-    """Put the value of a key into its section, and return the key; of one variable that of all."""
+def _set_key(sections: dict[str, Section], tags: dict[str, str], key: str, value: object, label: str) -> str:
+    """Set a key in its section and return the key; for env.variables.NAME return "env.variables"."""
     section, _, name = key.partition(".")
     if section == "tags" and name:
         tags[name] = str(value)
         return key
     if section not in SECTIONS:
-        raise _unknown(place, section, _TABLES)
-    own = sections[section]
+        raise _unknown_key(label, section, _TABLES)
+    values = sections[section]
     group, _, variable = name.partition(".")
-    if isinstance(own, EnvSection) and variable and group in ("variables", "secrets"):
-        sections[section] = _with_variable(own, variable, str(value) if group == "variables" else None)
+    if isinstance(values, EnvSection) and variable and group in ("variables", "secrets"):
+        sections[section] = _with_variable(values, variable, str(value) if group == "variables" else None)
         return f"env.{group}"
-    hints = typing.get_type_hints(type(own))
+    hints = typing.get_type_hints(type(values))
     if name not in hints:
-        raise _unknown(place, name, hints)
-    sections[section] = replace(own, **{name: _convert(value, hints[name], place)})
+        raise _unknown_key(label, name, hints)
+    sections[section] = replace(values, **{name: _convert(value, hints[name], label)})
     return key
 
 
 def _with_variable(env: EnvSection, name: str, value: str | None) -> EnvSection:
-    """Set a variable, or make it a secret (None); it is one of the two, as the last setting says."""
+    """Return `env` with a variable, or a secret if `value` is None; the last setting counts."""
     variables = {key: text for key, text in env.variables.items() if key != name}
     secrets = tuple(key for key in env.secrets if key != name)
     if value is None:
@@ -279,24 +281,24 @@ def _with_variable(env: EnvSection, name: str, value: str | None) -> EnvSection:
     return replace(env, variables=variables | {name: value}, secrets=secrets)
 
 
-def _convert(value: object, hint: Any, place: str) -> Any:
-    """Return `value` as the field's type; a text that came from a flag or a variable may be a TOML value."""
+def _convert(value: object, hint: Any, label: str) -> Any:
+    """Return `value` as the field's type; a text from an option or a variable may be a TOML value."""
     if isinstance(value, str) and not _takes_text(hint):
         try:
             value = tomllib.loads(f"value = {value}")["value"]
         except tomllib.TOMLDecodeError:
             if typing.get_origin(hint) is tuple:
                 value = [value]
-    if isinstance(value, int | float | _Written) and not isinstance(value, bool) and _takes_text(hint):
+    if isinstance(value, int | float | _NumberText) and not isinstance(value, bool) and _takes_text(hint):
         value = str(value)
     if isinstance(value, list):
-        value = [float(one) if isinstance(one, _Written) else one for one in value]
-    if isinstance(value, dict):  # variables: text, though OMP_NUM_THREADS = 4 is a number of TOML
-        value = {key: str(one) if type(one) in (int, _Written) else one for key, one in value.items()}
+        value = [float(item) if isinstance(item, _NumberText) else item for item in value]
+    if isinstance(value, dict):  # variables are text, although OMP_NUM_THREADS = 4 is a number in TOML
+        value = {key: str(item) if type(item) in (int, _NumberText) else item for key, item in value.items()}
     try:
         return msgspec.convert(value, hint)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"{place}: invalid value {value!r}", str(error), _form(hint)) from error
+        raise ConfigError(f"{label}: invalid value {value!r}", str(error), _describe_type(hint)) from error
 
 
 def _takes_text(hint: Any) -> bool:
@@ -304,18 +306,18 @@ def _takes_text(hint: Any) -> bool:
     return origin is Literal or (origin in (None, types.UnionType) and str in (hint, *typing.get_args(hint)))
 
 
-def _form(hint: Any) -> str:
-    """Return what a value of this type looks like in TOML."""
-    *first, last = _values(hint)
+def _describe_type(hint: Any) -> str:
+    """Return the values that a type allows in TOML: "true or false"."""
+    *first, last = _allowed_values(hint)
     return f"{', '.join(first)} or {last}" if first else last
 
 
-def _values(hint: Any) -> list[str]:
+def _allowed_values(hint: Any) -> list[str]:
     origin, parts = typing.get_origin(hint), typing.get_args(hint)
     if origin in (types.UnionType, typing.Union):
-        return [text for one in parts if one is not types.NoneType for text in _values(one)]
+        return [text for part in parts if part is not types.NoneType for text in _allowed_values(part)]
     if origin is Literal:
-        return [f'"{one}"' for one in parts]
+        return [f'"{part}"' for part in parts]
     forms = {
         bool: ["true", "false"],
         int: ["a whole number"],
@@ -327,27 +329,27 @@ def _values(hint: Any) -> list[str]:
     return forms[origin or hint]
 
 
-def _unknown(place: str, word: str, known: Collection[str]) -> ConfigError:
-    return ConfigError(f"{place}: unknown key {word!r}", "", nearest(word, known))
+def _unknown_key(label: str, key: str, known_keys: Collection[str]) -> ConfigError:
+    return ConfigError(f"{label}: unknown key {key!r}", "", nearest(key, known_keys))
 
 
 def known_keywords(keys: Mapping[str, object]) -> dict[str, Any]:
-    """Return these keywords. Raises UsageError for one that awsddp.toml does not have."""
+    """Return a copy of these keywords. Raises UsageError for one that is not a key of awsddp.toml."""
     if unknown := [key for key in keys if key not in KEYWORDS]:
         raise UsageError(f"unknown keyword {unknown[0]!r}", "", nearest(unknown[0], KEYWORDS))
     return dict(keys)
 
 
 def nearest(word: str, known: Collection[str]) -> str:
-    """Return the hint for an unknown word: the one that is meant, else all."""
+    """Return the hint for an unknown word: the most similar known word, or all known words."""
     import difflib
 
-    near = difflib.get_close_matches(word, known, n=1)
-    return f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
+    matches = difflib.get_close_matches(word, known, n=1)
+    return f"did you mean {matches[0]!r}?" if matches else f"known: {', '.join(known)}"
 
 
-def _check(key: str, section: object, label: str) -> None:
-    """Refuse a value that no cluster or job can have. Raises ConfigError."""
+def _check_value(key: str, section: object, label: str) -> None:
+    """Raise ConfigError, with `label` in its message, if the value of a key is invalid."""
     check, value = SETTINGS[key].check, getattr(section, key.partition(".")[2])
     if check is not None and value is not None:
         try:
@@ -357,15 +359,15 @@ def _check(key: str, section: object, label: str) -> None:
             raise
 
 
-def _checked(spec: JobSpec) -> JobSpec:
-    """Return the job unless its keys contradict each other. Raises ConfigError."""
+def _check_job(spec: JobSpec) -> None:
+    """Raise ConfigError if keys of a job contradict each other."""
     job, env, secrets = spec.job, spec.env, spec.label("env.secrets")
     if job.elastic and job.launcher_name != "torchrun":
-        asking = [
-            spec.label(key) for key in ("job.max_restarts", "job.nnodes") if _value(spec, key) is not None
+        elastic_keys = [
+            spec.label(key) for key in ("job.max_restarts", "job.nnodes") if _value_of(spec, key) is not None
         ]
         raise ConfigError(
-            f"{spec.label('job.launcher')}: {job.launcher} does not support {' and '.join(asking)}",
+            f"{spec.label('job.launcher')}: {job.launcher} does not support {' and '.join(elastic_keys)}",
             "only torch's elastic agent does",
             "-o job.launcher=torchrun, or omit --max-restarts and --nnodes",
         )
@@ -373,12 +375,8 @@ def _checked(spec: JobSpec) -> JobSpec:
         if not VARIABLE.fullmatch(name):
             raise ConfigError(
                 f"{secrets}: an entry is not the name of a variable",
-                "it holds names; each value is read from the environment of the command",
+                "it lists names; each value is read from the environment of the command",
                 'write it as secrets = ["WANDB_API_KEY"]',
             )
         if name in env.variables:
-            raise ConfigError(f"{secrets}: {name} is in env.variables, too", "", "remove it from one of them")
-    return spec
-
-
-# The starter file.
+            raise ConfigError(f"{secrets}: {name} is also in env.variables", "", "remove it from one of them")

@@ -1,8 +1,8 @@
-"""What was asked: every setting once, at its field.
+"""Define every setting once: the sections and keys of awsddp.toml.
 
-The sections below are the sections of awsddp.toml, their fields its keys, and their types its schema. All
-that is known of a key is at its field: the options, the variables (`AWSDDP_CLUSTER_NODES`), the starter file
-and the keywords of the Python API are made from it. loader.py reads them.
+Each class below is a section, each field a key, and its type the key's schema. The options, the variables
+(`AWSDDP_CLUSTER_NODES`), the starter file and the keywords of the Python API are generated from the fields.
+loader.py reads the values.
 """
 
 import re
@@ -29,22 +29,23 @@ from awsddp.settings.values import (
 
 FILE = "awsddp.toml"
 OPTION = "option"
-"""The source of a setting that the command line gave."""
+"""The source of a setting from the command line."""
 SSM = "ssm"
-"""The `network.jump` that is no host: AWS Systems Manager."""
+"""The value of `network.jump` that selects AWS Systems Manager instead of a host."""
 Value = str | int | float | tuple[str, ...] | dict[str, str] | None
-"""What a key may have."""
+"""The type of a key's value."""
 Given = Value | Sequence[object]
-"""What may be typed for a key, before it is converted."""
+"""The type of a key's value before conversion: a text, or any value of TOML or JSON."""
 _Kind = TypeVar("_Kind")
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What is known of a key: its default, its help, and its option with the form of the value ("": none).
+    """The definition of a key.
 
-    The starter file shows `example` and `comment`, else the default and the help. `check` is called with the
-    value, and raises ConfigError for an invalid one; `load` names the key.
+    `option` is the key's option and the form of its value, "" if the key has no option. The starter file
+    shows `example` and `comment`; without them, the default and the help. `check` raises ConfigError if the
+    value is invalid; `load` adds the key to the message.
     """
 
     default: Any
@@ -55,10 +56,10 @@ class Setting:
     check: Callable[[Any], object] | None = None
 
 
-def setting(default: _Kind, help: str, option: str = "", **more: Any) -> _Kind:
-    """Return the field of a key, of which a Setting with these arguments is known."""
-    made = Setting(default, help, option, **more)
-    return field(default_factory=lambda: default, metadata={"setting": made})
+def setting(default: _Kind, help_text: str, option: str = "", **more: Any) -> _Kind:
+    """Return a dataclass field for a key; its metadata holds a Setting with these arguments."""
+    definition = Setting(default, help_text, option, **more)
+    return field(default_factory=lambda: default, metadata={"setting": definition})
 
 
 _JOB_LASTS = lasting("1s", "the job would end as it begins")
@@ -73,7 +74,7 @@ class ClusterSection(Section):
 
     region: str | None = setting(None, "AWS region.  [default: the AWS configuration's]", example="us-east-1")
     profile: str | None = setting(None, "AWS profile.", example="work")
-    nodes: int = setting(2, "How many nodes.", "--nodes N", check=whole(1, 1000))
+    nodes: int = setting(2, "Number of nodes.", "--nodes N", check=whole(1, 1000))
     instance_type: str | None = setting(
         None,
         "EC2 instance type.  [default: the cheapest with enough GPUs; `up`: 8]",
@@ -82,39 +83,46 @@ class ClusterSection(Section):
         comment='Or several: "g6.48xlarge,g5.48xlarge".  [default: cheapest]',
     )
     gpus: str | None = setting(
-        None, "GPUs per node: A100:8, A100-80GB:8, L4.", "--gpus GPU:N", example="A100:8"
+        None, "GPU model and number per node: A100:8, A100-80GB:8, L4.", "--gpus GPU:N", example="A100:8"
     )
     image: str | None = setting(
         None,
-        "Image: an id, a name pattern, or an SSM parameter.  [default: DLAMI]",
+        "Image (AMI): an id, a name pattern, or an SSM parameter.  [default: DLAMI]",
         "--image IMAGE",
         example="ami-0a1b2c3d",
     )
     disk_gb: int | None = setting(
         None,
-        "Root disk.  [default: image + 100, at least 200]",
+        "Size of the root disk.  [default: image + 100, at least 200]",
         "--disk GB",
         example=200,
         check=whole(1, 65536),
     )
     spot: bool | Literal["first"] = setting(
         False,
-        "Spot instances: cheaper, but AWS may reclaim them.",
+        "Use spot instances: cheaper, but AWS may reclaim them.",
         "--spot",
-        comment='Cheaper, but AWS may reclaim them; "first": on-demand where there are none.',
+        comment='Spot: cheaper, but AWS may reclaim them; "first": else on-demand.',
     )
     max_price_usd: float | None = setting(
-        None, "Refuse plans over this per hour, in all.", example=60.0, check=check_amount
+        None, "Refuse a plan whose nodes together cost more per hour.", example=60.0, check=check_amount
     )
     budget_usd: float | None = setting(
-        None, "Terminate the nodes when this is spent.", "--budget USD", example=500.0, check=check_amount
+        None,
+        "Terminate the nodes when they have cost this much.",
+        "--budget USD",
+        example=500.0,
+        check=check_amount,
     )
     idle: str = setting(
-        "60m", "Shut down after this time without a job or a login; off.", "--idle TIME", check=idle_seconds
+        "60m",
+        'Shut a node down after this time without a job or a login; "off": never.',
+        "--idle TIME",
+        check=idle_seconds,
     )
     expires: str = setting(
         "24h",
-        "Terminate the nodes after this: 90m, 24h, 7d.",
+        "Terminate the nodes after this time: 90m, 24h, 7d.",
         "--expires TIME",
         check=lasting(LEAST_TERM, "EC2 bills each node for at least a minute"),
     )
@@ -122,27 +130,31 @@ class ClusterSection(Section):
 
     @property
     def types(self) -> tuple[str, ...]:
-        """The instance types that are named, in the order in which they are tried."""
+        """The requested instance types, in the order in which they are tried."""
         return tuple(dict.fromkeys(re.findall(r"[^,\s]+", self.instance_type or "")))
 
     @property
     def markets(self) -> tuple[Literal["spot", "on-demand"], ...]:
-        """The markets that are tried, in order."""
+        """The markets to try, in order."""
         return ("spot", "on-demand") if self.spot == "first" else ("spot",) if self.spot else ("on-demand",)
 
 
 class NetworkSection(Section):
     """[network]: the nodes' network and SSH access."""
 
-    subnet: str | None = setting(None, "One that exists; it is not changed.", example="subnet-0a1b2c3d")
-    security_group: str | None = setting(None, "One that exists; it is not changed.", example="sg-0a1b2c3d")
+    subnet: str | None = setting(None, "An existing subnet; it is not changed.", example="subnet-0a1b2c3d")
+    security_group: str | None = setting(
+        None, "An existing security group; it is not changed.", example="sg-0a1b2c3d"
+    )
     ssh_cidr: tuple[str, ...] = setting(
-        (), 'Who may log in, or "sg-...".  [default: only this machine]', example=["203.0.113.0/24"]
+        (),
+        'Who may log in: CIDR blocks, "sg-...".  [default: only this machine]',
+        example=["203.0.113.0/24"],
     )
     address: Literal["public", "private"] = setting("public", '"private": the nodes get no public address.')
     jump: str | None = setting(
         None,
-        'SSH goes through this host, or a name of ~/.ssh/config; "ssm": AWS Systems Manager.',
+        'Jump host for SSH, or a name of ~/.ssh/config; "ssm": AWS Systems Manager.',
         example="ubuntu@203.0.113.9",
         check=lambda text: text and jump_host(text),
     )
@@ -153,110 +165,141 @@ class AccessSection(Section):
 
     user: str | None = setting(None, "The login name.  [default: the image's]", example="ubuntu")
     key_file: str | None = setting(
-        None, 'The private half of the EC2 key "laptop".  [default: a new one]', example="~/.ssh/laptop.pem"
+        None,
+        "Private key of your EC2 key pair of this name.  [default: a new pair]",
+        example="~/.ssh/laptop.pem",
     )
     instance_profile: str | None = setting(
-        None, "What the nodes may do in AWS: a name or an ARN.  [default: nothing]", example="training"
+        None,
+        "The nodes' AWS permissions: a name or an ARN.  [default: none]",
+        example="training",
     )
     kms_key: str | None = setting(
-        None, "Encrypts the disks: an id, alias or ARN.  [default: the account's]", example="alias/training"
+        None,
+        "Key that encrypts the disks: an id, alias or ARN.  [default: the account's]",
+        example="alias/training",
     )
 
     @property
     def key(self) -> str | None:
-        """The name in EC2 of the user's own key pair."""
+        """The name of the user's own EC2 key pair."""
         return Path(self.key_file).stem if self.key_file else None
 
 
 class CapacitySection(Section):
-    """[capacity]: where and how instances are found."""
+    """[capacity]: where and how to find instances."""
 
-    zones: tuple[str, ...] = setting((), "Tried in order.  [default: cheapest first]", example=["us-east-1a"])
-    regions: tuple[str, ...] = setting((), "Tried after the zones and types.", example=["us-west-2"])
-    reservation: str | None = setting(None, "A capacity reservation or block.", example="cr-0a1b2c3d")
-    efa: bool = setting(False, "Use EFA interfaces.")
-    placement_group: bool = setting(
-        True, "Place nodes with GPUs close together, with EFA always, else where AWS has room so."
+    zones: tuple[str, ...] = setting(
+        (), "Zones to try, in order.  [default: cheapest first]", example=["us-east-1a"]
     )
-    retry_until_up: bool = setting(False, "Try everything again until there is capacity.")
-    experimental: bool = setting(False, "Allow what was never launched on AWS.")
+    regions: tuple[str, ...] = setting(
+        (), "Regions to try after all zones and types failed.", example=["us-west-2"]
+    )
+    reservation: str | None = setting(
+        None, "A capacity reservation or capacity block.", example="cr-0a1b2c3d"
+    )
+    efa: bool = setting(False, "Use EFA interfaces.")
+    placement_group: bool = setting(True, "Place GPU nodes close together; without EFA only if AWS has room.")
+    retry_until_up: bool = setting(False, "Retry all alternatives until capacity is available.")
+    experimental: bool = setting(False, "Allow features that were never tested on AWS.")
 
 
 class LocalSection(Section):
-    """[local]: the local cloud; without effect on AWS."""
+    """[local]: the local cloud; no effect on AWS."""
 
-    gpus: Literal["on", "off"] = setting("on", '--local rehearses GPUs on the CPU; "off": gloo on the CPU.')
+    gpus: Literal["on", "off"] = setting(
+        "on", '"on": --local simulates GPUs on the CPU; "off": ranks use gloo on the CPU.'
+    )
 
 
 class EnvSection(Section):
     """[env]: the Python of the ranks."""
 
     kind: Literal["image", "venv", "conda"] | None = setting(
-        None, '"venv" by uv; "image" keeps its torch.  [default: image, or conda]', example="venv"
+        None,
+        '"venv": built by uv; "image": keeps its torch.  [default: image, or conda]',
+        example="venv",
     )
     file: str | None = setting(
         None,
-        "What the ranks import: requirements.txt, pyproject.toml, uv.lock, environment.yml.",
+        "File with the ranks' packages: requirements.txt, pyproject.toml, uv.lock, environment.yml.",
         "--env FILE",
         example="requirements.txt",
     )
-    python: str | None = setting(None, "Of a venv or conda environment; torch is the file's.", example="3.12")
+    python: str | None = setting(
+        None,
+        "Python version for venv or conda; the torch version comes from the file.",
+        example="3.12",
+    )
     setup: tuple[str, ...] = setting(
-        (), "Run once on each node, in the synced folder.", example=["sudo apt-get install -y ffmpeg"]
+        (),
+        "Commands to run once on each node, in the synced folder.",
+        example=["sudo apt-get install -y ffmpeg"],
     )
     packages_from: Literal["node", "client"] | None = setting(
         None,
-        '"client": all through this machine; "node": nothing.  [default: what nodes lack]',
+        '"client": all packages through this machine; "node": none.  [default: what nodes cannot reach]',
         example="client",
     )
-    index_url: str | None = setting(None, "Where packages are found.", example="https://pypi.org/simple")
-    ca_bundle: str | None = setting(None, "Certificates, if a proxy replaces them.", example="~/company.pem")
-    proxy: str | None = setting(None, "For packages.", example="http://proxy:3128")
+    index_url: str | None = setting(None, "URL of the package index.", example="https://pypi.org/simple")
+    ca_bundle: str | None = setting(
+        None, "CA certificates, if a proxy replaces the servers' own.", example="~/company.pem"
+    )
+    proxy: str | None = setting(None, "HTTP proxy for package downloads.", example="http://proxy:3128")
     variables: dict[str, str] = setting(
         {},
-        "Set this for every rank (repeatable); NAME alone: a secret, its value from this environment.",
+        "Set an environment variable for every rank (repeatable). NAME alone is a secret: its value is "
+        "read from this machine's environment.",
         "--env-var NAME[=VALUE]",
         example={"OMP_NUM_THREADS": "8"},
-        comment="Set for every rank.",
+        comment="Environment variables for every rank.",
     )
     secrets: tuple[str, ...] = setting(
-        (), "Set for every rank, to the values here; never written down.", example=["WANDB_API_KEY"]
+        (),
+        "Variables for every rank, with values from this environment; never stored.",
+        example=["WANDB_API_KEY"],
     )
 
 
 class SyncSection(Section):
-    """[sync]: what is sent to the nodes."""
+    """[sync]: the files that are sent to the nodes."""
 
-    workdir: str = setting(".", "The folder that the nodes get.")
+    workdir: str = setting(".", "The project folder, which is sent to the nodes.")
     ignore: tuple[str, ...] = setting(
         (),
-        "Not sent, as what .gitignore lists.",
+        "Files not to send, in addition to .gitignore and in its syntax.",
         example=["!/data/"],
-        comment='Sent although .gitignore lists it; "/data/": not sent, as what .gitignore lists.',
+        comment='Rules as in .gitignore: "/data/" is not sent, "!/data/" is sent.',
     )
 
 
 class DataSection(Section):
-    """[data]: what every node gets before the ranks start."""
+    """[data]: data sets that every node gets before the ranks start."""
 
     sources: tuple[str, ...] = setting(
         (),
-        "Copy this to each node: s3://bucket/prefix, hf://datasets/NAME, ./folder (repeatable).",
+        "Copy a data set to each node: s3://bucket/prefix, hf://datasets/NAME, ./folder (repeatable).",
         "--data [NAME=]SOURCE",
         example=["s3://my-bucket/imagenet"],
-        comment="Copied to each node, to $AWSDDP_DATA/imagenet.",
+        comment="Copied to $AWSDDP_DATA/imagenet on each node.",
         check=data_sources,
     )
-    requester_pays: bool = setting(False, "You pay for what is read of the buckets of others.")
+    requester_pays: bool = setting(False, "Pay for requests to requester-pays buckets.")
 
 
 class JobSection(Section):
-    """[job]: what runs."""
+    """[job]: the script and how it runs."""
 
-    script: str | None = setting(None, "What ranks run.  [default: the bundled program]", example="train.py")
-    args: tuple[str, ...] = setting((), "Its arguments.", example=["--lr", "0.1"])
+    script: str | None = setting(
+        None, "The script that each rank runs.  [default: the bundled program]", example="train.py"
+    )
+    args: tuple[str, ...] = setting((), "Arguments of the script.", example=["--lr", "0.1"])
     world_size: int | None = setting(
-        None, "Total ranks.  [default: one per GPU]", "--world-size N", example=16, check=whole(1, 100_000)
+        None,
+        "Total number of ranks.  [default: one per GPU]",
+        "--world-size N",
+        example=16,
+        check=whole(1, 100_000),
     )
     nproc_per_node: int | None = setting(
         None,
@@ -271,105 +314,114 @@ class JobSection(Section):
     )
     nnodes: str | None = setting(
         None,
-        "Continue with MIN of MAX nodes; implies torchrun's agent.",
+        "Continue while MIN of MAX nodes remain; implies the torchrun launcher.",
         "--nnodes MIN:MAX",
         example="1:4",
         check=nodes_range,
     )
     resume: str | None = setting(
         None,
-        "Give the ranks the newest checkpoint of a job: $AWSDDP_RESUME and {resume}.",
+        "Pass the newest checkpoint of a job to the ranks: $AWSDDP_RESUME and {resume}.",
         "--resume last|JOB",
     )
     after: str | None = setting(
-        None, "Start when this job, or all on the nodes, have ended; no client.", "--after JOB|all"
+        None,
+        "Start when this job, or all jobs on the nodes, have ended. No client has to wait.",
+        "--after JOB|all",
     )
     on: str | None = setting(
         None,
-        "Use these nodes (0,2-3), or GPUs of nodes (0:4-7), and leave the others to other jobs.",
+        "Use only these nodes (0,2-3) or GPUs of nodes (0:4-7); other jobs may use the others.",
         "--on NODES",
         check=gpus_of,
     )
     max_restarts: int | None = setting(
         None,
-        "Restart the ranks up to N times; implies torchrun's agent.",
+        "Restart the ranks up to N times; implies the torchrun launcher.",
         "--max-restarts N",
         example=3,
         check=whole(0, 1000),
     )
     module: bool = setting(False, "SCRIPT is a module (python -m).", "-m --module")
     prefix: tuple[str, ...] = setting(
-        (), "Words before each command: nsys, docker run.", example=["numactl", "--cpunodebind={local_rank}"]
+        (),
+        "Words to put before each rank's command: nsys, docker run.",
+        example=["numactl", "--cpunodebind={local_rank}"],
     )
     name: str | None = setting(
-        None, "The job's name.  [default: train-1, train-2, by the script]", "--name NAME", example="baseline"
+        None,
+        "Name of the job.  [default: from the script: train-1, train-2]",
+        "--name NAME",
+        example="baseline",
     )
     outputs: tuple[str, ...] = setting(
         (),
         "Also fetch this path (repeatable).",
         "--output PATH",
         example=["checkpoints"],
-        comment="Also fetched, besides new and changed files.",
+        comment="Paths to fetch besides new and changed files.",
     )
     results: str = setting("runs", "The local folder for results.")
     save_to: str | None = setting(
         None,
-        "Nodes save results here while the job runs.",
+        "Upload results to S3 while the job runs.",
         "--save-to s3://BUCKET/PREFIX",
         example="s3://my-bucket/runs",
         check=s3_place,
     )
-    exclude: tuple[str, ...] = setting((), "Not fetched, as in .gitignore.", example=["data/", "*.tmp"])
-    results_limit: str = setting("20GB", "Of new and changed files; above it, it asks.", check=size_of)
+    exclude: tuple[str, ...] = setting(
+        (), "Files not to fetch, as in .gitignore.", example=["data/", "*.tmp"]
+    )
+    results_limit: str = setting("20GB", "Ask before fetching more than this.", check=size_of)
     timeout: str | None = setting(
-        None, "End the job after this: 90m, 24h.", "--timeout TIME", example="12h", check=_JOB_LASTS
+        None, "End the job after this time: 90m, 24h.", "--timeout TIME", example="12h", check=_JOB_LASTS
     )
     hang_after: str | None = setting(
-        None, "End the job when no rank writes a line for this long.", example="10m", check=_JOB_LASTS
+        None, "End the job if no rank writes a line for this long.", example="10m", check=_JOB_LASTS
     )
-    grace: str = setting("30s", "Between SIGTERM and SIGKILL, to save a checkpoint.", check=seconds)
+    grace: str = setting("30s", "Time between SIGTERM and SIGKILL, to save a checkpoint.", check=seconds)
     heartbeat_timeout: str = setting(
         "5m",
-        "End the job when a node is silent this long.",
+        "End the job if a node sends no heartbeat for this long.",
         check=lasting("5s", "nodes send a heartbeat every 2 s"),
     )
 
     @property
     def elastic(self) -> bool:
-        """Whether the job asks for what only torch's elastic agent does."""
+        """Whether the job needs torch's elastic agent."""
         return self.max_restarts is not None or self.nnodes is not None
 
     @property
     def launcher_name(self) -> str:
-        """The launcher: the one that was set, else the one that the other keys imply."""
+        """The configured launcher, or the one that the other keys imply."""
         return self.launcher or ("torchrun" if self.elastic else "ssh")
 
     @property
     def gpus_on(self) -> dict[int, tuple[int, ...]]:
-        """The nodes that `on` names, each with its GPUs (none: all of them)."""
+        """The nodes of `on`, each with its GPUs; an empty tuple means all GPUs of the node."""
         return gpus_of(self.on) if self.on is not None else {}
 
     @property
     def work_folder(self) -> str:
-        """The synced folder on a node: jobs on some of its GPUs have one each, as they run side by side."""
-        parts = any(self.gpus_on.values())
-        return f"work-{re.sub('[^0-9-]+', '_', self.on or '')}" if parts else "work"
+        """The synced folder on a node; jobs that share a node by GPUs have one each."""
+        shares_nodes = any(self.gpus_on.values())
+        return f"work-{re.sub('[^0-9-]+', '_', self.on or '')}" if shares_nodes else "work"
 
     @property
     def max_nodes(self) -> int | None:
-        """How many nodes the job uses at most."""
+        """The largest number of nodes that the job uses."""
         return None if self.nnodes is None else nodes_range(self.nnodes)[1]
 
     def min_nodes(self, nodes: int) -> int:
-        """Return with how many of its `nodes` the job goes on."""
+        """Return how many of its `nodes` the job needs to continue."""
         return nodes if self.nnodes is None else min(nodes, nodes_range(self.nnodes)[0])
 
 
 class _Spec(Frozen):
-    """Where the values of a spec come from.
+    """The sources of the values of a spec.
 
-    `sources` says it of each key that has one from anywhere ("cluster.nodes"): a file, a variable, "option",
-    or "cluster" where it holds since the launch. `labels` has the words for it in messages.
+    `sources` maps each key that was set ("cluster.nodes") to a file, a variable, "option", or "cluster" if
+    the value was set at the launch. `labels` maps it to its name in messages.
     """
 
     sources: Mapping[str, str] = field(default_factory=dict, compare=False)
@@ -377,18 +429,18 @@ class _Spec(Frozen):
 
     @property
     def explicit(self) -> frozenset[str]:
-        """The keys that have a value from anywhere; of a job those of [env] alone."""
+        """The keys that were set; of a job's keys only those of [env]."""
         return frozenset(key for key in self.sources if not key.startswith(("sync.", "data.", "job.")))
 
     def label(self, key: str) -> str:
-        """Return a key as it was given: --nodes, -o cluster.nodes, AWSDDP_CLUSTER_NODES, a line of a file."""
+        """Return a key as the user wrote it: --nodes, AWSDDP_CLUSTER_NODES, a line of a file."""
         return key if self.sources.get(key, "cluster") == "cluster" else self.labels.get(key, key)
 
 
 class ClusterSpec(_Spec):
-    """The requested cluster. `tags` are the user's own, put on every resource.
+    """The requested cluster. `tags` are the user's own tags, which every resource gets.
 
-    `gpus_needed` is how many GPUs a node needs for the ranks of the job; None where it says nothing of them.
+    `gpus_needed` is how many GPUs a node needs for the ranks of the job; None if the job sets no number.
     """
 
     name: str = "default"
@@ -402,12 +454,12 @@ class ClusterSpec(_Spec):
 
     @property
     def from_cli(self) -> frozenset[str]:
-        """The keys that the command line set."""
+        """The keys that were set on the command line."""
         return frozenset(key for key, source in self.sources.items() if source == OPTION)
 
     @property
     def from_file(self) -> frozenset[str]:
-        """The keys that awsddp.toml set, and that a cluster which exists does not take from it."""
+        """The keys that were set in awsddp.toml; they do not change an existing cluster."""
         return frozenset(key for key, source in self.sources.items() if Path(source).name == FILE)
 
 
@@ -421,17 +473,19 @@ class JobSpec(_Spec):
 
 
 SECTIONS: dict[str, type[Section]] = {
-    one.name: type(one.default)
-    for one in (*fields(ClusterSpec), *fields(JobSpec))
-    if isinstance(one.default, Section)
+    section.name: type(section.default)
+    for section in (*fields(ClusterSpec), *fields(JobSpec))
+    if isinstance(section.default, Section)
 }
 SETTINGS: dict[str, Setting] = {
-    f"{name}.{one.name}": one.metadata["setting"] for name, kind in SECTIONS.items() for one in fields(kind)
+    f"{section}.{key.name}": key.metadata["setting"]
+    for section, kind in SECTIONS.items()
+    for key in fields(kind)
 }
 KEYS = tuple(SETTINGS)
 _KEYWORDS = {"data.sources": "data", "local.gpus": "local_gpus"}
 KEYWORDS = {_KEYWORDS.get(key, key).rpartition(".")[2]: key for key in KEYS}
-"""The keys of awsddp.toml by the keywords that set them in Python."""
+"""The keys of awsddp.toml by their keywords in the Python API."""
 _LAST = ("env.file", "env.variables", "job.name", "job.timeout")
 OPTIONS = {key: SETTINGS[key] for key in sorted(KEYS, key=_LAST.__contains__) if SETTINGS[key].option}
-"""The keys that have an option, in the order of the help pages."""
+"""The keys with an option, in the order of the help pages."""

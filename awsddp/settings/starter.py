@@ -1,4 +1,4 @@
-"""The starter awsddp.toml."""
+"""Write the starter awsddp.toml."""
 
 import json
 from collections.abc import Mapping
@@ -11,15 +11,12 @@ from awsddp.settings.spec import FILE, SETTINGS, Given
 _STARTER_HEAD = """\
 # Settings of awsddp for this folder. Every key is shown with its default or an example, commented out:
 # remove the "#" to set it. Options override variables (AWSDDP_CLUSTER_NODES=4), which override this file.
-# What ends when: docs/cost.md. What is sent and fetched: docs/files.md."""
-# Settings of awsddp for this folder. Every key is shown with its default or an example, commented out:
-# remove the "#" to set it. Options override variables (AWSDDP_CLUSTER_NODES=4), which override this file.
-# What ends when: docs/cost.md. What is sent and fetched: docs/files.md."""
+# When nodes end: docs/cost.md. Which files are sent and fetched: docs/files.md."""
 _STARTER_TAGS = "\n[tags]\n" + '# team = "vision"'.ljust(34) + "  # Your own tags, on every resource.\n"
 
 
 def write_starter(folder: Path, chosen: Mapping[str, Given] | None = None) -> Path:
-    """Write the starter file into `folder` and return its path; `chosen` are values by key ("cluster.nodes").
+    """Write the starter file into `folder` and return its path; `chosen` is by key ("cluster.nodes").
 
     Raises ConfigError if the file exists or cannot be written.
     """
@@ -40,7 +37,7 @@ def refuse_existing(path: Path) -> None:
 
 
 def starter(chosen: Mapping[str, Given]) -> str:
-    """Return the starter file with these keys set and every other one commented out."""
+    """Return the text of the starter file: `chosen` keys are set, all others commented out."""
     lines = [_STARTER_HEAD]
     for key in (key for key in SETTINGS if key not in OF_ONE_COMMAND):
         setting, (section, _, name) = SETTINGS[key], key.partition(".")

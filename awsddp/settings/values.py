@@ -1,4 +1,4 @@
-"""Values of settings as they are written: durations, sizes, numbers of nodes, hosts."""
+"""Parse and check the texts of settings: durations, sizes, node ranges, hosts, S3 URIs, data sources."""
 
 import math
 import posixpath
@@ -11,12 +11,13 @@ from typing import Literal, NamedTuple
 from awsddp.errors import ConfigError
 
 NAME = re.compile(r"[a-z][a-z0-9-]{0,30}")
-"""What a cluster may be called."""
+"""The form of a cluster's name."""
 VARIABLE = re.compile(r"[A-Za-z_]\w*", re.ASCII)
-"""What an environment variable may be called."""
+"""The form of an environment variable's name."""
 MAX_DURATION_S = 365 * 86400.0
 LEAST_TERM = "1m"
-"""The shortest time that nodes are launched for, as EC2 bills each for at least a minute:
+"""The least `cluster.expires`: EC2 bills each instance for at least a minute.
+
 https://aws.amazon.com/ec2/pricing/on-demand/
 """
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|h|d|)")
@@ -33,10 +34,10 @@ _JUMP = re.compile(r"((?:\w[\w.@+-]*@)?)(?:\[([0-9A-Fa-f:.]+)\]|(\w[\w.-]*))(?::
 
 
 def check_file_names() -> None:
-    """Raise ConfigError if this process cannot write every file name that a node may send."""
+    """Raise ConfigError if this process cannot write all file names that a node may send."""
     if (encoding := sys.getfilesystemencoding()) != "utf-8":
         raise ConfigError(
-            f"Python cannot write every file name here: its locale is {encoding}",
+            f"Python cannot write every file name: its encoding is {encoding}",
             "results of a job may have any name",
             "export PYTHONUTF8=1   # before Python starts; or LANG=C.UTF-8",
         )
@@ -47,10 +48,10 @@ def seconds(text: str) -> float:
     match = _DURATION.fullmatch(text.strip())
     if match is None:
         raise ConfigError(f"invalid duration {text!r}", "", "use 30s, 90m, 24h or 7d   # docs/cost.md")
-    found = float(match[1]) * _SECONDS[match[2]]
-    if found > MAX_DURATION_S:
+    duration_s = float(match[1]) * _SECONDS[match[2]]
+    if duration_s > MAX_DURATION_S:
         raise ConfigError(f"{text[:40]!r} is out of range", "", "a duration of 365d or less")
-    return found
+    return duration_s
 
 
 def size_of(text: str) -> float:
@@ -71,36 +72,36 @@ def nodes_range(text: str) -> tuple[int, int]:
 
 
 def gpus_of(text: str) -> dict[int, tuple[int, ...]]:
-    """Return the nodes of `job.on`, each with its GPUs (none: all of them). Raises ConfigError."""
-    found: dict[int, tuple[int, ...]] = {}
+    """Return the nodes of `job.on`, each with its GPUs; an empty tuple means all GPUs. Raises ConfigError."""
+    gpus_by_node: dict[int, tuple[int, ...]] = {}
     for part in text.split(","):
         match = _ON.fullmatch(part.strip())
-        nodes = _numbers(match[1], match[2]) if match else ()
-        gpus = _numbers(match[3], match[4]) if match and match[3] else ()
-        if not nodes or (match and match[3] and not gpus) or not found.keys().isdisjoint(nodes):
+        nodes = _number_range(match[1], match[2]) if match else ()
+        gpus = _number_range(match[3], match[4]) if match and match[3] else ()
+        if not nodes or (match and match[3] and not gpus) or not gpus_by_node.keys().isdisjoint(nodes):
             raise ConfigError(
                 f"invalid value {text!r}",
                 f"{part!r} is neither nodes nor GPUs of nodes, or names a node twice",
                 "write it as 0,2-3 (nodes) or 0:4-7,1:0-3 (GPUs of nodes)",
             )
-        found |= dict.fromkeys(nodes, gpus)
-    return dict(sorted(found.items()))
+        gpus_by_node |= dict.fromkeys(nodes, gpus)
+    return dict(sorted(gpus_by_node.items()))
 
 
-def _numbers(first: str, last: str | None) -> tuple[int, ...]:
+def _number_range(first: str, last: str | None) -> tuple[int, ...]:
     return tuple(range(int(first), int(last or first) + 1))
 
 
 def idle_seconds(text: str) -> int:
     """Return the seconds of `cluster.idle`, 0 for "off". Raises ConfigError."""
-    found = 0 if text == "off" else int(seconds(text))
-    if found == 0 and text != "off":
+    idle_s = 0 if text == "off" else int(seconds(text))
+    if idle_s == 0 and text != "off":
         raise ConfigError(f"{text!r} is too short", "", 'from 1s to 365d, or "off"')
-    return found
+    return idle_s
 
 
 def jump_host(text: str) -> tuple[str, int | None]:
-    """Return ssh's destination for `network.jump`, and its port if given. Raises ConfigError."""
+    """Return ssh's destination and port (None: not given) of `network.jump`. Raises ConfigError."""
     match = _JUMP.fullmatch(text)
     if match is None or not 0 < int(match[4] or 22) < 65536:
         raise ConfigError(
@@ -115,13 +116,13 @@ def s3_place(text: str) -> tuple[str, str]:
     """Return bucket and prefix of s3://bucket/prefix. Raises ConfigError."""
     match = _S3.fullmatch(text)
     if match is None:
-        why = "a bucket, and what the names of the objects begin with"
-        raise ConfigError(f"{text!r} is no place in S3", why, "write it as s3://bucket/prefix")
+        why = "an S3 URI has a bucket and a prefix of object keys"
+        raise ConfigError(f"invalid S3 URI {text!r}", why, "write it as s3://bucket/prefix")
     return match[1], match[2].strip("/")
 
 
 def whole(low: int, high: int) -> Callable[[int], None]:
-    """Return the check of a whole number, which raises ConfigError."""
+    """Return a function that raises ConfigError if a number is not from `low` to `high`."""
 
     def check(value: int) -> None:
         if not low <= value <= high:
@@ -131,13 +132,13 @@ def whole(low: int, high: int) -> Callable[[int], None]:
 
 
 def check_amount(usd: float) -> None:
-    """Raise ConfigError for US dollars that are not a number, have no end, or are none."""
+    """Raise ConfigError if an amount in US dollars is not finite and positive."""
     if not (math.isfinite(usd) and usd > 0):
-        raise ConfigError(f"{usd} is not an amount", "", "US dollars, such as 20")
+        raise ConfigError(f"{usd} is not an amount", "", "use US dollars, such as 20")
 
 
 def lasting(least: str, why: str) -> Callable[[str], None]:
-    """Return the check of a duration of at least `least`, which raises ConfigError with `why`."""
+    """Return a function that raises ConfigError, with this `why`, if a duration is shorter than `least`."""
 
     def check(text: str) -> None:
         if seconds(text) < seconds(least):
@@ -149,8 +150,8 @@ def lasting(least: str, why: str) -> Callable[[str], None]:
 class Source(NamedTuple):
     """A source of data, and its name on the nodes.
 
-    `at` and `part` are a bucket and the prefix in it, a data set of Hugging Face and its revision, or a
-    folder here and "".
+    `at` and `part` are a bucket and a prefix, a Hugging Face data set and its revision, or a local folder
+    and "".
     """
 
     name: str
@@ -166,25 +167,25 @@ class Source(NamedTuple):
 
 def data_sources(texts: Iterable[str]) -> tuple[Source, ...]:
     """Return the sources of `data.sources`, each "[NAME=]SOURCE". Raises ConfigError."""
-    found: dict[str, Source] = {}
+    sources: dict[str, Source] = {}
     for text in texts:
-        given = _DATA.fullmatch(text)
-        assert given is not None, "it matches any text"
-        source = _source(given[2])
-        if not _DATA_NAME.fullmatch(name := given[1] or source.name):
+        match = _DATA.fullmatch(text)
+        assert match is not None, "it matches any text"
+        source = _parse_source(match[2])
+        if not _DATA_NAME.fullmatch(name := match[1] or source.name):
             raise ConfigError(
                 f"invalid name {name!r} of data",
                 "a name has up to 100 letters, digits, dots, dashes and underscores",
-                f"--data NAME={given[2]}",
+                f"--data NAME={match[2]}",
             )
-        if name in found:
-            raise ConfigError(f"two sources of data are called {name}", "", f"--data NAME={given[2]}")
-        found[name] = source._replace(name=name)
-    return tuple(found.values())
+        if name in sources:
+            raise ConfigError(f"two data sources have the name {name}", "", f"--data NAME={match[2]}")
+        sources[name] = source._replace(name=name)
+    return tuple(sources.values())
 
 
-def _source(text: str) -> Source:
-    """Return a source with the name that it has unless another is given. Raises ConfigError."""
+def _parse_source(text: str) -> Source:
+    """Return a source with its default name. Raises ConfigError."""
     if match := _S3.fullmatch(text):
         prefix = match[2].strip("/")
         return Source(posixpath.basename(prefix or match[1]), "s3", match[1], prefix)

@@ -1,4 +1,4 @@
-"""Which settings each verb heeds, and the words of a command line that set them."""
+"""Map each verb to the settings that it uses, and settings to the arguments of a command line."""
 
 from collections.abc import Mapping
 
@@ -14,17 +14,17 @@ _NODES = (
 _REACH = ("network.jump",)
 OF_JOB = ("env.", "sync.", "data.", "job.")
 """The keys of a job, by prefix."""
-_HOME = (*_REACH, "job.results", "job.exclude", "job.outputs", "sync.workdir")
+_RESULTS = (*_REACH, "job.results", "job.exclude", "job.outputs", "sync.workdir")
 HEEDS = {
     **dict.fromkeys(("plan", "doctor"), _NODES),
     **dict.fromkeys(("status", "cancel", "exec", "ssh"), _REACH),
-    **dict.fromkeys(("jobs", "logs", "why", "fetch", "report", "stop", "down"), _HOME),
-    "up": (*_NODES, *_HOME),
+    **dict.fromkeys(("jobs", "logs", "why", "fetch", "report", "stop", "down"), _RESULTS),
+    "up": (*_NODES, *_RESULTS),
     "sync": (*_REACH, "sync."),
     "train": (*_REACH, *OF_JOB),
     "run": ("",),
 }
-"""The verbs that work on one cluster and take -c, and which keys of awsddp.toml each heeds, by prefix."""
+"""The verbs that work on one cluster (-c), each with the keys of awsddp.toml that it uses, by prefix."""
 HAS_OPTION = {
     "plan": ("cluster.", "env.file", "data.", "job.save_to"),
     "up": ("cluster.", "env.file", "data.", "job.save_to"),
@@ -32,25 +32,25 @@ HAS_OPTION = {
     "fetch": ("job.outputs",),
     "run": ("",),
 }
-"""The keys, by prefix, that have an option of their own on a verb; the other keys are set with -o there."""
+"""The keys, by prefix, that have their own option on a verb; other keys are set with -o."""
 SCRIPT = ("job.script", "job.args")
 
 
 def command_words(verb: str, options: Mapping[str, Given]) -> list[str]:
-    """Return the options of a verb that set these keys of awsddp.toml; `script_words` come last."""
+    """Return the arguments that set these keys on a verb, without those of `script_arguments`."""
     words: list[str] = []
     for key, value in options.items():
         name = key.removeprefix("env.variables.")
-        if name != key:  # without a value it is read where the command is typed
+        if name != key:  # without a value it is read from the environment of the command
             words += ["--env-var", name if value is None else f"{name}={value}"]
         elif key not in SCRIPT:
-            written = option_words if key.startswith(HAS_OPTION.get(verb, ())) else key_words
-            words += written(key, value)
+            make_arguments = option_words if key.startswith(HAS_OPTION.get(verb, ())) else key_words
+            words += make_arguments(key, value)
     return words
 
 
 def script_words(options: Mapping[str, Given]) -> list[str]:
-    """Return the script, none for the bundled one, and its arguments."""
+    """Return the script (omitted if it is the bundled one) and its arguments."""
     script, args = map(options.get, SCRIPT)
     words = [script] if isinstance(script, str) and script and not is_bundled(script) else []
     return [*words, "--", *map(str, args)] if args and isinstance(args, list | tuple) else words

@@ -1,1 +1,1 @@
-"""What any module may use."""
+"""Helpers for all modules: formats, threads, shipped files, safe terminal output."""

@@ -1,10 +1,10 @@
-"""Moments, durations, sizes, counts and money as text. Pure."""
+"""Format times, durations, sizes, counts and money as text. Pure."""
 
 from datetime import UTC, datetime
 
 
 def node_name(node: int) -> str:
-    """Return how a node is called everywhere: node0, node1, ..."""
+    """Return the name of a node: node0, node1, ..."""
     return f"node{node}"
 
 
@@ -17,22 +17,22 @@ def size_text(size: int) -> str:
 
 
 def counted(count: int, noun: str, ending: str = "s") -> str:
-    """Return a count of things: "1 node", "2 nodes"; `ending` is that of the plural."""
+    """Return a count with its noun: "1 node", "2 nodes"; `ending` makes the plural."""
     return f"{count} {noun}{ending * (count != 1)}"
 
 
 def amount(files: int, size: int) -> str:
-    """Return how much travels: "1 file, 12 kB"; `size` is in bytes."""
+    """Return the number of files and their size in bytes: "1 file, 12 kB"."""
     return f"{counted(files, 'file')}, {size_text(size)}"
 
 
 def utc(moment: datetime) -> str:
-    """Return a moment as tags and documents write it: 2026-11-21T08:45:00Z."""
+    """Return a time in the form of tags and documents: 2026-11-21T08:45:00Z."""
     return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def iso(moment: datetime | None) -> str | None:
-    """Return a UTC moment as `utc` does, None for none."""
+    """Return a time as `utc` does, or None for None."""
     return utc(moment) if moment else None
 
 
@@ -40,15 +40,15 @@ def duration(seconds: float) -> str:
     """Return a duration for display: 12.3 s, 4 min 5 s, 23 h 59 min."""
     if seconds < 60:
         return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
+    minutes, seconds = divmod(round(seconds), 60)
     if minutes < 60:
-        return f"{minutes} min {rest} s"
+        return f"{minutes} min {seconds} s"
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes} min"
 
 
 def elapsed(since: str | None, until: str | None = None) -> float | None:
-    """Return the seconds between two moments that `utc` wrote (None: now); None where it did not begin."""
+    """Return the seconds between two times in the form of `utc` (None: now); None for no `since`."""
     if since is None:
         return None
     end = datetime.fromisoformat(until) if until else datetime.now(UTC)
@@ -56,7 +56,7 @@ def elapsed(since: str | None, until: str | None = None) -> float | None:
 
 
 def age(moment: str | None) -> str:
-    """Return how long ago a moment was, in one unit: 48 s, 2 h, 3 days; "" for none."""
+    """Return how long ago a time was, in one unit: 48 s, 2 h, 3 days; "" for None."""
     if (seconds := elapsed(moment)) is None:
         return ""
     units = (("days", 172800, 86400), ("h", 3600, 3600), ("min", 60, 60), ("s", 0, 1))

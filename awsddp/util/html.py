@@ -1,4 +1,4 @@
-"""HTML from elements: what is no HTML is text, which is escaped."""
+"""Build HTML from elements; a string that is not an `Html` is escaped."""
 
 import re
 from html import escape
@@ -9,17 +9,20 @@ _COLOR = re.compile(r"\x1b\[[0-9;:]*m")
 
 
 class Html(str):
-    """HTML; any other string is text."""
+    """A string of HTML; any other string is text."""
 
 
 def html(value: object) -> str:
-    """Return HTML as it is, and a text escaped: without colors, other control characters visible."""
+    """Return an `Html` unchanged, and any other value as escaped text.
+
+    Colors are removed, other control characters made visible.
+    """
     return value if isinstance(value, Html) else escape(terminal_safe.lines(_COLOR.sub("", str(value))))
 
 
 def tag(name: str, *content: object, **attributes: object) -> Html:
-    """Return an element; `class_` and names with "_" are attributes as in HTML."""
-    given = "".join(
+    """Return an element; the attribute `class_` is HTML's class, and "_" in a name is "-"."""
+    attribute_text = "".join(
         f' {key.strip("_").replace("_", "-")}="{html(value)}"' for key, value in attributes.items()
     )
-    return Html(f"<{name}{given}>{''.join(map(html, content))}</{name}>")
+    return Html(f"<{name}{attribute_text}>{''.join(map(html, content))}</{name}>")

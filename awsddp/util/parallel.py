@@ -1,4 +1,4 @@
-"""Side by side: the one place that starts threads to wait for several things at once."""
+"""Run functions in parallel threads; no other module starts threads to wait for several things at once."""
 
 import importlib
 import threading
@@ -17,18 +17,15 @@ Outcome = TypeVar("Outcome")
 Message = TypeVar("Message")
 Given = ParamSpec("Given")
 MEANWHILE_S = 5.0
-"""How often `run_on_nodes` calls `meanwhile`, at most."""
+"""The interval of `run_on_nodes` without an event after which it calls `meanwhile`."""
 
 
 def ignore(event: object) -> None:
-    """Do nothing with an event."""
+    """Ignore an event."""
 
 
 def soon(work: Callable[Given, T], /, *args: Given.args, **more: Given.kwargs) -> Future[T]:
-    """Begin a read and return its result to be.
-
-    On a thread that holds nobody up: where another result settles a command this one is not waited for.
-    """
+    """Run `work` in a daemon thread and return its future; the command may exit without waiting for it."""
     future: Future[T] = Future()
 
     def run() -> None:
@@ -42,9 +39,9 @@ def soon(work: Callable[Given, T], /, *args: Given.args, **more: Given.kwargs) -
 
 
 def both(work: Callable[[], T], other: Callable[[], S]) -> tuple[T, S]:
-    """Do `work` on this thread and `other` on another, and return both results once both have ended.
+    """Run `work` in this thread and `other` in another, and return both results when both have ended.
 
-    Raises the error of `work`, else that of `other`.
+    Raises the error of `work`, otherwise that of `other`.
     """
     with ThreadPoolExecutor(max_workers=1) as pool:
         future = pool.submit(other)
@@ -52,28 +49,28 @@ def both(work: Callable[[], T], other: Callable[[], S]) -> tuple[T, S]:
 
 
 def each(work: Callable[[Item], T], items: Iterable[Item], *, at_most: int = 16) -> list[T]:
-    """Do `work` for all items, up to `at_most` at once, and return the results in order.
+    """Run `work` for all items, up to `at_most` at once, and return the results in order.
 
-    Raises the first error, in the order of the items, once all have ended.
+    Raises the first error, in the order of the items, when all have ended.
     """
-    with ThreadPoolExecutor(max_workers=at_most) as pool:  # it starts no more threads than items
+    with ThreadPoolExecutor(max_workers=at_most) as pool:  # it starts at most one thread per item
         return list(pool.map(work, items))
 
 
 def all_reporting(
     works: Iterable[Callable[[Callable[[Message], None]], T]], *, on_event: Callable[[Message], None]
 ) -> list[T]:
-    """Do several things at once that report events, and return their results in order. Raises as `each` does.
+    """Run several functions in parallel, and return their results in order. Raises as `each` does.
 
-    Each gets a callback; `on_event` receives what they report on this thread, while it waits for them.
+    Each is called with a callback for its events, which this thread passes to `on_event` while it waits.
     """
-    mailbox: SimpleQueue[Message | None] = SimpleQueue()
+    queue: SimpleQueue[Message | None] = SimpleQueue()
     with ThreadPoolExecutor() as pool:
-        futures = [pool.submit(work, mailbox.put) for work in works]
+        futures = [pool.submit(work, queue.put) for work in works]
         for future in futures:
-            future.add_done_callback(lambda _: mailbox.put(None))
+            future.add_done_callback(lambda _: queue.put(None))
         for _ in futures:
-            while (message := mailbox.get()) is not None:
+            while (message := queue.get()) is not None:
                 on_event(message)
     return [future.result() for future in futures]
 
@@ -85,31 +82,31 @@ def run_on_nodes(
     meanwhile: Callable[[], None] | None = None,
     on_event: Callable[[Message], None],
 ) -> dict[int, T | NodeError]:
-    """Call `function(node, on_event, stop)` for all nodes at once; return each result or NodeError.
+    """Call `function(node, on_event, stop)` for all nodes in parallel; return each result or NodeError.
 
-    Events reach `on_event` from the caller's thread only, from which `meanwhile` is called, too, after each
-    MEANWHILE_S without an event. Any other exception, also an interrupt, is raised at once: it sets `stop`,
-    so that the other calls can end, and does not wait for them.
+    `on_event` is called in the caller's thread only, as is `meanwhile` after each MEANWHILE_S without an
+    event. Any other exception, including an interrupt, is raised at once: it sets `stop`, so that the other
+    calls can end, and does not wait for them.
     """
-    mailbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
+    queue: SimpleQueue[Callable[[], None]] = SimpleQueue()
     stop = threading.Event()
     order = list(nodes)
     outcomes: dict[int, T | NodeError] = {}
 
-    def settle(node: int, ended: Future[T]) -> None:
-        error = ended.exception()
-        outcomes[node] = error if isinstance(error, NodeError) else ended.result()
+    def store_outcome(node: int, future: Future[T]) -> None:
+        error = future.exception()
+        outcomes[node] = error if isinstance(error, NodeError) else future.result()
 
-    def begin(node: int) -> None:
-        work = soon(function, node, lambda event: mailbox.put(partial(on_event, event)), stop)
-        work.add_done_callback(lambda ended: mailbox.put(partial(settle, node, ended)))
+    def start(node: int) -> None:
+        future = soon(function, node, lambda event: queue.put(partial(on_event, event)), stop)
+        future.add_done_callback(lambda ended: queue.put(partial(store_outcome, node, ended)))
 
     try:
         for node in order:
-            begin(node)
+            start(node)
         while len(outcomes) < len(order):
             try:
-                handle = mailbox.get(timeout=MEANWHILE_S)
+                handle = queue.get(timeout=MEANWHILE_S)
             except Empty:
                 handle = meanwhile or (lambda: None)
             handle()
@@ -119,7 +116,7 @@ def run_on_nodes(
 
 
 def import_soon(module: str) -> None:
-    """Import a module that will be needed while AWS or a node is waited for."""
+    """Import a module in a thread, so that it is loaded when AWS or a node has responded."""
     soon(importlib.import_module, module)
 
 
@@ -131,19 +128,19 @@ class NodesFailed(NodeError):
         if len(ordered) == 1:
             super().__init__(ordered[0].message, ordered[0].why, ordered[0].next)
         else:
-            same: dict[str, list[str]] = {}
+            nodes_by_text: dict[str, list[str]] = {}
             for error in ordered:
                 name, separator, text = error.summary.partition(": ")  # a NodeFailure begins with its node
-                if name not in (names := same.setdefault(separator + text, [])):
+                if name not in (names := nodes_by_text.setdefault(separator + text, [])):
                     names.append(name)
-            lines = [", ".join(names) + text for text, names in same.items()]
+            lines = [", ".join(names) + text for text, names in nodes_by_text.items()]
             super().__init__(f"{len(ordered)} of {of} nodes failed", "\n".join(lines), ordered[0].next)
         self.failures = dict(failures)
         self.results = dict(results)
 
 
 def split(outcomes: Mapping[int, Outcome | AwsddpError]) -> dict[int, Outcome]:
-    """Return the results by node. Raises NodesFailed for NodeErrors among them, any other error as it is."""
+    """Return the results by node. Raises NodesFailed if any is a NodeError, and any other error as it is."""
     failures: dict[int, NodeError] = {}
     results: dict[int, Outcome] = {}
     for node, outcome in outcomes.items():

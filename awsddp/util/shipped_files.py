@@ -1,24 +1,24 @@
-"""Finds the files that ship beside the package: train/ and templates/, in a checkout and in a wheel."""
+"""Find the files that ship with the package: train/ and templates/, in a checkout and in a wheel."""
 
 import string
 from pathlib import Path
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 REMOTE_DIR = "awsddp"
-"""The folder of the synced folders, in the home folder of a node's user."""
+"""The folder of awsddp in the home directory of a node's user; it contains the synced folders."""
 BUNDLED = "train"
-"""The folder of the bundled programs on a node, beside the synced one."""
+"""The folder of the bundled programs on a node, next to the synced folder."""
 BUNDLED_SCRIPT = "main.py"
 
 
 def shipped_folder(name: str) -> Path:
-    """Return a folder that ships beside the package: "train", its programs, or "templates"."""
-    packed = _PACKAGE / f"_{name}"  # where the wheel carries it (pyproject.toml, force-include)
+    """Return a folder that ships with the package: "train" (the bundled programs) or "templates"."""
+    packed = _PACKAGE / f"_{name}"  # its path in a wheel (pyproject.toml, force-include)
     return packed if packed.is_dir() else _PACKAGE.parent / name
 
 
 def is_bundled(script: str) -> bool:
-    """Return whether a job's script is the bundled program, as it is named on a node."""
+    """Return True if a script, given as its path on a node, is the bundled program."""
     return script.endswith(f"/{BUNDLED}/{BUNDLED_SCRIPT}")
 
 
@@ -32,5 +32,5 @@ class _Rendered(string.Template):
 
 
 def render(name: str, **values: object) -> str:
-    """Return the template `name` with its places, written @@{place}, filled in; each must have a value."""
+    """Return the template `name` with its placeholders @@{key} replaced. Raises KeyError without a value."""
     return _Rendered(template(name)).substitute(values)

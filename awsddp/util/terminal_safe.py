@@ -1,8 +1,11 @@
-"""What a node or a rank said, as a terminal may get it: it moves no cursor, sets no title, hides nothing."""
+"""Escape terminal control sequences in the output of nodes and ranks.
+
+Such output cannot move the cursor, set the title or hide text.
+"""
 
 import re
 
-# C0 but tab and new line, DEL and C1; marks that change the direction of text; separators like a new line.
+# C0 except tab and newline, DEL and C1; marks that change the direction of text; line separators.
 _CONTROL = "\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069"
 _NOT_UTF8 = "\ud800-\udfff"
 """Bytes of a file's name as os.fsdecode() returns them."""
@@ -10,7 +13,8 @@ _IN_LINES = re.compile(f"[{_CONTROL}{_NOT_UTF8}]")
 _IN_LINE = re.compile(f"[\n{_CONTROL}{_NOT_UTF8}]")
 _IN_NAME = re.compile(f"[\t\n{_CONTROL}]")
 
-# A colour stays; other sequences go, whole; what is left of control bytes is shown, as is what _CONTROL has.
+# Group 1: a colour, which stays. No group: another sequence, which is removed. Groups 2 and 3: single control
+# bytes and the characters of _CONTROL, which are made visible.
 _BYTES = re.compile(
     rb"\x1b\[([0-9;:]*)m"
     rb"|\x1b\[[0-?]*[ -/]*[@-~]|\x1b[\]P^_X][^\x07\x1b\n]*(?:\x07|\x1b\\)?"
@@ -19,7 +23,7 @@ _BYTES = re.compile(
 )
 _COLOURED = re.compile(rb"\x1b\[[0-9;:]*m[^\r\n]*")
 _END = b"\x1b[0m"
-# "8" conceals, but not as a part of a colour: 38;5;8 and 48;2;8;8;8.
+# "8" conceals text, except within a colour: 38;5;8 and 48;2;8;8;8.
 # https://www.ecma-international.org/publications-and-standards/standards/ecma-48/ (8.3.117)
 _OF_A_COLOUR = re.compile(rb"(?:^|;)0*(?:38|48|58);(?:5;\d*|2;\d*;\d*;\d*)")
 _CONCEAL = re.compile(rb"(?:^|;)0*8(?:$|[;:])")
@@ -27,39 +31,40 @@ _CONCEAL = re.compile(rb"(?:^|;)0*8(?:$|[;:])")
 
 def line(text: str) -> str:
     """Return a text as one line, with its control characters made visible."""
-    return _IN_LINE.sub(_visible, text)
+    return _IN_LINE.sub(_escape, text)
 
 
 def name(text: str) -> str:
-    """Return the name of a file with its control characters made visible; bytes that are no UTF-8 stay."""
-    return _IN_NAME.sub(_visible, text)
+    """Return the name of a file with its control characters made visible; bytes that are not UTF-8 stay."""
+    return _IN_NAME.sub(_escape, text)
 
 
 def lines(text: str) -> str:
-    """Return a text with its control characters made visible; new lines stay."""
-    return _IN_LINES.sub(_visible, text)
+    """Return a text with its control characters made visible, except newlines."""
+    return _IN_LINES.sub(_escape, text)
 
 
 def colours_only(data: bytes, *, none: bool = False) -> bytes:
     """Return the output of ranks or commands for a terminal: colours stay, and end with their line.
 
-    Other sequences are removed, what hides or turns text is shown. With `none` colours are removed too.
+    Other sequences are removed. Characters that hide text or change its direction are made visible. With
+    `none` colours are also removed.
     """
 
-    def safe(match: re.Match[bytes]) -> bytes:
+    def escape(match: re.Match[bytes]) -> bytes:
         if match[1] is None:
-            turned = line(match[3].decode()).encode() if match[3] else b""
-            return turned or b"".join(b"\\x%02x" % byte for byte in match[2] or b"")
+            escaped = line(match[3].decode()).encode() if match[3] else b""
+            return escaped or b"".join(b"\\x%02x" % byte for byte in match[2] or b"")
         if _CONCEAL.search(_OF_A_COLOUR.sub(b"", match[1])):
             return rb"\x1b" + match[0][1:]
         return b"" if none else match[0]
 
-    shown = _BYTES.sub(safe, data)
+    shown = _BYTES.sub(escape, data)
     return _COLOURED.sub(rb"\g<0>" + _END, shown) if b"\x1b" in shown else shown
 
 
-def _visible(found: re.Match[str]) -> str:
-    code = ord(found[0])
+def _escape(match: re.Match[str]) -> str:
+    code = ord(match[0])
     if 0xDC80 <= code <= 0xDCFF:  # os.fsdecode() of a byte
         code -= 0xDC00
     return "\\n" if code == 10 else f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"

@@ -4,12 +4,12 @@ from datetime import UTC, datetime
 
 import pytest
 
-from awsddp.cli.job import _moment
+from awsddp.cli.job import _parse_date
 from awsddp.errors import UsageError
 
 
-def test_a_moment_is_a_date_in_utc_or_refused() -> None:
-    assert _moment("2026-11-01") == datetime(2026, 11, 1, tzinfo=UTC) and _moment(None) is None
-    assert _moment("2026-11-01T12:00") == datetime(2026, 11, 1, 12, tzinfo=UTC)
+def test_a_date_is_a_date_in_utc_or_refused() -> None:
+    assert _parse_date("2026-11-01") == datetime(2026, 11, 1, tzinfo=UTC) and _parse_date(None) is None
+    assert _parse_date("2026-11-01T12:00") == datetime(2026, 11, 1, 12, tzinfo=UTC)
     with pytest.raises(UsageError, match="--since: invalid date '3'"):
-        _moment("3")
+        _parse_date("3")

@@ -85,7 +85,7 @@ def test_report_shows_the_end_the_cost_and_the_page(capsys: pytest.CaptureFixtur
 
 
 def test_end_of_a_job_is_a_screen_of_six_lines(capsys: pytest.CaptureFixture[str]) -> None:
-    job_page(read(JOB), next="awsddp down   # terminate the nodes")
+    job_page(read(JOB), next_step="awsddp down   # terminate the nodes")
     assert capsys.readouterr().err.splitlines() == [
         "Job main-3: succeeded in 2 h 0 min, 2 ranks, loss 0.6856",
         "  accuracy on held-out data: 50.00%",
@@ -99,7 +99,7 @@ def test_end_of_a_job_is_a_screen_of_six_lines(capsys: pytest.CaptureFixture[str
 def test_end_of_a_job_that_failed_says_why_and_what_continues_it(capsys: pytest.CaptureFixture[str]) -> None:
     cause = CAUSE | {"explanation": "ValueError: no.", "tail": ["Traceback", "ValueError: no"], "next": ""}
     failed = JOB | {"state": "failed", "cause": read(cause), "accuracy": None, "options": []}
-    job_page(read(failed), next="awsddp down   # terminate the nodes", streamed=True)
+    job_page(read(failed), next_step="awsddp down   # terminate the nodes", streamed=True)
     assert capsys.readouterr().err.splitlines() == [
         "Job main-3: failed in 2 h 0 min, 2 ranks, loss 0.6856",
         "  cause: rank 1 @ node1: ValueError: no.",
@@ -118,7 +118,7 @@ def test_a_sum_since_a_day_says_what_it_covers(capsys: pytest.CaptureFixture[str
     jobs_page(
         read({"jobs": [], "clusters": [CLUSTER], "total_usd": 14, "would_have_cost_usd": 0, "since": since})
     )
-    assert "On AWS since 2026-11-01 00:00 UTC, launched from here, without S3: $14.00" in " ".join(
+    assert "On AWS since 2026-11-01 00:00 UTC, launched from this machine, without S3: $14.00" in " ".join(
         capsys.readouterr().out.split()
     )
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from awsddp.cli.plan_page import _node_line, offers_page, plan_page
+from awsddp.cli.plan_page import _node_text, offers_page, plan_page
 from awsddp.plan.records import Facts
 from tests.support.narrow_terminal import narrow, too_long
 from tests.support.plan_facts import DLAMI, FACTS
@@ -85,7 +85,7 @@ def test_a_price_that_is_not_known_is_one_word(capsys: pytest.CaptureFixture[str
 def test_a_plan_of_a_type_without_gpus_says_so() -> None:
     machine = {"gpus": 0, "gpu": "", "memory_gb": 0, "vcpus": 2, "ram_gb": 8, "network": "<=10"}
     plan = {"kind": machine, "disk_gb": 200}
-    assert _node_line(read(plan)) == "no GPU, 2 vCPUs, 8 GiB, <=10 Gbit/s, 200 GB disk"
+    assert _node_text(read(plan)) == "no GPU, 2 vCPUs, 8 GiB, <=10 Gbit/s, 200 GB disk"
 
 
 @pytest.mark.parametrize("columns", [80, 60])

@@ -66,7 +66,7 @@ def test_a_variable_is_a_secret_or_has_a_value_as_the_last_setting_says(tmp_path
     ("text", "message"),
     [
         ('secrets = ["sk-1234"]', "an entry is not the name of a variable"),
-        ('secrets = ["A"]\nvariables = { A = "1" }', "A is in env.variables, too"),
+        ('secrets = ["A"]\nvariables = { A = "1" }', "A is also in env.variables"),
     ],
 )
 def test_what_is_no_secret_is_refused_unseen(tmp_path: Path, text: str, message: str) -> None:
