@@ -1,5 +1,5 @@
 """The nodes over SSH: connect, prepare, send files, fetch results.
 
-The only room that knows paramiko. It knows nothing of AWS and nothing of jobs: it is given endpoints and
-commands, and returns what came back, for every node, never the first failure alone.
+The only package that imports paramiko. It has no code for AWS or for jobs: it takes endpoints and commands,
+and returns the result or the error of every node, not only the first failure.
 """

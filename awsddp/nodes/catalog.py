@@ -1,7 +1,7 @@
-"""What nodes may ask the mirror for, and by which names.
+"""The URLs that nodes may request from the package mirror, and the names under which they request them.
 
-A node knows a host by a name of our own below `awsddp.invalid` (RFC 6761), and a file that an index page
-names by a link that this machine has signed. The user's configuration, or a table of ours, grants all.
+A host has a generated name below `awsddp.invalid` (RFC 6761), and a file that an index page links to has a
+link signed by this machine. All grants come from the user's configuration or from the constants below.
 """
 
 import base64
@@ -20,9 +20,9 @@ from awsddp.nodes.upstream import Grant, Kind, RefusedError, host_port, origin, 
 
 _HOST = "awsddp.invalid"
 FILES = f"files.{_HOST}"
-"""The host name of signed links."""
+"""Host name of signed links."""
 METADATA = ".metadata"
-"""What is appended to the URL of a wheel for its metadata (PEP 658)."""
+"""Suffix of a wheel's URL for its metadata (PEP 658)."""
 _CONDA = "https://conda.anaconda.org"
 _DEFAULTS = ("https://repo.anaconda.com/pkgs/main", "https://repo.anaconda.com/pkgs/r")
 _URL = re.compile(r"https?://[^\s\"'<>#;,\\]+")
@@ -31,14 +31,14 @@ _REVISION = re.compile(r"(?P<url>https?://[^/]+/.+?)(?P<revision>@[^@]*)?")
 _LOGIN = re.compile(r"https?://([^/@\s]+)@")
 _LINK = re.compile(rf"http://{re.escape(FILES)}/[0-9a-f]+/([\w-]+)/[^\s\"'<>)]*")
 _CHANNEL = re.compile(r"^(\S+?)::|\[.*\bchannel=['\"]?([^,'\"\]]+)")
-"""The channel of a package of an environment.yml: conda-forge::numpy, numpy[channel=conda-forge]."""
+"""Matches the channel of a package in environment.yml: conda-forge::numpy, numpy[channel=conda-forge]."""
 
 
 class Catalog:
     """The grants of one installation.
 
-    `everything` that nodes fetch is granted, or only folders of this machine and what has a login. `key`
-    signs links: with the same one a file has the same URL next time, and a node may have it in its cache.
+    With `everything` all downloads of the nodes are granted, otherwise only local folders and URLs with a
+    login. `key` signs links: with the same key a file keeps its URL, so that nodes can cache it.
     """
 
     def __init__(self, *, everything: bool, key: bytes) -> None:
@@ -49,26 +49,26 @@ class Catalog:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The host names by which nodes know the mirror."""
+        """The host names under which nodes request from the mirror."""
         return (FILES, *self.origins) if self.grants else ()
 
     def name(self, url: str) -> str:
-        """Return how a node names a URL, which is granted or not."""
+        """Return the URL under which a node requests `url`, without granting it."""
         host = f"{hashlib.sha256(origin(url).encode()).hexdigest()[:12]}.{_HOST}"
         parts = urlsplit(url)
         self.origins[host] = f"{parts.scheme}://{parts.netloc}"
         return f"http://{host}{parts.path}" + (f"?{parts.query}" if parts.query else "")
 
     def grant(self, kind: Kind, url: str) -> str:
-        """Grant a URL, which may hold a login, and return how a node names it. Raises ValueError."""
+        """Grant a URL, which may contain a login, and return its URL for nodes. Raises ValueError."""
         plain, login = without_login(url), _LOGIN.match(url)
-        one = Grant(kind, plain.rstrip("/") if kind == "git" else plain, login[1] if login else "")
-        if one not in self.grants:
-            self.grants.append(one)
+        grant = Grant(kind, plain.rstrip("/") if kind == "git" else plain, login[1] if login else "")
+        if grant not in self.grants:
+            self.grants.append(grant)
         return self.link(plain, is_named=True) if kind == "file" else self.name(plain)
 
     def show(self, location: str, kind: Kind) -> str:
-        """Return how a node names a URL or a folder, which is granted: by a name of our own, or as it is."""
+        """Grant a URL or a folder if the mirror serves it; return its URL for nodes, or else `location`."""
         is_served = _LOGIN.match(location) or (self.everything and _URL.fullmatch(location))
         if not (is_served and host_port(location)) and not is_here(location):
             return location
@@ -78,34 +78,34 @@ class Catalog:
         return self.grant(kind, path.as_uri() + "/" * path.is_dir())
 
     def show_index(self, location: str) -> str:
-        """Return how a node names an index."""
+        """Grant an index; see `rewrite_location`."""
         return self.show(location, "index")
 
     def show_links(self, location: str) -> str:
-        """Return how a node names a page, or a folder, of links."""
+        """Grant a page or a folder of links; see `rewrite_location`."""
         return self.show(location, "page")
 
     def show_line(self, line: str) -> str:
-        """Return a requirement as a node gets it: with the name of its URL, and its revision as it is."""
+        """Return a requirement with its URL rewritten for nodes, and its revision unchanged."""
 
-        def shown(match: re.Match[str]) -> str:
+        def rewrite(match: re.Match[str]) -> str:
             repository = _REVISION.fullmatch(match["url"]) if match["git"] else None
             if repository is None:
                 return self.show(match["url"], "file")
             return f"git+{self.show(repository['url'], 'git')}{repository['revision'] or ''}"
 
-        return _SOURCE.sub(shown, line)
+        return _SOURCE.sub(rewrite, line)
 
     def show_conda(self, text: str) -> str:
-        """Return an environment.yml as a node gets it; its channels are granted."""
+        """Return an environment.yml with its channels and URLs rewritten for nodes."""
         document = json.loads(text)
         if channels := document.get("channels"):
-            document["channels"] = [self.show_channel(one) for one in channels]
-        document["dependencies"] = [self._show_package(one) for one in document["dependencies"]]
+            document["channels"] = [self.show_channel(channel) for channel in channels]
+        document["dependencies"] = [self._rewrite_package(package) for package in document["dependencies"]]
         return json.dumps(document)
 
-    def _show_package(self, package: str | dict[str, list[str]]) -> str | dict[str, list[str]]:
-        """Return a package of conda, or a list of those of pip, as a node gets it."""
+    def _rewrite_package(self, package: str | dict[str, list[str]]) -> str | dict[str, list[str]]:
+        """Return a conda package, or a list of pip packages, rewritten for nodes."""
         if isinstance(package, dict):
             return {"pip": [self.show_line(line) for line in package["pip"]]}
         match = _CHANNEL.search(package)
@@ -113,7 +113,7 @@ class Catalog:
         return package.replace(channel, self.show_channel(channel), 1) if channel else package
 
     def show_channel(self, channel: str) -> str:
-        """Return a channel as a node gets it: conda finds one without a URL by `conda_environ`."""
+        """Return a channel rewritten for nodes; `conda_environ` resolves channels without a URL."""
         if _URL.match(channel):
             return self.show(channel, "tree")
         if self.everything and re.match(r"\w", channel):
@@ -122,27 +122,27 @@ class Catalog:
         return channel
 
     def conda_environ(self) -> dict[str, str]:
-        """Return the variables by which conda finds the channels of no URL."""
+        """Return the variables with which conda resolves channels without a URL."""
         for channel in ("conda-forge", "defaults"):
             self.show_channel(channel)
         defaults = ",".join(self.name(url) for url in _DEFAULTS)
         return {"CONDA_CHANNEL_ALIAS": self.name(_CONDA), "CONDA_DEFAULT_CHANNELS": defaults}
 
     def real_names(self, text: str) -> str:
-        """Return a text with the real names of indexes and files."""
-        text = _LINK.sub(lambda shown: _decode(shown[1])[1:], text)
-        for host, real in self.origins.items():
-            text = text.replace(f"http://{host}", real)
+        """Return a text with the original URLs of indexes and files."""
+        text = _LINK.sub(lambda link: _decode(link[1])[1:], text)
+        for host, original in self.origins.items():
+            text = text.replace(f"http://{host}", original)
         return text
 
     def link(self, url: str, *, is_named: bool) -> str:
-        """Return a link that this machine signs; `is_named`: its host may have a private address."""
+        """Return a signed link to a URL; `is_named`: its host may have a private address."""
         payload = ("+" if is_named else "-") + url
         text = base64.urlsafe_b64encode(payload.encode()).decode().rstrip("=")
         return f"http://{FILES}/{self._sign(text)}/{text}/{urlsplit(url).path.rpartition('/')[2]}"
 
     def read_link(self, path: str) -> tuple[str, bool]:
-        """Return the URL of a link that was signed, and whether its host is named. Raises RefusedError."""
+        """Return the URL and `is_named` of a signed link. Raises RefusedError."""
         _, signature, text, name, *_ = [*path.split("/"), "", "", "", ""]
         if not hmac.compare_digest(signature.encode(), self._sign(text).encode()):
             raise RefusedError(FILES, "no page has this link")
@@ -153,31 +153,31 @@ class Catalog:
         return hmac.new(self._key, text.encode(), "sha256").hexdigest()[:32]
 
 
-def is_here(place: str) -> bool:
-    """Tell whether an index or a place of links is a folder or a file of this machine."""
-    path = Path(unquote(urlsplit(place).path)) if place.startswith("file:") else Path(place)
-    return bool(place) and path.exists()
+def is_here(location: str) -> bool:
+    """Return True if the location of an index or of links is a local folder or file."""
+    path = Path(unquote(urlsplit(location).path)) if location.startswith("file:") else Path(location)
+    return bool(location) and path.exists()
 
 
 def urls_in(text: str) -> list[str]:
-    """Return the URLs of a text that name a host."""
+    """Return the URLs in a text that have a host."""
     return list(filter(host_port, _URL.findall(text)))
 
 
 def signing_key(folder: Path) -> bytes:
-    """Return the key that signs links, which is kept in a folder of this machine."""
+    """Return the key for signed links, which is created in `folder` if it does not exist."""
     file = folder / "mirror.key"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not file.exists():
         with tempfile.NamedTemporaryFile(dir=folder) as new, contextlib.suppress(FileExistsError):
             new.write(secrets.token_bytes(32))
             new.flush()
-            os.link(new.name, file)  # whole, or that of another command
+            os.link(new.name, file)  # atomic; fails if another command was faster
     return file.read_bytes()
 
 
 def _decode(text: str) -> str:
-    """Return the text of a link, "" for none."""
+    """Return a decoded part of a link, "" if it is invalid."""
     try:
         return base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)).decode()
     except ValueError:

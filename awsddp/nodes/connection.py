@@ -1,4 +1,4 @@
-"""One SSH connection to one node: strict about its host key, patient while it boots, clear when it fails."""
+"""Open an SSH connection to a node: verify its host key, retry while it boots, name the step that failed."""
 
 import contextlib
 import errno
@@ -26,31 +26,31 @@ from awsddp.nodes.node_failures import NodeFailure, find_program, tail
 from awsddp.util.format import node_name
 from awsddp.util.parallel import ignore, soon
 
-# paramiko logs each failed handshake; what matters of it is in our own errors.
+# paramiko logs each failed handshake, which awsddp's own errors report.
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
 
-_DIAL_S = 4.0  # a machine that is not up yet drops packets: better dial anew than wait for TCP's slow repeats
+_DIAL_S = 4.0  # short: a booting machine drops packets, and TCP retransmits slowly
 _HANDSHAKE_S = 15.0
 _KEEPALIVE_S = 10
 _UNANSWERED_MS = 30_000
-_EARLY_S = 15.0
-_LOGIN_PATIENCE_S = 5.0  # at boot sshd may answer a moment before the account is there
-# sshd 9.8 and later adds 5 s of penalty per login that PAM refuses, and drops whoever has more than 15 s:
+_PRECONNECT_S = 15.0
+_LOGIN_PATIENCE_S = 5.0  # at boot sshd may start before the account exists
+# sshd 9.8 and later adds 5 s of penalty per login that PAM refuses, and drops clients with more than 15 s:
 # PerSourcePenalties in https://man.openbsd.org/sshd_config. With these pauses, then 5 s, it is at most 14 s.
 _CLOSED_PAUSES_S = (1.0, 2.0, 3.0)
 _LAST_CLOSED_PAUSE_S = 5.0
-_BOOT_KEY_PAUSE_S = 1.0  # each connection that ends before a login is 1 s of penalty
+_BOOT_KEY_PAUSE_S = 1.0  # a connection that ends before a login adds 1 s of penalty
 _FORWARDING = (
     "awsddp exec -- grep -riE 'TcpForwarding|PermitListen|DisableForwarding' /etc/ssh   # what forbids it\n"
-    "-o env.packages_from=node   # where nodes have internet"
+    "-o env.packages_from=node   # if nodes have internet access"
 )
-_WINDOW = 8 * 2**20  # bytes in flight: 2 MiB, the default, holds a log to 10 MB/s at 200 ms
-_FORWARD_WINDOW = 64 * 1024  # what a node sends ahead over each of many connections: requests, no logs
+_WINDOW = 8 * 2**20  # bytes in flight; the default of 2 MiB limits a log to 10 MB/s at 200 ms
+_FORWARD_WINDOW = 64 * 1024  # small: many forwarded connections, each with requests only
 
 
 @dataclass(frozen=True, kw_only=True)
 class Connection:
-    """An open, verified, logged-in transport over `line`; `host_key` is the public key that verified it."""
+    """An authenticated SSH transport to a node; `host_key` is the public key that verified it."""
 
     endpoint: Endpoint
     line: Line
@@ -62,10 +62,7 @@ class Connection:
         self._open_ahead()
 
     def open_channel(self) -> paramiko.Channel:
-        """Return a channel for a command: one is always opened ahead, which saves it a round trip.
-
-        Raises SSHException.
-        """
+        """Return a channel, opened in advance to save a round trip. Raises SSHException."""
         channel = self.channels.get()
         self._open_ahead()
         return channel.result()
@@ -74,10 +71,10 @@ class Connection:
         self.channels.put(soon(self.transport.open_session, window_size=_WINDOW))
 
     def forward(self, serve: Callable[[paramiko.Channel], None]) -> int:
-        """Listen on a port of the node's loopback interface, and return it; `serve` gets each connection.
+        """Listen on a port of the node's loopback interface, and return the port.
 
-        It runs on the connection's own thread. What the node sends ahead is held in memory, so that a channel
-        takes little of it. Raises NodeFailure.
+        `serve` is called with each connection, on the thread of the transport. Windows are small, because
+        unread data is held in memory. Raises NodeFailure.
         """
         self.transport.default_window_size = _FORWARD_WINDOW
         try:
@@ -96,15 +93,15 @@ class Connection:
             self.transport.global_request("cancel-tcpip-forward", ("127.0.0.1", port), wait=False)
 
     def drop(self) -> None:
-        """Cut the connection without waiting for anything: whoever reads or writes it is woken."""
-        with contextlib.suppress(OSError):  # it may be cut already
+        """Close the connection without waiting; blocked reads and writes fail."""
+        with contextlib.suppress(OSError):  # it may be closed already
             self.line.socket.shutdown(socket.SHUT_RDWR)
         self.transport.close()
         self.line.close()
 
 
 Preconnect = dict[Endpoint, Future[Connection]]
-"""Connections that are being opened, by endpoint; who takes one removes it."""
+"""Connections being opened, by endpoint; a connection is removed when it is used."""
 
 
 def load_key(path: Path) -> paramiko.PKey:
@@ -122,27 +119,27 @@ def load_key(path: Path) -> paramiko.PKey:
 
 
 def check_own_key(path: Path, *, name: str, public: str) -> None:
-    """Look whether `access.key_file` can be used, and is the private half of the key pair `name`.
+    """Check that `access.key_file` is a usable private key, and belongs to the key pair `name`.
 
-    `public` is its public half as EC2 has it, "" where that is not told. Raises ConfigError.
+    `public` is the public key from EC2, "" if EC2 does not return it. Raises ConfigError.
     """
-    place, file = f"access.key_file: {path}", shlex.quote(str(path))
-    program = find_program("ssh-keygen", f"it checks {place}", "install openssh-client")
-    read = subprocess.run(
+    setting, file = f"access.key_file: {path}", shlex.quote(str(path))
+    program = find_program("ssh-keygen", f"it checks {setting}", "install openssh-client")
+    result = subprocess.run(
         [program, "-y", "-P", "", "-f", path], stdin=subprocess.DEVNULL, capture_output=True, text=True
     )
-    if read.returncode != 0:
+    if result.returncode != 0:
         raise ConfigError(
-            f"{place} cannot be used as the private half of {name}",
-            tail(read.stderr),
+            f"{setting} cannot be used as the private half of {name}",
+            tail(result.stderr),
             f"chmod 600 {file}   # only you may be able to read it\n"
             f"ssh-keygen -p -N '' -f {file}   # unattended jobs enter no passphrase: on a copy",
         )
-    own = " ".join(read.stdout.split()[:2])
-    if public and own != " ".join(public.split()[:2]):
+    file_public = " ".join(result.stdout.split()[:2])
+    if public and file_public != " ".join(public.split()[:2]):
         raise ConfigError(
-            f"{place} is not the private half of {name}",
-            f"EC2 has another public key under that name; that of the file is {own}",
+            f"{setting} is not the private half of {name}",
+            f"EC2 has another public key under that name; that of the file is {file_public}",
             "name the right file; its name is that of the key pair: aws ec2 describe-key-pairs",
         )
 
@@ -156,16 +153,16 @@ def connect(
     stop: threading.Event,
     on_event: OnEvent,
 ) -> Connection:
-    """Return a connection to a node; until the deadline try again while it boots.
+    """Connect to a node; retry until the deadline while it boots.
 
-    Raises NodeFailure: at once for a host key that is not accepted, after a few seconds for a login that is
-    refused, at the deadline for the rest, with the last cause; JumpFailure where the jump host forbids it.
-    An image may show keys of its own until cloud-init has written the temporary one of the launch, so a node
-    that has not shown that yet is tried again: nothing is sent to it before.
+    Raises NodeFailure: immediately for a host key that is not accepted, after a few seconds for a refused
+    login, otherwise at the deadline with the last cause. Raises JumpFailure if the jump host refuses the
+    connection. An image may have other host keys until cloud-init installs the temporary key of the launch,
+    so a mismatch is retried while only that key is accepted; nothing is sent to the node before.
     """
     began = time.monotonic()
     refused_since: float | None = None
-    told, next_pause = "", 0.1
+    reported_layer, next_pause = "", 0.1
     closed_pauses = itertools.chain(_CLOSED_PAUSES_S, itertools.repeat(_LAST_CLOSED_PAUSE_S))
     while True:
         try:
@@ -174,21 +171,20 @@ def connect(
         except NodeFailure as failure:
             now = time.monotonic()
             refused_since = (refused_since or now) if failure.layer == "login" else None
-            tired = refused_since is not None and now - refused_since >= _LOGIN_PATIENCE_S
+            is_final = refused_since is not None and now - refused_since >= _LOGIN_PATIENCE_S
             pause = next_pause
             if isinstance(failure, _LoginClosed):
                 pause = next(closed_pauses)
             elif failure.layer == "host key":
-                tired, pause = not _awaits_boot_key(endpoint, login), _BOOT_KEY_PAUSE_S
-            if tired or now + pause > began + deadline_s or stop.is_set():
+                is_final, pause = not _awaits_boot_key(endpoint, login), _BOOT_KEY_PAUSE_S
+            if is_final or now + pause > began + deadline_s or stop.is_set():
                 raise
-            if failure.layer != told:
-                told = failure.layer
-                on_event(Event(f"waiting for SSH ({told})", who=node_name(endpoint.node)))
+            if failure.layer != reported_layer:
+                reported_layer = failure.layer
+                on_event(Event(f"waiting for SSH ({reported_layer})", who=node_name(endpoint.node)))
         stop.wait(pause)
-        next_pause = min(
-            1.0 if login.jump else 0.3, next_pause * 1.3
-        )  # over a jump host each try is a process
+        longest_pause = 1.0 if login.jump else 0.3  # over a jump host each attempt starts a process
+        next_pause = min(longest_pause, next_pause * 1.3)
 
 
 class _LoginClosed(NodeFailure):
@@ -196,26 +192,26 @@ class _LoginClosed(NodeFailure):
 
 
 def _awaits_boot_key(endpoint: Endpoint, login: Login) -> bool:
-    """Whether the temporary key of a launch is the only host key that the node may show."""
+    """Return True if the only accepted host key of the node is the temporary key of the launch."""
     return hostkeys.read(login.known_hosts).get(endpoint.instance_id) == (login.boot_key,)
 
 
 def preconnect(endpoints: Collection[Endpoint], login: Login) -> Preconnect:
-    """Begin to connect to nodes at their last known addresses: one attempt each, all at once.
+    """Start to connect to nodes at their last known addresses, with one attempt each, all at once.
 
-    Host keys are checked as always; a connection that nobody takes gets `cut` as its callback. Raises
-    ConfigError for an invalid login key.
+    The caller adds `close_when_connected` as callback to futures that are not used. Raises ConfigError for an
+    invalid login key.
     """
-    once = threading.Event()
-    once.set()
-    connected = partial(connect, key=load_key(login.key), login=login, deadline_s=_EARLY_S)
-    return {one: soon(connected, one, stop=once, on_event=ignore) for one in endpoints}
+    no_retry = threading.Event()
+    no_retry.set()
+    dial = partial(connect, key=load_key(login.key), login=login, deadline_s=_PRECONNECT_S)
+    return {endpoint: soon(dial, endpoint, stop=no_retry, on_event=ignore) for endpoint in endpoints}
 
 
-def cut(begun: Future[Connection]) -> None:
-    """Cut a connection that was opened for nothing: what to do where it is done."""
-    if begun.exception() is None:
-        begun.result().drop()
+def cut(future: Future[Connection]) -> None:
+    """Close an unused connection once it is open, as the callback of its future."""
+    if future.exception() is None:
+        future.result().drop()
 
 
 def _attempt(endpoint: Endpoint, key: paramiko.PKey, login: Login, left_s: float) -> Connection:
@@ -231,20 +227,20 @@ def _attempt(endpoint: Endpoint, key: paramiko.PKey, login: Login, left_s: float
         transport.banner_timeout = transport.handshake_timeout = transport.auth_timeout = timeout_s
         _shake_hands(endpoint, transport, accepted)
         public = transport.get_remote_server_key()
-        shown = f"{public.get_name()} {public.get_base64()}"
-        if shown not in accepted:
-            raise endpoint.failure("host key", "host key mismatch", f"it showed: {shown}")
+        host_key = f"{public.get_name()} {public.get_base64()}"
+        if host_key not in accepted:
+            raise endpoint.failure("host key", "host key mismatch", f"it showed: {host_key}")
         _log_in(endpoint, transport, key)
         on_failure.pop_all()
     transport.set_keepalive(_KEEPALIVE_S)
-    return Connection(endpoint=endpoint, line=line, transport=transport, host_key=shown)
+    return Connection(endpoint=endpoint, line=line, transport=transport, host_key=host_key)
 
 
 def _dial(endpoint: Endpoint, jump: Jump | None, left_s: float) -> Line:
     try:
         if jump is not None:
             return jump.dial(endpoint.host, endpoint.port, min(jump.dial_s, left_s))
-        line = socket.create_connection((endpoint.host, endpoint.port), min(_DIAL_S, left_s))
+        connected = socket.create_connection((endpoint.host, endpoint.port), min(_DIAL_S, left_s))
     except OSError as error:
         if error.errno in (errno.EMFILE, errno.ENFILE):  # a limit of this machine
             raise
@@ -255,10 +251,12 @@ def _dial(endpoint: Endpoint, jump: Jump | None, left_s: float) -> Line:
         if isinstance(error, ConnectionRefusedError):
             raise endpoint.failure("refused", "no sshd is listening", why) from error
         raise endpoint.failure("no route", "unreachable", why) from error
-    line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # else each command waits 40 ms for an ACK
-    if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux: a peer that acknowledges nothing is gone
-        line.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNANSWERED_MS)
-    return Line(line)
+    connected.setsockopt(
+        socket.IPPROTO_TCP, socket.TCP_NODELAY, 1
+    )  # else each command waits 40 ms for an ACK
+    if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux: fail if the peer acknowledges nothing
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNANSWERED_MS)
+    return Line(connected)
 
 
 def _shake_hands(endpoint: Endpoint, transport: paramiko.Transport, accepted: tuple[str, ...]) -> None:
@@ -279,8 +277,8 @@ def _log_in(endpoint: Endpoint, transport: paramiko.Transport, key: paramiko.PKe
     try:
         transport.auth_publickey(endpoint.user, key)
     except (paramiko.SSHException, OSError, EOFError) as error:
-        said = (transport.get_banner() or b"").decode(errors="replace").strip()
-        why = said or str(error)
+        banner = (transport.get_banner() or b"").decode(errors="replace").strip()
+        why = banner or str(error)
         if not transport.is_active():
             message = f"connection closed during login ({endpoint})"
             raise _LoginClosed(endpoint.node, "banner", message, why) from error

@@ -1,4 +1,4 @@
-"""Makes the ranks' environment on all nodes at once, where it is not there already, and holds them alike."""
+"""Create the environment of the ranks on all nodes at once, unless it exists, and keep nodes identical."""
 
 import contextlib
 import functools
@@ -33,13 +33,13 @@ _PYPI = "https://pypi.org/simple"
 _MINIFORGE = "https://github.com/conda-forge/miniforge/releases/latest/download/"
 _INSTALLER = "Miniforge3-Linux-{}.sh"
 _UV_PYTHONS = "https://github.com/astral-sh/python-build-standalone/releases/download"
-"""Where uv has its Pythons, which UV_PYTHON_INSTALL_MIRROR replaces
+"""The default of UV_PYTHON_INSTALL_MIRROR, from which uv downloads Pythons
 (https://docs.astral.sh/uv/reference/environment/#uv_python_install_mirror)."""
 _LOOK_S = 60.0
 _SILENT_S = 2400.0
-"""How long a build may say nothing: a large package travels, or is unpacked."""
+"""How long a build may run without output, while a large package is downloaded or unpacked."""
 
-_WAITED = re.compile(r"waiting for a build of .*?, process (\d+): .*", re.DOTALL)
+_WAITING_FOR_BUILD = re.compile(r"waiting for a build of .*?, process (\d+): .*", re.DOTALL)
 
 
 def ensure(
@@ -50,48 +50,51 @@ def ensure(
     cache: Path,
     send_files: Callable[[], object] = lambda: None,
 ) -> dict[int, Environment]:
-    """Return each node's environment, made where it is not there; one round trip where it is everywhere.
+    """Return the environment of each node, created if it does not exist; one round trip if all exist.
 
-    `pythons` are the image's, `cache` keeps the versions that are chosen, `send_files` sends the synced
-    folder, in which commands of `env.setup` run. Raises NodeError for nodes that failed, each with its last
-    lines, and for nodes that differ; ConfigError. Events go where the fleet's go.
+    `pythons`: the image's Python by node. `cache`: folder for resolved versions. `send_files` syncs the
+    project folder, in which commands of `env.setup` run. Raises NodeError for nodes that failed, each with
+    its last lines, and for nodes that differ; ConfigError. Events are reported by the fleet's `on_event`.
     """
     looks = {node: _request(plan, "look", pythons[node]) for node in fleet.nodes}
-    found = _ask(fleet, plan, looks, _LOOK_S)
-    missing = [node for node, one in found.items() if not one.ready]
+    environments = _run(fleet, plan, looks, _LOOK_S)
+    missing = [node for node, environment in environments.items() if not environment.ready]
     if missing:
-        _say_unknown_versions(fleet, plan.projects)
+        _report_unknown_versions(fleet, plan.projects)
         if plan.setup:
             send_files()
-        here = functools.cache(indexes_here)
-        chosen = _choose(fleet, plan, found[missing[0]].platform, cache, here)
-        with _lent(fleet, chosen, missing, here, signing_key(cache)) as (lent, environs, mirror):
+        local_indexes = functools.cache(indexes_here)
+        resolved = _resolve_versions(fleet, plan, environments[missing[0]].platform, cache, local_indexes)
+        source = _package_source(fleet, resolved, missing, local_indexes, signing_key(cache))
+        with source as (node_plan, variables, mirror):
             is_conda = plan.kind == "conda"
             miniforge = mirror.catalog.show(_MINIFORGE, "tree") if is_conda else _MINIFORGE
             builds = {
                 node: _request(
-                    lent,
+                    node_plan,
                     "build",
                     pythons[node],
-                    install={**lent.indexes.environ, **environs.get(node, {})},
+                    install={**node_plan.indexes.environ, **variables.get(node, {})},
                     stamp=plan.stamp,
-                    constraints=[*lent.constraints, *_pins(plan, found[node])],
+                    constraints=[*node_plan.constraints, *_image_pins(plan, environments[node])],
                     miniforge=miniforge + _INSTALLER,
                 )
                 for node in missing
             }
-            found |= _ask(fleet, plan, builds, _SILENT_S, mirror.translate)
+            environments |= _run(fleet, plan, builds, _SILENT_S, mirror.translate)
         for node in missing:
-            torch = found[node].facts.get("torch")
+            torch = environments[node].facts.get("torch")
             fleet.on_event(
                 Event(f"environment: {plan.name}, torch {torch}", who=node_name(node), fraction=1.0)
             )
-    refuse_unlike({node: one.facts for node, one in found.items()})
-    return found
+    refuse_unlike({node: environment.facts for node, environment in environments.items()})
+    return environments
 
 
-def _say_unknown_versions(fleet: Fleet, projects: Sequence[Project]) -> None:
-    for project in (one for one in projects if not one.has_version):
+def _report_unknown_versions(fleet: Fleet, projects: Sequence[Project]) -> None:
+    for project in projects:
+        if project.has_version:
+            continue
         name = project.info.partition("-")[0]
         why = (
             f"{name} has version {UNKNOWN_VERSION} on the nodes: only its build knows another, and none runs"
@@ -99,66 +102,74 @@ def _say_unknown_versions(fleet: Fleet, projects: Sequence[Project]) -> None:
         fleet.on_event(Event(f"{why}; to set it here: export {SCM_VERSION}_FOR_{name.upper()}=1.0"))
 
 
-def _choose(
-    fleet: Fleet, plan: EnvironmentPlan, platform: Platform | None, cache: Path, here: Callable[[], Indexes]
+def _resolve_versions(
+    fleet: Fleet,
+    plan: EnvironmentPlan,
+    platform: Platform | None,
+    cache: Path,
+    local_indexes: Callable[[], Indexes],
 ) -> EnvironmentPlan:
-    """Return the plan with the versions that all nodes get; as it is where the nodes are to choose them.
+    """Return the plan with versions pinned for all nodes; unchanged if the nodes resolve them.
 
-    Raises ConfigError for what cannot be met.
+    Raises ConfigError if requirements cannot be met.
     """
     if not plan.lines or platform is None:
         return plan
     from awsddp.plan.resolve import choose, target_of
 
     fleet.on_event(Event(f"choosing packages for {plan.name}", ""))
-    pins, why = choose(plan, target_of(plan, platform), cache=cache, here=here)
+    pins, why = choose(plan, target_of(plan, platform), cache=cache, here=local_indexes)
     if why:
         fleet.on_event(Event(f"{plan.name}: {why}; the nodes choose its packages", ""))
     return plan if pins is None or plan.kind == "conda" else replace(plan, lines=pins)
 
 
-def _pins(plan: EnvironmentPlan, found: Environment) -> tuple[str, ...]:
-    platform = found.platform
+def _image_pins(plan: EnvironmentPlan, environment: Environment) -> tuple[str, ...]:
+    platform = environment.platform
     return image_constraints(platform.packages) if platform and plan.kind == "image" else ()
 
 
 @contextlib.contextmanager
-def _lent(
-    fleet: Fleet, plan: EnvironmentPlan, nodes: Sequence[int], here: Callable[[], Indexes], key: bytes
+def _package_source(
+    fleet: Fleet,
+    plan: EnvironmentPlan,
+    nodes: Sequence[int],
+    local_indexes: Callable[[], Indexes],
+    key: bytes,
 ) -> Iterator[tuple[EnvironmentPlan, Mapping[int, Mapping[str, str]], Mirror]]:
-    """Yield what nodes install, the variables by which each finds this machine's mirror, and the mirror.
+    """Yield the plan for the nodes, each node's variables to find this machine's mirror, and the mirror.
 
-    All packages come from it, or only those of a folder here and of an index with a password.
+    The mirror serves all packages, or only those of local folders and of indexes with a password.
     Raises NodesFailed.
     """
-    everything, indexes = plan.packages_from == "client", plan.indexes.otherwise(here())
+    everything, indexes = plan.packages_from == "client", plan.indexes.otherwise(local_indexes())
     proxy = plan.environ.get("https_proxy", "")
     catalog = Catalog(everything=everything, key=key)
     with Mirror(catalog, ca=indexes.ca, proxy=proxy) as mirror:
         if plan.packages_from == "node" or not plan.has_packages:
-            own = tuple(one for one in indexes.find_links if not is_folder_here(one))
-            yield replace(plan, indexes=replace(indexes, find_links=own)), {}, mirror
+            remote_links = tuple(link for link in indexes.find_links if not is_folder_here(link))
+            yield replace(plan, indexes=replace(indexes, find_links=remote_links)), {}, mirror
             return
-        lent = _shown(replace(plan, indexes=indexes), catalog)
+        node_plan = _rewrite_plan(replace(plan, indexes=indexes), catalog)
         if not everything and not catalog.names:
-            yield lent, {}, mirror
+            yield node_plan, {}, mirror
             return
         trusted = (*indexes.trusted_hosts, *catalog.names)
-        lent = replace(lent, indexes=replace(lent.indexes, trusted_hosts=trusted))
+        node_plan = replace(node_plan, indexes=replace(node_plan.indexes, trusted_hosts=trusted))
         if everything:
             fleet.on_event(Event("packages come through this machine", ""))
-        own_programs = _programs(plan, catalog) if everything else {}
-        urls = urls_in(json.dumps(asdict(lent)))
+        tool_variables = _tool_variables(plan, catalog) if everything else {}
+        urls = urls_in(json.dumps(asdict(node_plan)))
         with fleet.forwarded(nodes, mirror.serve) as ports:
             yield (
-                lent,
-                {node: mirror.environ(port, urls) | own_programs for node, port in ports.items()},
+                node_plan,
+                {node: mirror.environ(port, urls) | tool_variables for node, port in ports.items()},
                 mirror,
             )
 
 
-def _shown(plan: EnvironmentPlan, catalog: Catalog) -> EnvironmentPlan:
-    """Return a plan with the names by which nodes find its indexes, repositories, files and channels."""
+def _rewrite_plan(plan: EnvironmentPlan, catalog: Catalog) -> EnvironmentPlan:
+    """Return a plan with the URLs of its indexes, repositories, files and channels rewritten for nodes."""
     indexes = plan.indexes
     if catalog.everything and not indexes.no_index:
         indexes = replace(indexes, index_url=indexes.index_url or _PYPI)
@@ -171,7 +182,7 @@ def _shown(plan: EnvironmentPlan, catalog: Catalog) -> EnvironmentPlan:
             extra_index_urls=tuple(map(catalog.show_index, indexes.extra_index_urls)),
             find_links=tuple(map(catalog.show_links, indexes.find_links)),
         ),
-        torch=tuple(catalog.show_index(one.replace("--index", "--extra-index")) for one in torch)
+        torch=tuple(catalog.show_index(word.replace("--index", "--extra-index")) for word in torch)
         if catalog.everything
         else plan.torch,
         lines=tuple(map(catalog.show_line, plan.lines)),
@@ -180,16 +191,16 @@ def _shown(plan: EnvironmentPlan, catalog: Catalog) -> EnvironmentPlan:
     )
 
 
-def _programs(plan: EnvironmentPlan, catalog: Catalog) -> dict[str, str]:
-    """Return the variables by which uv and conda find what they fetch besides packages."""
+def _tool_variables(plan: EnvironmentPlan, catalog: Catalog) -> dict[str, str]:
+    """Return the variables for the downloads of uv and conda that are not packages."""
     if plan.kind == "conda":
         return catalog.conda_environ()
     return {"UV_PYTHON_INSTALL_MIRROR": catalog.show(_UV_PYTHONS, "tree")} if plan.kind == "venv" else {}
 
 
-def _request(plan: EnvironmentPlan, do: str, image: str, **more: object) -> Request:
-    """Return the request to "look" whether the environment is there, or to "build" it."""
-    asked = {
+def _request(plan: EnvironmentPlan, do: str, image: str, **fields: object) -> Request:
+    """Return the request to check for the environment (`do` is "look"), or to create it ("build")."""
+    document = {
         **asdict(plan),
         "ca": plan.indexes.ca,
         "stamp": plan.stamp,
@@ -197,14 +208,14 @@ def _request(plan: EnvironmentPlan, do: str, image: str, **more: object) -> Requ
         "do": do,
         "client": _client(),
         "image": image,
-        **more,
+        **fields,
     }
-    # By stdin: an index URL may hold a password, and everybody on a node may read a command line.
-    return ["python3", "-I", "-S", "-c", template("environment.py")], json.dumps(asked).encode()
+    # By stdin: an index URL may hold a password, and all users of a node can read command lines.
+    return ["python3", "-I", "-S", "-c", template("environment.py")], json.dumps(document).encode()
 
 
 def _client() -> str:
-    """Return how those who wait for a build of this client are told of it."""
+    """Return the name of this client that is shown to clients that wait for its build."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError):  # an id without a name
@@ -213,7 +224,7 @@ def _client() -> str:
 
 
 class _Step(msgspec.Struct, frozen=True):
-    """A line of a program: what it does now, with how much of how many bytes; or else its answer."""
+    """A progress line of a program, with the fraction of `size` bytes; `at` is None for its result."""
 
     at: str | None = None
     fraction: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
@@ -229,21 +240,22 @@ def answers(
     silent_s: float,
     translate: Callable[[str], str] = str,
 ) -> dict[int, Answer | NodeError]:
-    """Run programs that say JSON, a line each: what they do, which events tell, and at last their answers.
+    """Run programs that print lines of JSON, and return the result of each: its last line.
 
-    `failed` is the error of a node that gives none. Nothing is raised for what a node says.
+    Other lines are reported as events. `failure_message` is the error of a node without a result. Raises
+    nothing for the output of a node.
     """
-    said = {node: bytearray() for node in requests}
-    last: dict[int, bytes] = {}
+    received = {node: bytearray() for node in requests}
+    results: dict[int, bytes] = {}
 
     def on_data(node: int, data: bytes) -> None:
-        take(said[node], data, node=node)
-        *lines, said[node] = said[node].split(b"\n")
+        take(received[node], data, node=node)
+        *lines, received[node] = received[node].split(b"\n")
         for line in lines:
-            with contextlib.suppress(msgspec.DecodeError):  # what a login shell's own files print is no JSON
+            with contextlib.suppress(msgspec.DecodeError):  # startup files of a login shell may print text
                 step = msgspec.json.decode(line, type=_Step)
                 if step.at is None:
-                    last[node] = bytes(line)
+                    results[node] = bytes(line)
                 else:
                     text = translate(step.at).partition("\n")[0][:200]
                     fleet.on_event(Event(text, who=node_name(node), fraction=step.fraction, size=step.size))
@@ -251,10 +263,10 @@ def answers(
     def outcome(node: int, end: Result | NodeError) -> Answer | NodeError:
         if isinstance(end, NodeError):
             return end
-        if node not in last:
+        if node not in results:
             return NodeFailure(node, "command", failed, end.tail())
         try:
-            return read_answer(last[node], kind, node=node)
+            return read_answer(results[node], kind, node=node)
         except NodeError as error:
             return error
 
@@ -262,7 +274,7 @@ def answers(
     return {node: outcome(node, end) for node, end in ends.items()}
 
 
-def _ask(
+def _run(
     fleet: Fleet,
     plan: EnvironmentPlan,
     requests: Mapping[int, Request],
@@ -270,23 +282,24 @@ def _ask(
     translate: Callable[[str], str] = str,
 ) -> dict[int, Environment]:
     failed = "its environment could not be created"
-    told = answers(fleet, requests, Environment, failed=failed, silent_s=silent_s, translate=translate)
-    return split({node: _outcome(plan, node, one, translate) for node, one in told.items()})
+    outcomes = answers(fleet, requests, Environment, failed=failed, silent_s=silent_s, translate=translate)
+    return split({node: _outcome(plan, node, outcome, translate) for node, outcome in outcomes.items()})
 
 
 def _outcome(
-    plan: EnvironmentPlan, node: int, found: Environment | NodeError, translate: Callable[[str], str]
+    plan: EnvironmentPlan, node: int, result: Environment | NodeError, translate: Callable[[str], str]
 ) -> Environment | NodeError:
-    if isinstance(found, NodeError) or not found.failed:
-        return found
-    if found.failed in plan.setup:
+    """Return the environment that a node reported, or the error for a step that failed."""
+    if isinstance(result, NodeError) or not result.failed:
+        return result
+    if result.failed in plan.setup:
         return NodeFailure(
-            node, "command", f"env.setup: {found.failed!r} failed", tail(found.said), "correct the command"
+            node, "command", f"env.setup: {result.failed!r} failed", tail(result.said), "correct the command"
         )
-    if waited := _WAITED.fullmatch(found.failed):
-        advice = f"awsddp exec --node {node} -- kill {waited[1]}   # ends that build; then repeat the command"
-        return NodeFailure(node, "command", found.failed, found.said, advice)
+    if build := _WAITING_FOR_BUILD.fullmatch(result.failed):
+        advice = f"awsddp exec --node {node} -- kill {build[1]}   # ends that build; then repeat the command"
+        return NodeFailure(node, "command", result.failed, result.said, advice)
     name = "[env]" if plan.name == plan.kind else plan.name
-    said = translate(found.said)
-    refusal = explain(said, name=name, internet=plan.internet, packages_from=plan.packages_from)
-    return NodeFailure(node, "command", f"{found.failed}: {refusal.message}", refusal.why, refusal.next)
+    output = translate(result.said)
+    refusal = explain(output, name=name, internet=plan.internet, packages_from=plan.packages_from)
+    return NodeFailure(node, "command", f"{result.failed}: {refusal.message}", refusal.why, refusal.next)

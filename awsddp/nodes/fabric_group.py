@@ -1,4 +1,4 @@
-"""The nodes as a fabric.Group, for people's own Fabric tasks. The only module that imports fabric."""
+"""The nodes as a fabric.Group for the user's Fabric tasks. The only module that imports fabric."""
 
 import base64
 from collections.abc import Iterable
@@ -19,14 +19,17 @@ except ImportError as error:
 
 
 def fabric_group(endpoints: Iterable[Endpoint], login: Login) -> fabric.Group:
-    """Return a group with one connection per endpoint, in order; each accepts the node's own host keys only.
+    """Return a group with one connection per endpoint, in order; each accepts only its node's host keys.
 
     Connections open when they are first used. Raises ConfigError.
     """
     pinned = hostkeys.read(login.known_hosts)
     proxy = login.jump.proxy_command() if login.jump is not None else None
     return fabric.ThreadingGroup.from_connections(
-        [_connection(one, pinned.get(one.instance_id, ()), login.key, proxy) for one in endpoints]
+        [
+            _connection(endpoint, pinned.get(endpoint.instance_id, ()), login.key, proxy)
+            for endpoint in endpoints
+        ]
     )
 
 
@@ -37,7 +40,7 @@ def _connection(
         overrides={
             "load_ssh_configs": False,
             "forward_agent": False,
-            "run": {"in_stream": False},  # tasks run in notebooks and threads, too: nobody types there
+            "run": {"in_stream": False},  # tasks also run in notebooks and threads, without a stdin
         }
     )
     connection = fabric.Connection(

@@ -1,4 +1,4 @@
-"""The nodes, connected: one SSH transport a node, all opened at once, and commands over their channels."""
+"""SSH connections to all nodes, opened at once, and the commands that run over them."""
 
 import contextlib
 import functools
@@ -29,26 +29,26 @@ Request = tuple[Sequence[str], bytes]  # argv, stdin
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """Exit code and output of a command on a node. `exit_code` is -1 if a signal ended it."""
+    """Exit code and output of a command on a node. `exit_code` is -1 if it was ended by a signal."""
 
     exit_code: int
     stdout: bytes
     stderr: bytes
 
     def tail(self) -> str:
-        """Return the last lines of stderr, of stdout if stderr is empty."""
+        """Return the last lines of stderr, or of stdout if stderr is empty."""
         return tail((self.stderr.strip() or self.stdout).decode(errors="replace"))
 
 
 def command_line(argv: Sequence[str]) -> str:
-    """Return the line that a remote shell parses to `argv`. Every remote command line is made here."""
+    """Return `argv` quoted for a remote shell. All remote commands are quoted by this function."""
     return shlex.join(argv)
 
 
 class Wakeup(threading.Event):
-    """Wakes the reader of many channels: paramiko sets it when one of them has data or has ended.
+    """Wakes the reader of many channels; paramiko sets it when a channel has data or has ended.
 
-    paramiko also clears it when one buffer is empty. Another may still hold data, so `clear` does nothing.
+    paramiko also clears it when one buffer is empty, but another may hold data. So `clear` does nothing.
     """
 
     def clear(self) -> None:
@@ -62,9 +62,9 @@ class Wakeup(threading.Event):
 
 
 class RemoteCommand:
-    """One command on one node. Its own thread starts it and sends stdin; the caller's thread reads.
+    """A command on a node. A background thread starts it and sends stdin; the caller's thread reads.
 
-    The stdin of a `persistent` one stays open: `send` sends more.
+    The stdin of a `persistent` command stays open, and `send` writes to it.
     """
 
     def __init__(
@@ -73,19 +73,19 @@ class RemoteCommand:
         self.connection = connection
         self._wakeup = wakeup
         self._channel: paramiko.Channel | None = None
-        self._unread: BaseException | None = None
+        self._read_error: BaseException | None = None
         self._stderr = bytearray()
-        self._in_background(functools.partial(self._start, *request, persistent=persistent))
+        self._run_in_background(functools.partial(self._start, *request, persistent=persistent))
 
     def send(self, data: bytes) -> None:
-        """Send more on stdin, after what is still being sent; deadlines count from now."""
-        before = self._sending
+        """Send more data to stdin, after pending data; timeouts start again."""
+        pending = self._sending
 
         def send_next() -> None:
-            before.result()
+            pending.result()
             self._send(data)
 
-        self._in_background(send_next)
+        self._run_in_background(send_next)
 
     @property
     def is_sending(self) -> bool:
@@ -93,77 +93,77 @@ class RemoteCommand:
         return not self._sending.done()
 
     def wait_started(self) -> None:
-        """Wait a moment for a command that was only just started, so that its channel can be closed."""
+        """Wait briefly for a command that is being started, so that its channel can be closed."""
         futures.wait([self._sending], _START_S)
 
     def read(self) -> bytes:
-        """Return what stdout holds now, one chunk at most; stderr is kept for `read_stderr`."""
+        """Return available stdout, at most one chunk; stderr is buffered for `read_stderr`."""
         channel = self._channel
         if channel is None:
             return b""
         try:
             if channel.recv_stderr_ready():
                 self._stderr += channel.recv_stderr(_CHUNK)
-                self._heard = time.monotonic()
+                self._last_output = time.monotonic()
                 if len(self._stderr) > MOST_BYTES:
                     raise EOFError(f"over {MOST_BYTES >> 20} MB on stderr")
             if not channel.recv_ready():
                 return b""
-            self._heard = time.monotonic()
+            self._last_output = time.monotonic()
             return channel.recv(_CHUNK)
         except (paramiko.SSHException, OSError, EOFError) as error:
-            self._unread = error
+            self._read_error = error
             return b""
 
     def read_stderr(self) -> bytes:
-        """Return what came on stderr since the last call."""
-        said = bytes(self._stderr)
+        """Return the stderr received since the last call."""
+        stderr = bytes(self._stderr)
         self._stderr.clear()
-        return said
+        return stderr
 
     def outcome(self) -> Result | NodeError | None:
-        """Return how it ended, None while it runs."""
+        """Return the result or the error of the command, None while it runs."""
         channel = self._channel
-        alive = self.connection.transport.is_active()
-        if self.is_sending and alive:
+        is_connected = self.connection.transport.is_active()
+        if self.is_sending and is_connected:
             return None
         if channel is not None and channel.closed:
             if channel.recv_ready() or channel.recv_stderr_ready():
                 return None
-            if channel.exit_status != -1 or (alive and self._error is None):
+            if channel.exit_status != -1 or (is_connected and self._error is None):
                 return Result(exit_code=channel.exit_status, stdout=b"", stderr=bytes(self._stderr))
-        elif alive and self._error is None:
+        elif is_connected and self._error is None:
             return None
         cause = self._error or self.connection.transport.get_exception()
         return self.failure("lost", str(cause or "") or "the connection ended")
 
     def overdue(self, timeout_s: float | None, silent_after_s: float | None) -> NodeError | None:
-        """Return the error of a command that runs, or of a node that is silent, for too long."""
+        """Return the error of a command that exceeds a timeout, else None."""
         now = time.monotonic()
-        if timeout_s is not None and now - self._began > timeout_s:
+        if timeout_s is not None and now - self._started > timeout_s:
             return self.failure("silent", f"still running after {timeout_s:g} s")
-        if silent_after_s is not None and now - self._heard > silent_after_s:
+        if silent_after_s is not None and now - self._last_output > silent_after_s:
             return self.failure("silent", f"no output for {silent_after_s:g} s")
         return None
 
     def failure(self, layer: Layer, why: str) -> NodeFailure:
-        """Return the error of this node."""
-        said = tail(self._stderr.decode(errors="replace"))
+        """Return an error of this node."""
+        stderr = tail(self._stderr.decode(errors="replace"))
         message = "no answer" if layer == "silent" else "the connection was lost"
-        return self.connection.endpoint.failure(layer, message, f"{why}\n{said}".strip())
+        return self.connection.endpoint.failure(layer, message, f"{why}\n{stderr}".strip())
 
     def close(self) -> None:
-        """Close the channel; the command sees the end of its stdin and a closed stdout."""
+        """Close the channel, and with it stdin and stdout of the command."""
         if self._channel is not None:
             self._channel.close()
 
     @property
     def _error(self) -> BaseException | None:
-        """Why nothing more is read or sent; a command that ends before it reads all its stdin is none."""
-        return self._unread or (None if self.is_sending else self._sending.exception())
+        """The error of reading or sending, None if there is none."""
+        return self._read_error or (None if self.is_sending else self._sending.exception())
 
-    def _in_background(self, act: Callable[[], None]) -> None:
-        self._began = self._heard = time.monotonic()
+    def _run_in_background(self, act: Callable[[], None]) -> None:
+        self._started = self._last_output = time.monotonic()
         self._sending = soon(act)
         self._sending.add_done_callback(lambda _: self._wakeup.set())
 
@@ -179,7 +179,7 @@ class RemoteCommand:
 
     def _send(self, data: bytes) -> None:
         assert self._channel is not None
-        for start in range(0, len(data), _CHUNK):  # sendall() copies all that is left, each 32 KB
+        for start in range(0, len(data), _CHUNK):  # sendall() copies all remaining data every 32 KB
             self._channel.sendall(data[start : start + _CHUNK])
 
 
@@ -187,12 +187,12 @@ class RemoteCommand:
 class Fleet:
     """Connections to nodes, as a context manager.
 
-    Entering connects to all nodes at once and raises NodesFailed when any cannot be reached; with `partial`
-    the others are used and `failures` holds the rest. What `preconnect` holds of them is taken.
-    Events come from the caller's thread, as do calls of `meanwhile` while nodes are connected to.
+    Entering connects to all nodes at once and raises NodesFailed if any is unreachable; with `partial` the
+    others are used, and `failures` holds the errors. Connections in `preconnect` are used if they are open.
+    `on_event` is called from the caller's thread, and so is `while_waiting` during connection attempts.
     """
 
-    given: InitVar[Iterable[Endpoint]]
+    initial: InitVar[Iterable[Endpoint]]
     login: Login
     _: KW_ONLY
     deadline_s: float = 600
@@ -203,10 +203,10 @@ class Fleet:
     failures: dict[int, NodeError] = field(default_factory=dict, init=False)
     _connections: dict[int, Connection] = field(default_factory=dict, init=False)
     _wakeup: Wakeup = field(default_factory=Wakeup, init=False)
-    _programs: dict[int, RemoteCommand] = field(default_factory=dict, init=False)  # that answer requests
+    _programs: dict[int, RemoteCommand] = field(default_factory=dict, init=False)  # persistent; see request()
 
-    def __post_init__(self, given: Iterable[Endpoint]) -> None:
-        self.endpoints = {endpoint.node: endpoint for endpoint in given}
+    def __post_init__(self, initial: Iterable[Endpoint]) -> None:
+        self.endpoints = {endpoint.node: endpoint for endpoint in initial}
 
     def __enter__(self) -> "Fleet":
         try:
@@ -221,17 +221,17 @@ class Fleet:
 
     @property
     def nodes(self) -> tuple[int, ...]:
-        """The nodes that are connected."""
+        """The numbers of the connected nodes."""
         return tuple(sorted(self._connections))
 
     @property
     def answering(self) -> list[int]:
-        """The nodes that are connected and have not failed to answer."""
+        """The numbers of the connected nodes without a failure."""
         return [node for node in self.nodes if node not in self.failures]
 
     def holders(self, job: JobRecord) -> list[int]:
-        """Return the numbers of the nodes that answer and are the instances on which the job ran."""
-        ran_on = {one.instance_id for one in job.nodes}
+        """Return the numbers of the responsive nodes whose instances ran the job."""
+        ran_on = {node.instance_id for node in job.nodes}
         return [node for node in self.answering if self.endpoints[node].instance_id in ran_on]
 
     def host_key(self, node: int) -> str:
@@ -241,7 +241,7 @@ class Fleet:
     def reconnect(
         self, nodes: Iterable[int] | None = None, *, deadline_s: float = 30, partial: bool = False
     ) -> None:
-        """Close and open the connections to some nodes (all).
+        """Close and reopen the connections to `nodes` (default: all).
 
         Raises NodesFailed, and JumpFailure if the jump host is unreachable.
         """
@@ -258,17 +258,17 @@ class Fleet:
                 connection.drop()
             return connection
 
-        chosen = sorted(self.endpoints if nodes is None else nodes)
-        for node in chosen:
+        numbers = sorted(self.endpoints if nodes is None else nodes)
+        for node in numbers:
             self._drop(node)
         try:
             if self.login.jump is not None:
                 self.login.jump.reach()
-            outcomes = run_on_nodes(work, chosen, meanwhile=self.meanwhile, on_event=self.on_event)
+            outcomes = run_on_nodes(work, numbers, meanwhile=self.meanwhile, on_event=self.on_event)
         except JumpFailure as failure:
             if not partial:
                 raise
-            outcomes = dict.fromkeys(chosen, failure)
+            outcomes = dict.fromkeys(numbers, failure)
         for node, outcome in outcomes.items():
             if isinstance(outcome, NodeError):
                 self.failures[node] = outcome
@@ -279,7 +279,7 @@ class Fleet:
             split(outcomes)
 
     def close(self) -> None:
-        """Close all connections. Commands on the nodes keep running, unless they read or write here."""
+        """Close all connections. Commands on nodes keep running unless they use stdin, stdout or stderr."""
         for node in list(self._connections):
             self._drop(node)
 
@@ -287,9 +287,9 @@ class Fleet:
     def forwarded(
         self, nodes: Iterable[int], serve: Callable[[paramiko.Channel], None]
     ) -> Iterator[dict[int, int]]:
-        """Listen on a port of the loopback interface of some nodes, and return the port of each.
+        """Listen on a port of the loopback interface of each node, and yield the ports by node.
 
-        `serve` gets each connection, on a thread that must not wait. Raises NodesFailed.
+        `serve` is called with each connection, on a thread that it must not block. Raises NodesFailed.
         """
         ports = split(
             run_on_nodes(
@@ -305,18 +305,18 @@ class Fleet:
     def run(
         self, argv: Sequence[str], *, stdin: bytes = b"", nodes: Iterable[int] | None = None, timeout_s: float
     ) -> dict[int, Result]:
-        """Run one command on some nodes (all that are connected) at once and return the results.
+        """Run a command on `nodes` (default: all connected) at once and return the results by node.
 
-        Exit codes raise nothing. Raises NodesFailed, when all have ended, for nodes that were lost or did
-        not end within `timeout_s`.
+        Raises NodesFailed, after all have ended, for nodes that were lost or exceeded `timeout_s`. Does not
+        raise for exit codes.
         """
-        chosen = self.nodes if nodes is None else nodes
-        return split(self.run_each(dict.fromkeys(chosen, (argv, stdin)), timeout_s=timeout_s))
+        numbers = self.nodes if nodes is None else nodes
+        return split(self.run_each(dict.fromkeys(numbers, (argv, stdin)), timeout_s=timeout_s))
 
     def run_each(self, requests: Mapping[int, Request], *, timeout_s: float) -> dict[int, Result | NodeError]:
-        """Run a command of its own on each node, all at once, and return the Result of each node.
+        """Run a different command on each node, all at once, and return the Result by node.
 
-        A node that was lost, or whose command did not end within `timeout_s`, has its NodeError.
+        The value is a NodeError for a node that was lost or whose command exceeded `timeout_s`.
         """
         output = {node: bytearray() for node in requests}
 
@@ -338,11 +338,11 @@ class Fleet:
         timeout_s: float | None = None,
         on_stderr: Callable[[int, bytes], None] | None = None,
     ) -> dict[int, Result | NodeError]:
-        """Run a command on each node and pass its stdout on as it comes, in large chunks.
+        """Run a command on each node and pass its stdout to `on_data(node, data)` in large chunks.
 
-        `on_data(node, data)` is called from the caller's thread; what it raises ends all streams. A node that
-        sends nothing for `silent_after_s` is lost; the others go on. Returns the Result of each node (its
-        stdout is empty) or its NodeError. `on_stderr` gets stderr in the same way; without it, stderr is in
+        `on_data` is called from the caller's thread; an exception that it raises ends all streams. A node
+        that sends nothing for `silent_after_s` is lost; the others continue. Returns the Result (with empty
+        stdout) or NodeError by node. `on_stderr` receives stderr in the same way; without it, stderr is in
         the Result.
         """
         wakeup = Wakeup()
@@ -362,11 +362,12 @@ class Fleet:
         timeout_s: float | None = None,
         silent_after_s: float | None = None,
     ) -> dict[int, Result | NodeError]:
-        """Send each node's `program` one more message, and pass on its answer, as `stream` does.
+        """Send a message to the `program` on each node, and pass its response to `on_data`, as `stream` does.
 
-        The program, the same for all requests, is started with the first message and lives as long as the
-        connection: a message is one round trip. `on_data(node, data)` returns whether the answer is complete;
-        the Result of its node then has exit code 0. Any other Result says how the program ended.
+        The program, the same for all requests, is started with the first message and runs as long as the
+        connection, so that a message takes one round trip. `on_data(node, data)` returns True once the
+        response is complete; the node's Result then has exit code 0. Other Results are of a program that
+        ended.
         """
         commands: dict[int, RemoteCommand] = {}
         for node, message in messages.items():
@@ -374,7 +375,7 @@ class Fleet:
                 connection = self._connections[node]
                 self._programs[node] = RemoteCommand(connection, program, self._wakeup, persistent=True)
             if node in self._programs:
-                commands[node] = self._programs.pop(node)  # kept only if its answer is complete
+                commands[node] = self._programs.pop(node)  # added again once its response is complete
                 commands[node].send(message)
         return self._read(messages, commands, self._wakeup, on_data, None, (timeout_s, silent_after_s))
 
@@ -387,9 +388,9 @@ class Fleet:
         on_stderr: Callable[[int, bytes], None] | None,
         limits: tuple[float | None, float | None],
     ) -> dict[int, Result | NodeError]:
-        """Read commands to their ends, or until `on_data` returns that the answer of a node is complete.
+        """Read commands until they end, or until `on_data` returns True for a complete response.
 
-        `limits` are the seconds that a command may run, and may be silent.
+        `limits` are timeout_s and silent_after_s.
         """
         running = dict(commands)
         outcomes: dict[int, Result | NodeError] = {
@@ -403,10 +404,10 @@ class Fleet:
                 for node, command in list(running.items()):
                     data = command.read()
                     is_complete = on_data(node, data) if data else False
-                    said = command.read_stderr() if on_stderr is not None else b""
-                    if on_stderr is not None and said:
-                        on_stderr(node, said)
-                    busy = busy or bool(data or said)
+                    stderr = command.read_stderr() if on_stderr is not None else b""
+                    if on_stderr is not None and stderr:
+                        on_stderr(node, stderr)
+                    busy = busy or bool(data or stderr)
                     if is_complete:
                         outcomes[node] = Result(exit_code=0, stdout=b"", stderr=b"")
                         self._programs[node] = running.pop(node)
@@ -423,7 +424,7 @@ class Fleet:
         return {node: outcomes[node] for node in nodes}
 
     def _end(self, command: RemoteCommand, outcome: Result | NodeError | None) -> None:
-        """Close a command; also the connection, if the node was lost or stdin is blocked."""
+        """Close a command, and also the connection if the node was lost or stdin is blocked."""
         node = command.connection.endpoint.node
         if isinstance(outcome, NodeError):
             self.failures[node] = outcome

@@ -1,7 +1,7 @@
-"""Whom we talk to: key pairs, and the host keys that each instance may show.
+"""Key pairs, and the accepted host keys of each instance.
 
-Keys are kept by instance id (HostKeyAlias), never by address: addresses are used again. An instance may have
-two while its host key is being changed; a key that is not in the file is refused without a question.
+Host keys are stored by instance id (HostKeyAlias), because addresses are reused. An instance has two while
+its host key is being changed. A key that is not in the file is refused without a prompt.
 """
 
 import re
@@ -27,7 +27,7 @@ class KeyPair:
 
 
 def make_key(comment: str) -> KeyPair:
-    """Make an ed25519 key pair, for a login or for a host. `comment` stands in the public line."""
+    """Generate an ed25519 key pair, for a login or for a host. `comment` ends the public line."""
     key = Ed25519PrivateKey.generate()
     private = key.private_bytes(
         serialization.Encoding.PEM,
@@ -39,9 +39,9 @@ def make_key(comment: str) -> KeyPair:
 
 
 def login_key(folder: Folder, *, own: Path | None) -> str:
-    """Return the public half of the cluster's login key; the private half is 0600 from birth.
+    """Create the cluster's login key if it does not exist, and return its public half.
 
-    With `own`, the user's private key, that is pointed to, never copied, and "" returned.
+    With the user's own private key (`user_key`) create a symbolic link to it instead, and return "".
     """
     if own is not None:
         make_folder(folder.path)
@@ -50,14 +50,14 @@ def login_key(folder: Folder, *, own: Path | None) -> str:
         return ""
     public = folder.path / "key.pub"
     if not (folder.key.exists() and public.exists()):
-        made = make_key(f"awsddp {folder.name}")
-        write_private(folder.key, made.private.encode())
-        write_private(public, made.public.encode() + b"\n")
+        key_pair = make_key(f"awsddp {folder.name}")
+        write_private(folder.key, key_pair.private.encode())
+        write_private(public, key_pair.public.encode() + b"\n")
     return public.read_text(encoding="utf-8").strip()
 
 
 def bare(public: str) -> str:
-    """Return a public key line without its comment: type and key. Raises ConfigError where it is none."""
+    """Return a public key line without its comment: type and key. Raises ConfigError if it is invalid."""
     line = " ".join(public.split()[:2])
     if not _KEY.fullmatch(line):
         raise ConfigError(f"invalid public key {public!r}")
@@ -65,7 +65,7 @@ def bare(public: str) -> str:
 
 
 def read(known_hosts: Path) -> dict[str, tuple[str, ...]]:
-    """Return the accepted keys by instance id, from a file that may not exist. Raises ConfigError."""
+    """Return the accepted keys by instance id, {} if the file does not exist. Raises ConfigError."""
     try:
         lines = known_hosts.read_text(encoding="utf-8").splitlines()
     except FileNotFoundError:
@@ -81,26 +81,28 @@ def read(known_hosts: Path) -> dict[str, tuple[str, ...]]:
 
 
 def accept(known_hosts: Path, keys: Mapping[str, str]) -> None:
-    """Accept one more public key of each instance, beside those it has. Raises ConfigError."""
-    known = read(known_hosts)
+    """Add one accepted public key for each instance. Raises ConfigError."""
+    accepted = read(known_hosts)
     for instance_id, public in keys.items():
-        known[instance_id] = tuple(dict.fromkeys((*known.get(instance_id, ()), bare(public))))
-    _write(known_hosts, known)
+        accepted[instance_id] = tuple(dict.fromkeys((*accepted.get(instance_id, ()), bare(public))))
+    _write(known_hosts, accepted)
 
 
 def settle(known_hosts: Path, keys: Mapping[str, str]) -> None:
-    """From now on accept this public key of each instance and no other. Raises ConfigError."""
-    known = read(known_hosts) | {instance_id: (bare(public),) for instance_id, public in keys.items()}
-    _write(known_hosts, known)
+    """Replace the accepted keys of each instance by one public key. Raises ConfigError."""
+    accepted = read(known_hosts) | {instance_id: (bare(public),) for instance_id, public in keys.items()}
+    _write(known_hosts, accepted)
 
 
 def forget(known_hosts: Path, instance_ids: Iterable[str]) -> None:
-    """Drop all keys of these instances, which are gone. Raises ConfigError."""
-    gone = set(instance_ids)
-    _write(known_hosts, {key: value for key, value in read(known_hosts).items() if key not in gone})
+    """Remove all keys of terminated instances. Raises ConfigError."""
+    accepted = read(known_hosts)
+    for instance_id in instance_ids:
+        accepted.pop(instance_id, None)
+    _write(known_hosts, accepted)
 
 
 def _write(known_hosts: Path, keys: Mapping[str, tuple[str, ...]]) -> None:
-    text = "".join(f"{instance_id} {key}\n" for instance_id, some in keys.items() for key in some)
+    text = "".join(f"{instance_id} {key}\n" for instance_id, lines in keys.items() for key in lines)
     if not known_hosts.is_file() or known_hosts.read_text(encoding="utf-8", errors="replace") != text:
         write_private(known_hosts, text.encode())

@@ -1,4 +1,4 @@
-"""Ignore files: .awsddpignore, or those of git, also above the synced folder. https://git-scm.com/docs/gitignore"""
+"""Read .awsddpignore and git's ignore files, also above the synced folder. https://git-scm.com/docs/gitignore"""
 
 import contextlib
 import os
@@ -17,9 +17,10 @@ _LIST_S = 20.0
 
 
 class Rules(NamedTuple):
-    """Patterns, and what holds them (`by`): the path of an ignore file, or sync.ignore.
+    """Patterns and their `source`: the path of an ignore file, or sync.ignore.
 
-    They are relative to `folder` in the synced folder ("" or "sub/"), or to a folder that has it at `below`.
+    Patterns are relative to `folder` in the synced folder ("" or "sub/"), or to a folder above the synced
+    one, which then has the path `prefix` in it.
     """
 
     by: str
@@ -28,22 +29,23 @@ class Rules(NamedTuple):
     below: str = ""
 
     def verdict(self, path: str) -> bool | None:
-        """Return whether a path of the synced folder is ignored, None where nothing here names it.
+        """Return whether a path of the synced folder is ignored, None if no pattern matches it.
 
-        What names a folder above it does not name the path: that decides whether it is looked at.
+        A pattern that matches only a parent folder does not count: it is applied to the folder itself.
         """
         path = self.below + path[len(self.folder) :]
         pattern: Any
         for pattern in reversed(self.spec.patterns):
-            if pattern.include is not None and pattern.regex.search(path) and _names(pattern, path):
+            if pattern.include is not None and pattern.regex.search(path) and _matches_itself(pattern, path):
                 return bool(pattern.include)
         return None
 
 
-def _names(pattern: Any, path: str) -> bool:
-    """Tell whether a pattern names this path; its group ps_d is the end of the folder that it names.
+def _matches_itself(pattern: Any, path: str) -> bool:
+    """Return True if a pattern matches this path rather than only a parent folder.
 
-    data/** names what is in data/, and not the folder.
+    The group ps_d of pathspec's regex is the end of the matched folder. data/** matches the content of data/,
+    not the folder.
     """
     is_inside = pattern.regex.pattern.endswith("/")
     return any(
@@ -55,7 +57,7 @@ def _names(pattern: Any, path: str) -> bool:
 
 
 def rules(lines: Iterable[str], by: str, *, folder: str = "", below: str = "") -> Rules:
-    """Return the rules that these lines hold. Raises ConfigError."""
+    """Parse lines of an ignore file. Raises ConfigError."""
     try:
         return Rules(by, GitIgnoreSpec.from_lines(lines), folder, below)
     except ValueError as error:
@@ -63,7 +65,7 @@ def rules(lines: Iterable[str], by: str, *, folder: str = "", below: str = "") -
 
 
 def rules_of(file: Path, by: str, *, folder: str = "", below: str = "") -> Rules:
-    """Return the rules of an ignore file. Raises ConfigError."""
+    """Read an ignore file. Raises ConfigError."""
     try:
         text = file.read_bytes().decode("utf-8-sig", "surrogateescape")
     except OSError as error:
@@ -72,28 +74,27 @@ def rules_of(file: Path, by: str, *, folder: str = "", below: str = "") -> Rules
 
 
 def rules_of_git(root: Path) -> tuple[Rules, ...]:
-    """Return what git has beside the .gitignore files of a folder: those above it in its repository,
-    info/exclude and core.excludesFile; the first that names a path decides.
+    """Return the rules of git outside a folder, () outside a repository; the first match decides.
 
-    None where the folder lies in no repository. A file that names the folder itself, or one above it, does
-    not count: who syncs the folder wants what is in it. Raises ConfigError.
+    They are the .gitignore files above the folder, info/exclude and core.excludesFile. A file that ignores
+    the folder itself or a parent is left out, because the user wants to sync the folder. Raises ConfigError.
     """
-    found = _repository(root)
-    if found is None:
+    repository = _find_repository(root)
+    if repository is None:
         return ()
-    top, common = found
-    places = [(folder / ".gitignore", folder) for folder in root.parents if folder.is_relative_to(top)]
-    places += [(common / "info" / "exclude", top)]
-    places += [(file, top) for file in _excludes_files(root)]
-    return tuple(_above(root, places))
+    top, git_dir = repository
+    files = [(folder / ".gitignore", folder) for folder in root.parents if folder.is_relative_to(top)]
+    files += [(git_dir / "info" / "exclude", top)]
+    files += [(file, top) for file in _excludes_files(root)]
+    return tuple(_rules_above(root, files))
 
 
 def tracked_files(root: Path) -> list[str]:
-    """Return the files that git tracks although an ignore file names them; [] without git or a repository.
+    """Return the files that git tracks although an ignore file matches them; [] without git or a repository.
 
-    Raises OSError where git does not say.
+    Raises OSError if git fails.
     """
-    if _repository(root) is None or (git := shutil.which("git")) is None:
+    if _find_repository(root) is None or (git := shutil.which("git")) is None:
         return []
     argv = [git, "-C", os.fspath(root), "ls-files", "-z", "--cached", "--ignored", "--exclude-standard"]
     try:
@@ -105,38 +106,42 @@ def tracked_files(root: Path) -> list[str]:
     return [os.fsdecode(path) for path in done.stdout.split(b"\0") if path]
 
 
-def _repository(root: Path) -> tuple[Path, Path] | None:
-    """Return the top of the work tree that a folder lies in, and its repository."""
-    return next(((top, common) for top in (root, *root.parents) if (common := _common_dir(top))), None)
+def _find_repository(root: Path) -> tuple[Path, Path] | None:
+    """Return the top of the work tree that contains a folder, and its git directory."""
+    for top in (root, *root.parents):
+        if git_dir := _common_dir(top):
+            return top, git_dir
+    return None
 
 
-def _above(root: Path, places: Iterable[tuple[Path, Path]]) -> Iterator[Rules]:
-    for file, folder in places:
+def _rules_above(root: Path, files: Iterable[tuple[Path, Path]]) -> Iterator[Rules]:
+    """Yield the rules of ignore files, each with the folder that it applies to, unless they ignore `root`."""
+    for file, folder in files:
         if not file.is_file():
             continue
         parts = root.relative_to(folder).parts
         below = "".join(f"{part}/" for part in parts)
-        one = rules_of(file, _shown(file, root), below=below)
+        file_rules = rules_of(file, _display_name(file, root), below=below)
         folders = ("/".join(parts[: count + 1]) + "/" for count in range(len(parts)))
-        if not any(one._replace(below="").verdict(folder) for folder in folders):
-            yield one
+        if not any(file_rules._replace(below="").verdict(folder) for folder in folders):
+            yield file_rules
 
 
-def _shown(file: Path, root: Path) -> str:
-    """Return how a message names an ignore file."""
-    home = Path.home()
-    if file.is_relative_to(home) and not root.is_relative_to(file.parent):
-        return f"~/{file.relative_to(home)}"
+def _display_name(file: Path, root: Path) -> str:
+    """Return the path of an ignore file for messages."""
+    user_home = Path.home()
+    if file.is_relative_to(user_home) and not root.is_relative_to(file.parent):
+        return f"~/{file.relative_to(user_home)}"
     return os.path.relpath(file, root)
 
 
 def _common_dir(top: Path) -> Path | None:
-    """Return the repository whose work tree has this top; of a further work tree the first one's."""
+    """Return the git directory of the work tree `top`; for a linked work tree that of the main one."""
     git = top / ".git"
     with contextlib.suppress(OSError):
-        if git.is_file():  # of a work tree or a submodule
-            kind, _, place = git.read_text(encoding="utf-8", errors="surrogateescape").partition("gitdir:")
-            git = git if kind else top / place.strip()
+        if git.is_file():  # a linked work tree or a submodule
+            kind, _, target = git.read_text(encoding="utf-8", errors="surrogateescape").partition("gitdir:")
+            git = git if kind else top / target.strip()
         if (git / "HEAD").is_file():
             common = git / "commondir"
             return git / common.read_text().strip() if common.is_file() else git
@@ -144,7 +149,7 @@ def _common_dir(top: Path) -> Path | None:
 
 
 def _excludes_files(root: Path) -> list[Path]:
-    """Return the file that core.excludesFile names; the default one if it is not set, or git is missing."""
+    """Return the file in core.excludesFile, or git's default if it is not set or git is not installed."""
     argv = ["git", "-C", os.fspath(root), "config", "--type=path", "--get", "core.excludesFile"]
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         done = subprocess.run(

@@ -1,4 +1,4 @@
-"""Reads the pages of indexes and the folders of this machine: a node gets the links to packages alone."""
+"""Read index pages and local folders, and reduce them to links to packages."""
 
 import contextlib
 import gzip
@@ -18,22 +18,22 @@ _TAG_BYTES = 256 * 1024
 _LINKS = 50_000
 _CHUNK = 64 * 1024
 _SUFFIXES = (".whl", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".zip")
-_KEPT = ("data-requires-python", "data-yanked", "data-core-metadata", "data-dist-info-metadata")
-"""What a link says of its file (PEP 503, 592, 658, 714)."""
+_LINK_ATTRIBUTES = ("data-requires-python", "data-yanked", "data-core-metadata", "data-dist-info-metadata")
+"""Attributes of a link that describe its file (PEP 503, 592, 658, 714)."""
 
 
 def is_package(path: str) -> bool:
-    """Return whether a path, of a URL or a file, has the name of a package."""
+    """Return True if the path of a URL or a file ends like a package."""
     return path.lower().endswith(_SUFFIXES)
 
 
-def write_links(out: IO[bytes], page: Any, base: str, shown: Callable[[str], str]) -> None:
-    """Write the links of a page of HTML, compressed; `shown` names each URL, "" for none.
+def write_links(out: IO[bytes], page: Any, base: str, rewrite: Callable[[str], str]) -> None:
+    """Write the links of an HTML page, gzipped; `rewrite` returns the URL for nodes, "" to omit the link.
 
-    Its memory has a bound for any page. Raises ValueError for one that is too long.
+    Uses bounded memory for any page. Raises ValueError for a page that is too long.
     """
     with gzip.GzipFile(fileobj=out, mode="wb", compresslevel=1) as zipped:
-        links, size = _Links(base, shown, zipped), 0
+        links, size = _Links(base, rewrite, zipped), 0
         while data := page.read(_CHUNK):
             size += len(data)
             links.feed(data.decode(errors="replace"))
@@ -45,47 +45,50 @@ def write_links(out: IO[bytes], page: Any, base: str, shown: Callable[[str], str
 
 
 class _Links(HTMLParser):
-    def __init__(self, url: str, shown: Callable[[str], str], out: Any) -> None:
+    def __init__(self, url: str, rewrite: Callable[[str], str], out: Any) -> None:
         super().__init__()
-        self.base, self.shown, self.out, self.count = url, shown, out, 0
+        self.base, self.rewrite, self.out, self.count = url, rewrite, out, 0
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Take the first URL of the page's links, or write a link."""
+        """Apply the base URL of the page, or write a link."""
         values = {name: value or "" for name, value in attrs}
-        with contextlib.suppress(ValueError):  # no URL
+        with contextlib.suppress(ValueError):  # an invalid URL
             url = urljoin(self.base, values.get("href", ""))
             if tag == "base":
                 self.base = url
-            elif tag == "a" and (href := self.shown(url)):
+            elif tag == "a" and (href := self.rewrite(url)):
                 self.count += 1
-                kept = "".join(f' {name}="{escape(values[name])}"' for name in _KEPT if name in values)
+                attributes = "".join(
+                    f' {name}="{escape(values[name])}"' for name in _LINK_ATTRIBUTES if name in values
+                )
                 name = escape(unquote(urlsplit(url).path.rpartition("/")[2]))
-                self.out.write(f'<a href="{escape(href)}"{kept}>{name}</a><br>\n'.encode())
+                self.out.write(f'<a href="{escape(href)}"{attributes}>{name}</a><br>\n'.encode())
 
 
 def open_folder(grant: Grant, url: str) -> IO[bytes]:
-    """Return the page of a granted folder, else the list of its files. Raises FileNotFoundError."""
+    """Return the index.html of a granted folder, or a page with its files. Raises FileNotFoundError."""
     path, root = _path_of(url).resolve(), _path_of(grant.url).resolve()
     page = path / "index.html" if path.is_dir() and grant.kind == "index" else path
     if not page.resolve().is_relative_to(root):
         raise FileNotFoundError(path)
     if page.is_file() or not path.is_dir():
         return page.open("rb")
-    names = sorted(one.name for one in path.iterdir())
+    names = sorted(file.name for file in path.iterdir())
     return io.BytesIO("".join(f'<a href="{quote(name)}"></a>' for name in names).encode())
 
 
 def open_package(grants: list[Grant], url: str) -> IO[bytes]:
-    """Open a package in a granted folder, or beside an index. Raises FileNotFoundError for another one, and
-    RefusedError for one that lies elsewhere, behind a symbolic link.
+    """Open a package in a granted folder or next to a granted index.
+
+    Raises FileNotFoundError for other files, and RefusedError for a symbolic link out of the folder.
     """
-    named = _path_of(url)
-    path = named.resolve()
-    is_granted = any(path.is_relative_to(one.folder) for one in grants if one.is_folder)
+    requested = _path_of(url)
+    path = requested.resolve()
+    is_granted = any(path.is_relative_to(grant.folder) for grant in grants if grant.is_folder)
     if not path.is_file():
         raise FileNotFoundError(path)
     if not is_granted:
-        raise RefusedError(str(named), "a link that leads out of its folder")
+        raise RefusedError(str(requested), "a link that leads out of its folder")
     if not is_package(path.name.removesuffix(METADATA)):
         raise FileNotFoundError(path)
     return path.open("rb")

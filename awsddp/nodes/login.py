@@ -1,9 +1,8 @@
-"""How nodes are reached: endpoint, login, ssh_config; over a jump host, or through AWS Systems Manager.
+"""Endpoints, login and ssh_config of nodes; connections over a jump host or AWS Systems Manager.
 
-To a jump host the system's own ssh goes, with the user's configuration, agent and keys. One connection is
-kept and shared (OpenSSH's ControlMaster), by rsync and `ssh -F` as well; it ends by itself half a minute
-after the last line over it. Through Systems Manager `aws ssm start-session` carries SSH to a node, and no
-port is open:
+A jump host is reached by the system's ssh with the user's configuration, agent and keys. One connection is
+shared (OpenSSH's ControlMaster), also by rsync and `ssh -F`; it closes half a minute after its last use. With
+Systems Manager, SSH is tunneled through `aws ssm start-session`, and the node needs no open port:
 https://docs.aws.amazon.com/systems-manager/latest/userguide/session-manager-getting-started-enable-ssh-connections.html
 """
 
@@ -30,7 +29,7 @@ from awsddp.state import make_folder, open_to_append
 from awsddp.util.format import node_name
 from awsddp.util.shipped_files import render
 
-# Nothing is asked, as nobody may be there to answer, and no host key is ever added.
+# No prompts, because awsddp may run unattended, and no host key is ever added.
 _OPTIONS = (
     "BatchMode=yes",
     "StrictHostKeyChecking=yes",
@@ -48,7 +47,7 @@ _OPTIONS = (
 )
 _OPEN_S = 60.0
 _REFUSED = "open failed: "
-_HOW = (
+_LOGIN_ADVICE = (
     "must ask nothing: compare its fingerprint and accept it; ssh-add KEY, or User and IdentityFile in "
     "~/.ssh/config"
 )
@@ -60,13 +59,13 @@ _KEY = (
 
 
 class Line(NamedTuple):
-    """A connected socket to a port of a node, and the program that carries it over a jump host."""
+    """A connected socket to a port of a node, and the program that tunnels it over a jump host."""
 
     socket: socket.socket
     carrier: "subprocess.Popen[bytes] | None" = None
 
     def close(self) -> None:
-        """Close the socket, and end the program with its children."""
+        """Close the socket, and kill the program with its children."""
         self.socket.close()
         if self.carrier is not None:
             with contextlib.suppress(OSError):
@@ -75,131 +74,131 @@ class Line(NamedTuple):
 
 
 class JumpFailure(NodeError):
-    """The jump host lets nothing through, and trying again would not help."""
+    """The jump host permanently refuses connections."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Jump:
-    """A jump host as `network.jump` names it. What is kept of it lies in `folder`."""
+    """The jump host `network.jump`. `folder` holds its control socket and log."""
 
     name: str
     folder: Path
     by_id: ClassVar[bool] = False
-    """Whether it knows nodes by their instance id, not by an address."""
+    """Whether nodes are addressed by their instance id."""
     dial_s: ClassVar[float] = 8.0
-    """How long a line may take to open: a jump host goes on with what was given up, so rather fewer tries."""
+    """Timeout of a connection attempt; long, because jump hosts continue attempts that were given up."""
     final: ClassVar[tuple[str, ...]] = ("prohibited",)
-    """The texts of a refusal that stays, whatever is tried again."""
+    """Texts of permanent errors, which are not retried."""
     remedy: ClassVar[str] = (
         "its sshd_config must allow it: AllowTcpForwarding, and PermitOpen where there is one"
     )
-    """What to do about such a refusal."""
+    """The next step after a permanent error."""
     advice: ClassVar[str] = (
         "network.ssh_cidr must hold the address, or the group, of the jump host as the nodes see it\n"
         "awsddp status   # whether the machine runs"
     )
-    """What to look at where it does not reach a node."""
+    """The next step if a node is unreachable."""
 
     @property
     def socket(self) -> Path:
-        """Where its connection is shared."""
+        """The control socket of the shared connection."""
         return self.folder / f"jump-{hashlib.sha256(self.name.encode()).hexdigest()[:8]}"
 
     @property
     def log(self) -> Path:
-        """Why the connection, or a line over it, was refused."""
+        """The log of ssh, with the errors of the shared connection."""
         return self.socket.with_suffix(".log")
 
     def carrier(self, host: str, port: int | str) -> list[str]:
-        """Return the command line whose stdin and stdout are a port of a node. Raises ConfigError."""
-        return self._words("-W", f"[{host}]:{port}")
+        """Return the command whose stdin and stdout are connected to a port of a node. Raises ConfigError."""
+        return self._ssh_command("-W", f"[{host}]:{port}")
 
     def proxy_command(self) -> str:
-        """Return the ProxyCommand with which an ssh_config goes over it. Raises ConfigError."""
+        """Return the ProxyCommand of an ssh_config. Raises ConfigError."""
         line = shlex.join(self.carrier("{host}", "{port}")).replace("%", "%%")
         return line.replace("{host}", "%h").replace("{port}", "%p")
 
     def reach(self) -> None:
-        """Log in to the jump host, unless a connection to it is kept. Raises JumpFailure, ConfigError."""
+        """Log in to the jump host, unless a connection is open. Raises JumpFailure, ConfigError."""
         find_program("ssh", f"the jump host {self.name} needs it", "install openssh-client")
         make_folder(self.folder)
         with open_to_append(self.log) as log:
-            fcntl.flock(log, fcntl.LOCK_EX)  # commands that begin at once log in once
-            if _ended(self._words("-O", "check")) == 0:
+            fcntl.flock(log, fcntl.LOCK_EX)  # concurrent commands log in only once
+            if _exit_code(self._ssh_command("-O", "check")) == 0:
                 return
             log.truncate(0)
-            # Once it is logged in it goes on in the background.
-            ended = _ended(self._words("-o", "LogLevel=INFO", "-E", os.fspath(self.log), "-N"))
-            if ended != 0 and _ended(self._words("-O", "check")) != 0:
+            # After the login ssh continues in the background.
+            exit_code = _exit_code(self._ssh_command("-o", "LogLevel=INFO", "-E", os.fspath(self.log), "-N"))
+            if exit_code != 0 and _exit_code(self._ssh_command("-O", "check")) != 0:
                 log.seek(0)
                 raise self._failure(log.read().decode(errors="replace").strip() or "no answer")
 
     def dial(self, host: str, port: int, timeout_s: float) -> Line:
-        """Return a line to a port of a node, on which the other side has begun to speak.
+        """Connect to a port of a node, and wait for the first byte from it.
 
-        Raises OSError, JumpFailure where trying again would not help, ConfigError.
+        Raises OSError, JumpFailure for permanent errors, ConfigError.
         """
-        ours, theirs = socket.socketpair()
+        local_end, remote_end = socket.socketpair()
         with tempfile.TemporaryFile() as errors:
-            with theirs:
-                carrier = subprocess.Popen(
+            with remote_end:
+                process = subprocess.Popen(
                     self.carrier(host, port),
-                    stdin=theirs.fileno(),
-                    stdout=theirs.fileno(),
+                    stdin=remote_end.fileno(),
+                    stdout=remote_end.fileno(),
                     stderr=errors.fileno(),
-                    start_new_session=True,  # Ctrl-C is for awsddp, which still needs its lines
+                    start_new_session=True,  # Ctrl-C must not end connections that awsddp still needs
                 )
-            line = Line(ours, carrier)
+            connection = Line(local_end, process)
             with contextlib.ExitStack() as on_failure:
-                on_failure.callback(line.close)
-                ours.settimeout(timeout_s)
-                if ours.recv(1, socket.MSG_PEEK):
+                on_failure.callback(connection.close)
+                local_end.settimeout(timeout_s)
+                if local_end.recv(1, socket.MSG_PEEK):
                     on_failure.pop_all()
-                    return line
+                    return connection
             errors.seek(0)
             why = self._why(errors.read().decode(errors="replace").strip())
         if any(text in why for text in self.final):
             raise JumpFailure(f"network.jump: {self.name}: no way to {host}", why, self.remedy)
         raise ConnectionRefusedError(why)
 
-    def _words(self, *more: str) -> list[str]:
-        """Return the command line of ssh to it, with `more` options."""
+    def _ssh_command(self, *more: str) -> list[str]:
+        """Return the ssh command for the jump host, with `more` options."""
         destination, port = jump_host(self.name)
         options = [*_OPTIONS, f"ControlPath={_config_path(self.socket)}"]
-        given = [word for option in options for word in ("-o", option)]
-        return ["ssh", *more, *given, *(["-p", str(port)] if port else []), "--", destination]
+        option_args = [arg for option in options for arg in ("-o", option)]
+        return ["ssh", *more, *option_args, *(["-p", str(port)] if port else []), "--", destination]
 
-    def _why(self, said: str) -> str:
-        """Return why a line was not opened: the program that keeps the connection writes it to the log."""
+    def _why(self, stderr: str) -> str:
+        """Return the error of a connection attempt; the process of the shared connection logs it."""
         lines = [text for text in self.log.read_text(errors="replace").splitlines() if _REFUSED in text]
-        return lines[-1].partition(_REFUSED)[2] if lines else said
+        return lines[-1].partition(_REFUSED)[2] if lines else stderr
 
-    def _failure(self, said: str) -> JumpFailure:
-        """Return the error of a login that failed: in ssh's own words, with what to type."""
+    def _failure(self, output: str) -> JumpFailure:
+        """Return the error of a failed login, with ssh's output and the next step."""
         destination, port = jump_host(self.name)
-        next = f"ssh {f'-p {port} ' if port else ''}{destination}   # {_HOW}"
-        if "ControlPath" in said or "unix_listener" in said:  # the socket that is to share the connection
-            next = "set another AWSDDP_HOME: a shorter path, on a disk that holds sockets"
-        return JumpFailure(f"network.jump: cannot log in to {self.name}", said, next)
+        advice = f"ssh {f'-p {port} ' if port else ''}{destination}   # {_LOGIN_ADVICE}"
+        if "ControlPath" in output or "unix_listener" in output:  # the control socket cannot be created
+            advice = "set another AWSDDP_HOME: a shorter path, on a disk that holds sockets"
+        return JumpFailure(f"network.jump: cannot log in to {self.name}", output, advice)
 
 
-def _ended(argv: list[str]) -> int | None:
-    """Return the exit code of a program without input and output; None if it runs on, and is ended."""
-    none = subprocess.DEVNULL
+def _exit_code(argv: list[str]) -> int | None:
+    """Run a program without input and output and return its exit code, None after a timeout."""
+    null = subprocess.DEVNULL
     with contextlib.suppress(subprocess.TimeoutExpired):
-        return subprocess.call(argv, stdin=none, stdout=none, stderr=none, timeout=_OPEN_S)
+        return subprocess.call(argv, stdin=null, stdout=null, stderr=null, timeout=_OPEN_S)
     return None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ssm(Jump):
-    """Systems Manager in place of a jump host: each line is a session of the aws command line."""
+    """AWS Systems Manager instead of a jump host: each connection is a session of the aws command line."""
 
     region: str | None = None
     profile: str | None = None
     by_id: ClassVar[bool] = True
     dial_s: ClassVar[float] = 30.0
-    # A node that boots is TargetNotConnected until its agent has reported.
+    # TargetNotConnected is not permanent: a booting node has it until its SSM agent has registered.
     final: ClassVar[tuple[str, ...]] = (
         "AccessDenied",
         "is not found",
@@ -215,23 +214,23 @@ class Ssm(Jump):
     )
 
     def carrier(self, host: str, port: int | str) -> list[str]:
-        """Return the command line whose stdin and stdout are a port of the node with this instance id."""
-        words = ["aws", "ssm", "start-session", "--target", host]
-        words += ["--document-name", "AWS-StartSSHSession", "--parameters", f"portNumber={port}"]
-        words += ["--region", self.region] if self.region else []
-        return [*words, *(["--profile", self.profile] if self.profile else [])]
+        """Return the command whose stdin and stdout are connected to a port of the instance `host`."""
+        argv = ["aws", "ssm", "start-session", "--target", host]
+        argv += ["--document-name", "AWS-StartSSHSession", "--parameters", f"portNumber={port}"]
+        argv += ["--region", self.region] if self.region else []
+        return [*argv, *(["--profile", self.profile] if self.profile else [])]
 
     def reach(self) -> None:
-        """Check that the programs are here: a session is with a node. Raises ConfigError."""
-        for program, line in (("aws", "pip install awscli"), (PLUGIN, _install())):
+        """Check that the required programs are installed. Raises ConfigError."""
+        for program, line in (("aws", "pip install awscli"), (PLUGIN, _install_command())):
             find_program(program, 'network.jump = "ssm" needs it', line)
 
-    def _why(self, said: str) -> str:
-        return said or "the session ended"
+    def _why(self, stderr: str) -> str:
+        return stderr or "the session ended"
 
 
-def _install() -> str:
-    """Return the line that installs the plug-in on this machine, once gpg has found AWS's signature right."""
+def _install_command() -> str:
+    """Return the command that installs the plug-in after gpg has verified AWS's signature."""
     if platform.system() == "Darwin":
         return "brew install --cask session-manager-plugin"
     kind = "arm64" if platform.machine() in ("aarch64", "arm64") else "64bit"
@@ -248,7 +247,7 @@ def _install() -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Endpoint:
-    """How a node is reached. `instance_id` names its host keys."""
+    """The address of a node. Its host keys are stored by `instance_id`."""
 
     node: int
     instance_id: str
@@ -266,11 +265,11 @@ class Endpoint:
 
 @dataclass(frozen=True, kw_only=True)
 class Login:
-    """What a login to any node of a cluster needs beside its endpoint.
+    """The files and settings to log in to any node of a cluster.
 
-    `key` is the file of the login key, `known_hosts` the accepted host keys by instance id, `jump` the jump
-    host; `ssh_config` says all this to the system's ssh, which rsync uses. `boot_key` is the temporary host
-    key of a launch that is not finished, "" for none.
+    `key`: file of the login key. `known_hosts`: file of the accepted host keys by instance id.
+    `ssh_config`: file with the same settings for the system's ssh, which rsync uses. `boot_key`: temporary
+    host key of an unfinished launch, else "".
     """
 
     key: Path
@@ -281,32 +280,32 @@ class Login:
 
 
 def ssh_config(endpoints: Sequence[Endpoint], login: Login, *, prefix: str = "") -> str:
-    """Return an ssh_config that reaches the nodes as node0, node1...: strict, by this key alone.
+    """Return an ssh_config with the hosts node0, node1..., strict host key checks and this login key only.
 
-    It sets nothing for other hosts; `prefix` is put before each name. Host keys go by instance id. Raises
-    ConfigError for a path that ssh_config cannot hold.
+    `prefix` is prepended to each host name. Settings of other hosts are not changed. Host keys are looked up
+    by instance id. Raises ConfigError for a path that ssh_config cannot express.
     """
-    over = f"    ProxyCommand {login.jump.proxy_command()}\n" if login.jump else ""
+    proxy = f"    ProxyCommand {login.jump.proxy_command()}\n" if login.jump else ""
     hosts = "".join(
-        f"Host {prefix}{node_name(one.node)}\n"
-        f"    HostName {one.host}\n"
-        f"    Port {one.port}\n"
-        f"    User {one.user}\n"
-        f"    HostKeyAlias {one.instance_id}\n"
-        f"{over}"
-        for one in endpoints
+        f"Host {prefix}{node_name(endpoint.node)}\n"
+        f"    HostName {endpoint.host}\n"
+        f"    Port {endpoint.port}\n"
+        f"    User {endpoint.user}\n"
+        f"    HostKeyAlias {endpoint.instance_id}\n"
+        f"{proxy}"
+        for endpoint in endpoints
     )
     return render(
         "ssh_config",
         hosts=hosts,
-        names=" ".join(f"{prefix}{node_name(one.node)}" for one in endpoints),
+        names=" ".join(f"{prefix}{node_name(endpoint.node)}" for endpoint in endpoints),
         key=_config_path(login.key),
         known_hosts=_config_path(login.known_hosts),
     )
 
 
 def _config_path(path: Path) -> str:
-    """Return a path as a word of ssh_config, which expands %, ~ and ${} and knows quotes and backslashes."""
+    """Return a path quoted for ssh_config, which expands %, ~ and ${} and has quotes and backslashes."""
     text = os.fspath(path.absolute())
     if "\n" in text or "${" in text:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""Errors of nodes."""
+"""Errors of nodes, with the next step for each kind."""
 
 import shutil
 from typing import Literal
@@ -27,7 +27,7 @@ _NEXT: dict[Layer, str] = {
 
 
 def find_program(name: str, why: str, install: str) -> str:
-    """Return the path of a program on this machine. Raises ConfigError where there is none."""
+    """Return the path of a program on this machine. Raises ConfigError if it is not installed."""
     path = shutil.which(name)
     if path is None:
         raise ConfigError(f"{name} not found on this machine", why, install)
@@ -35,16 +35,16 @@ def find_program(name: str, why: str, install: str) -> str:
 
 
 def tail(output: str) -> str:
-    """Return the last lines of what a program printed: what an error quotes of it."""
+    """Return the last lines of a program's output, for an error text."""
     return "\n".join(output.strip().splitlines()[-10:])
 
 
 class NodeFailure(NodeError):
     """A node is unreachable, or a request to it failed.
 
-    `layer` is where: "no route", "refused", "banner", "host key" and "login" up to the login; "lost" and
-    "silent" after it; "command" and "files" on the node itself; "changed" for an object of S3 that is another
-    one by now.
+    `layer` is the step that failed: "no route", "refused", "banner", "host key" or "login" while connecting;
+    "lost" or "silent" afterwards; "command" or "files" on the node; "changed" for an S3 object that was
+    replaced during the transfer.
     """
 
     def __init__(self, node: int, layer: Layer, message: str, why: str = "", next: str = "") -> None:

@@ -1,8 +1,8 @@
-"""Serves packages to nodes while they install: a mirror behind a port forward of SSH.
+"""Serve packages to nodes during an installation: an HTTP mirror behind an SSH port forward.
 
-A node gets what the user's configuration names, and the files that those pages link to (catalog.py). It names
-no address, and its password is for one installation. Programs find the mirror as their HTTP proxy, and are
-refused whatever else they ask for.
+Nodes can request only the URLs of the user's configuration and the files that their pages link to
+(catalog.py). The password is valid for one installation. Programs on a node use the mirror as their HTTP
+proxy; other requests are refused.
 """
 
 import base64
@@ -39,17 +39,17 @@ from awsddp.nodes.upstream import (
 from awsddp.util.parallel import soon
 
 _PATIENCE_S = 60
-"""How long programs of a node wait: longer than this machine does."""
+"""Timeout of programs on a node, longer than the timeouts of this machine."""
 _IDLE_S = 120.0
 _END_S = 5.0
 _CHUNK = 64 * 1024
 _HEAD_BYTES = 64 * 1024
 _BODY_BYTES = 16 * 2**20
 _CONNECTIONS = 64
-"""How many connections of a node are served at once."""
-_NOTES = 5
-_NAMED = 200
-"""How much of a URL an error holds."""
+"""Concurrent connections of a node."""
+_MOST_REASONS = 5
+_URL_CHARACTERS = 200
+"""Length of a URL in an error."""
 _GIT = {"GET": "/info/refs?service=git-upload-pack", "POST": "/git-upload-pack"}
 _REQUEST_HEADERS = (
     *("Accept", "Accept-Encoding", "User-Agent", "Range", "If-Range", "If-None-Match", "If-Modified-Since"),
@@ -65,17 +65,17 @@ _FAULTS = (OSError, EOFError, ValueError, HTTPException, paramiko.SSHException)
 
 
 class Mirror:
-    """The mirror of one installation, as a context manager; its connections end with it.
+    """The mirror of one installation, as a context manager that closes its connections on exit.
 
-    `ca` holds certificates besides the system's; `proxy` replaces this machine's own proxies.
+    `ca`: certificates in addition to the system's. `proxy` replaces this machine's proxies.
     """
 
     def __init__(self, catalog: Catalog, *, ca: str, proxy: str) -> None:
         self.catalog = catalog
         self.login = f"awsddp:{secrets.token_hex(16)}"
         self.refused: set[str] = set()
-        own = catalog.everything and proxy
-        proxies = {"http": proxy, "https": proxy} if own else urllib.request.getproxies()
+        has_proxy = catalog.everything and proxy
+        proxies = {"http": proxy, "https": proxy} if has_proxy else urllib.request.getproxies()
         self.upstream = Upstream(catalog.grants, ca=ca, proxies=proxies)
         self._served: dict[paramiko.Channel, futures.Future[None]] = {}
 
@@ -89,23 +89,23 @@ class Mirror:
         futures.wait(served.values(), 0 if error else _END_S)
 
     def environ(self, port: int, urls: Iterable[str]) -> dict[str, str]:
-        """Return the variables by which programs of a node find the mirror at its `port`."""
+        """Return the variables with which programs on a node use the mirror at `port` of the node."""
         hosts = {urlsplit(url).hostname or "" for url in urls}
         direct = [] if self.catalog.everything else sorted(hosts - set(self.catalog.names))
         variables = {"http_proxy": f"http://{self.login}@127.0.0.1:{port}", "no_proxy": ",".join(direct)}
         if self.catalog.everything:
             variables["https_proxy"] = variables["http_proxy"]
-        upper = {name.upper(): value for name, value in variables.items()}
+        uppercase = {name.upper(): value for name, value in variables.items()}
         timeouts = dict.fromkeys(("PIP_DEFAULT_TIMEOUT", "UV_HTTP_TIMEOUT"), str(_PATIENCE_S))
-        own = {"GIT_HTTP_PROXY_AUTHMETHOD": "basic", "UV_CONCURRENT_DOWNLOADS": "16"}
-        return variables | upper | timeouts | own
+        options = {"GIT_HTTP_PROXY_AUTHMETHOD": "basic", "UV_CONCURRENT_DOWNLOADS": "16"}
+        return variables | uppercase | timeouts | options
 
     def translate(self, text: str) -> str:
-        """Return what a node's program said, with the real names of indexes; and what was refused."""
+        """Return the output of a program on a node with the original URLs, and the refused requests."""
         return "\n".join([self.catalog.real_names(text), *sorted(self.refused)])
 
     def open_page(self, grant: Grant, url: str) -> tuple[Any, str, int]:
-        """Return a page of HTML, its URL, and the status that its host gave. Raises what `fetch` does."""
+        """Return an HTML page, its URL, and the status of the response. Raises as `Upstream.fetch`."""
         if grant.is_folder:
             return open_folder(grant, url), url, 200
         page, base = self.upstream.fetch(url, NodeRequest("GET", _PAGE_HEADERS), is_named=True)
@@ -116,7 +116,7 @@ class Mirror:
         return gzip.GzipFile(fileobj=page) if is_zipped else page, base, page.status
 
     def show_link(self, grant: Grant, url: str) -> str:
-        """Return how a node names a file that a granted page links to, "" for what is no package."""
+        """Return the URL for nodes of a file that a granted page links to, "" if it is not a package."""
         url, _, fragment = url.partition("#")
         scheme = urlsplit(url).scheme
         is_fetched = scheme in ("http", "https") or (scheme == "file" and grant.is_folder)
@@ -127,13 +127,13 @@ class Mirror:
         return self.catalog.link(url, is_named=is_named) + (f"#{fragment}" if fragment else "")
 
     def serve(self, channel: paramiko.Channel) -> None:
-        """Serve the client behind a channel, on a thread of its own; a node has a number of them."""
-        node = channel.get_transport()
-        if sum(one.get_transport() is node for one in list(self._served)) >= _CONNECTIONS:
+        """Serve the client of a channel on a new thread; close it if the node has too many connections."""
+        transport = channel.get_transport()
+        if sum(served.get_transport() is transport for served in list(self._served)) >= _CONNECTIONS:
             channel.close()
             return
-        self._served[channel] = served = soon(self._serve, channel)
-        served.add_done_callback(lambda _: self._served.pop(channel, None))
+        self._served[channel] = ended = soon(self._serve, channel)
+        ended.add_done_callback(lambda _: self._served.pop(channel, None))
 
     def _serve(self, channel: paramiko.Channel) -> None:
         with contextlib.closing(channel), contextlib.suppress(*_FAULTS):
@@ -141,15 +141,15 @@ class Mirror:
 
 
 class _Head:
-    """The lines of a request, as many as fit into `left` bytes."""
+    """A stream for the head of a request, limited to `remaining` bytes."""
 
     def __init__(self, stream: Any) -> None:
-        self.stream, self.left = stream, _HEAD_BYTES
+        self.stream, self.remaining = stream, _HEAD_BYTES
 
     def readline(self, size: int = -1) -> bytes:
-        line: bytes = self.stream.readline(min(size, self.left) if size >= 0 else self.left)
-        self.left -= len(line)
-        if self.left <= 0:
+        line: bytes = self.stream.readline(min(size, self.remaining) if size >= 0 else self.remaining)
+        self.remaining -= len(line)
+        if self.remaining <= 0:
             raise ConnectionError("the request has no end")
         return line
 
@@ -158,23 +158,23 @@ class _Head:
 
 
 class _Client(http.server.BaseHTTPRequestHandler):
-    """The requests of one client."""
+    """Handles the requests of one connection."""
 
     protocol_version = "HTTP/1.1"
     timeout = _IDLE_S
 
     def __init__(self, mirror: Mirror, channel: Any) -> None:
         self.mirror = mirror
-        nobody: Any = None
-        super().__init__(channel, nobody, nobody)
+        unused: Any = None
+        super().__init__(channel, unused, unused)
 
     def handle_one_request(self) -> None:
-        """Handle a request, whose head is bounded."""
+        """Handle a request with a limited head."""
         self.rfile: Any = _Head(getattr(self.rfile, "stream", self.rfile))
         super().handle_one_request()
 
     def parse_request(self) -> bool:
-        """Return whether a request came, from a client that knows the password."""
+        """Return True if a request with the password was received."""
         if not super().parse_request():
             return False
         expected = "Basic " + base64.b64encode(self.mirror.login.encode()).decode()
@@ -184,16 +184,16 @@ class _Client(http.server.BaseHTTPRequestHandler):
         return False
 
     def do_CONNECT(self) -> None:
-        """Refuse: no program of a node gets a connection of its own."""
+        """Refuse to open a tunnel."""
         self._refuse(RefusedError(host_port(f"https://{self.path}"), "no packages come from there"))
 
     def do_GET(self) -> None:
-        """Answer with a page, a file or a repository that is granted, or linked by such a page."""
+        """Respond with a granted page, file or repository, or with a file that such a page links to."""
         self.is_begun = False
         if self.headers.get("Content-Length", "0") != "0" or "Transfer-Encoding" in self.headers:
-            self.close_connection = True  # the body of a POST is read, no other
+            self.close_connection = True  # only the body of a POST is read
         try:
-            self._answer()
+            self._respond()
         except _FAULTS as error:
             if self.is_begun:
                 raise
@@ -201,21 +201,21 @@ class _Client(http.server.BaseHTTPRequestHandler):
 
     do_HEAD = do_POST = do_GET
 
-    def _answer(self) -> None:
+    def _respond(self) -> None:
         parts = urlsplit(self.path)
         host = parts.hostname or ""
-        real = self.mirror.catalog.origins.get(host)
+        original = self.mirror.catalog.origins.get(host)
         if host == FILES and self.command != "POST":
             url, is_named = self.mirror.catalog.read_link(parts.path)
             is_granted = origin(url) in {origin(grant.url) for grant in self.mirror.catalog.grants}
             self._send_file(url, is_named=is_named and is_granted)
-        elif real is None:
+        elif original is None:
             raise RefusedError(host_port(self.path), "no packages come from there")
         else:
-            self._send(real + parts.path, f"?{parts.query}" if parts.query else "")
+            self._send(original + parts.path, f"?{parts.query}" if parts.query else "")
 
     def _send(self, url: str, query: str) -> None:
-        """Answer for a URL by the grant that has it."""
+        """Respond for a URL by the first grant that covers it."""
         for grant in self.mirror.catalog.grants:
             depth = depth_below(grant.url, url) if is_below(grant.url, url) else -1
             if grant.kind == "git" and f"{url}{query}" == grant.url + _GIT.get(self.command, "!"):
@@ -228,10 +228,10 @@ class _Client(http.server.BaseHTTPRequestHandler):
                 return self._send_page(grant, url)
             if grant.kind == "tree" and depth >= 0:
                 return self._send_file(url, is_named=True)
-        raise RefusedError(url[:_NAMED], "only what the configuration names")
+        raise RefusedError(url[:_URL_CHARACTERS], "only what the configuration names")
 
     def _send_git(self, grant: Grant) -> None:
-        """Answer with what a clone reads of a repository, wherever its host has moved it."""
+        """Respond to a request of `git clone`; redirects of a repository are remembered."""
         upstream, suffix = self.mirror.upstream, _GIT[self.command]
         size = int(self.headers.get("Content-Length", 0))
         if "Transfer-Encoding" in self.headers or not 0 <= size <= _BODY_BYTES:
@@ -243,7 +243,7 @@ class _Client(http.server.BaseHTTPRequestHandler):
         response, final_url = upstream.fetch(base + suffix, request, is_named=is_named)
         if self.command == "GET" and final_url.endswith(suffix):
             upstream.moved[grant] = final_url.removesuffix(suffix)
-        self._pass_back(response)
+        self._forward(response)
 
     def _body(self, size: int) -> Iterator[bytes]:
         while size:
@@ -258,7 +258,7 @@ class _Client(http.server.BaseHTTPRequestHandler):
         return {name: self.headers[name] for name in names if name in self.headers}
 
     def _send_file(self, url: str, *, is_named: bool) -> None:
-        """Answer with a file of a folder or of a host."""
+        """Respond with a local file or a file of a host."""
         if url.startswith("file:"):
             with open_package(self.mirror.catalog.grants, url) as stream:
                 size = os.fstat(stream.fileno()).st_size
@@ -266,10 +266,10 @@ class _Client(http.server.BaseHTTPRequestHandler):
                 self._copy(stream)
         else:
             request = NodeRequest(self.command, self._headers())
-            self._pass_back(self.mirror.upstream.fetch(url, request, is_named=is_named)[0])
+            self._forward(self.mirror.upstream.fetch(url, request, is_named=is_named)[0])
 
-    def _pass_back(self, response: Any) -> None:
-        """Pass a file or an answer for git on, of a failure its number alone."""
+    def _forward(self, response: Any) -> None:
+        """Forward a response; of an error only its status."""
         with response:
             if response.status not in (200, 206, 304):
                 self.send_error(response.status)
@@ -279,7 +279,7 @@ class _Client(http.server.BaseHTTPRequestHandler):
             self._copy(response)
 
     def _send_page(self, grant: Grant, url: str) -> None:
-        """Answer with the links of a page that lead to packages."""
+        """Respond with the links of a page to packages."""
         page, base, status = self.mirror.open_page(grant, url)
         with page, tempfile.TemporaryFile() as links:
             if status != 200:
@@ -304,16 +304,17 @@ class _Client(http.server.BaseHTTPRequestHandler):
             shutil.copyfileobj(stream, self.wfile, _CHUNK)
 
     def _refuse(self, error: Exception) -> None:
-        """Answer why there is nothing, and note it for the user."""
+        """Respond with an error, and record its reason for the user."""
         if isinstance(error, FileNotFoundError):
             self.send_error(404)
             return
-        status, reason = 504, f"{self.path[:_NAMED]}: not reached from here: {' '.join(str(error).split())}"
+        url, why = self.path[:_URL_CHARACTERS], " ".join(str(error).split())
+        status, reason = 504, f"{url}: not reached from here: {why}"
         if isinstance(error, RefusedError):
             status, reason = 403, str(error)
-        if len(self.mirror.refused) < _NOTES:
+        if len(self.mirror.refused) < _MOST_REASONS:
             self.mirror.refused.add(self.mirror.catalog.real_names(reason))
         self.send_error(status, f"awsddp: {reason}".encode("ascii", "replace").decode())
 
     def log_message(self, *args: object) -> None:
-        """Say nothing."""
+        """Do nothing."""

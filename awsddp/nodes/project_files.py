@@ -1,4 +1,4 @@
-"""Which files of the working folder go to the nodes."""
+"""List the files of the project folder to sync to the nodes."""
 
 import contextlib
 import os
@@ -16,19 +16,19 @@ from awsddp.util.parallel import ignore
 _MOST_BYTES = 100 * 10**9
 _MOST_FILES = 200_000
 _NEVER = frozenset({".git", ".venv", "__pycache__", ".awsddp"})
-_OURSELVES = "awsddp"
-_MOST_LINKS = 40  # as Linux follows
+_AWSDDP = "awsddp"
+_MOST_LINKS = 40  # Linux's limit
 ASTRAY = "a link into the folder by a path that the nodes do not have"
 OUT = "a link that leads out of the folder"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """One path to send, relative to the folder, with "/" between its parts.
+    """A path to send, relative to the folder, with "/" between its parts.
 
-    `kind` is f (a file), l (a link) or d (a folder that would be empty). Bytes of a name that are no UTF-8
-    are kept as Python's surrogates (os.fsencode gives them back). `mode` holds the permission bits. `version`
-    changes with every write, whatever time a program sets: the time of change and the inode.
+    `kind` is f (a file), l (a link) or d (an empty folder). Bytes of a name that are not UTF-8 are stored as
+    Python's surrogates (os.fsencode restores them). `mode` holds the permission bits. `version` is ctime and
+    inode, which change with every write, even if a program sets the mtime.
     """
 
     path: str
@@ -41,10 +41,11 @@ class Entry:
 
 @dataclass(frozen=True, kw_only=True)
 class Listing:
-    """What of a folder is sent. `skipped` tells what is not, and why: links that lead out, sockets.
+    """The entries of a folder to send.
 
-    `kept` are the paths that stay here, a folder with a "/" at its end, each with what names it: an
-    ignore file, "sync.ignore", or "awsddp" (results, virtual environments).
+    `skipped`: paths that cannot be sent, such as links out of the folder and sockets, each with the reason.
+    `ignored`: paths that are not sent (folders end with "/"), each with its source: an ignore file,
+    "sync.ignore", or "awsddp" (results, virtual environments).
     """
 
     root: Path
@@ -54,17 +55,18 @@ class Listing:
 
     @property
     def size(self) -> int:
-        """Bytes in all."""
+        """Total size in bytes."""
         return sum(entry.size for entry in self.entries)
 
     def keeper(self, path: str) -> tuple[str, str] | None:
-        """Return what of `kept` is `path` (relative), or is a folder that holds it, and what names it."""
-        return next(
-            ((kept, by) for kept, by in self.kept if f"{path}/".startswith(f"{kept.rstrip('/')}/")), None
-        )
+        """Return the item of `ignored` that is `path` (relative) or a folder that holds it, else None."""
+        for ignored, source in self.kept:
+            if f"{path}/".startswith(f"{ignored.rstrip('/')}/"):
+                return ignored, source
+        return None
 
     def largest(self, count: int = 3) -> tuple[tuple[str, int], ...]:
-        """Return the top folders and files with the most bytes: what to name in .awsddpignore first."""
+        """Return the top-level folders and files with the most bytes, largest first."""
         sizes: dict[str, int] = {}
         for entry in self.entries:
             top, slash, _ = entry.path.partition("/")
@@ -73,7 +75,7 @@ class Listing:
 
 
 def project_files(job: JobSpec, *, home: Path, on_event: OnEvent = ignore) -> Listing:
-    """Return what to send of the working folder of a job; `home` is $AWSDDP_HOME. Raises ConfigError."""
+    """Return the files to send of a job's project folder; `home` is AWSDDP_HOME. Raises ConfigError."""
     workdir, results = Path(job.sync.workdir), job.job.results
     listing = files_to_send(workdir, job.sync.ignore, results=results, exclude=(home,))
     for path, why in listing.skipped:
@@ -84,26 +86,27 @@ def project_files(job: JobSpec, *, home: Path, on_event: OnEvent = ignore) -> Li
 def files_to_send(
     workdir: Path, ignore: Sequence[str] = (), *, results: str = "runs", exclude: Iterable[Path] = ()
 ) -> Listing:
-    """Return what of `workdir` is sent.
+    """Return the files of `workdir` to send.
 
-    `ignore` holds gitignore patterns that win over those of the ignore files; `results` is the folder of
-    results, `exclude` holds folders (awsddp's own home) that are never sent. Raises ConfigError for a folder
-    that is not there, that cannot be meant (/, the home folder), or that is far too large.
+    `ignore`: gitignore patterns that override those of ignore files. `results`: the results folder.
+    `exclude`: folders that are never sent, such as AWSDDP_HOME. Raises ConfigError for a folder that does not
+    exist, that is / or a home folder, or that is far too large.
     """
-    root = _checked(workdir)
+    root = _check_folder(workdir)
     never = {os.path.realpath(path) for path in (*exclude, root / results)}
     walk = _Walk(root, ignore, never)
-    walk.add_folder("", walk.above())
+    walk.add_folder("", walk.git_rules())
     walk.add_tracked()
-    return walk.found
+    return walk.listing
 
 
-def _checked(workdir: Path) -> Path:
+def _check_folder(workdir: Path) -> Path:
+    """Return the resolved path of a folder that may be synced. Raises ConfigError."""
     root = workdir.resolve()
     if not root.is_dir():
         raise ConfigError(f"folder to sync not found: {workdir}", "", "set sync.workdir")
-    home = Path.home().resolve()
-    if root == home or root in home.parents:
+    user_home = Path.home().resolve()
+    if root == user_home or root in user_home.parents:
         raise ConfigError(
             f"the folder to sync is {root}",
             "the whole home folder or system would be sent to every node",
@@ -113,126 +116,133 @@ def _checked(workdir: Path) -> Path:
 
 
 class _Walk:
-    """Walks the folder once, with the ignore files met on the way."""
+    """Walks the folder once and applies its ignore files."""
 
     def __init__(self, root: Path, ignore: Sequence[str], never: set[str]) -> None:
-        self.found = Listing(root=root)
+        self.listing = Listing(root=root)
         self._name = ".awsddpignore" if (root / ".awsddpignore").is_file() else ".gitignore"
-        self._own = rules(ignore, "sync.ignore")
+        self._settings_rules = rules(ignore, "sync.ignore")
         self._never = never
         self._size = 0
 
-    def above(self) -> tuple[Rules, ...]:
-        """Return the rules that hold for all of the folder and are not in it."""
-        return rules_of_git(self.found.root) if self._name == ".gitignore" else ()
+    def git_rules(self) -> tuple[Rules, ...]:
+        """Return the rules of git outside the folder, () if it has an .awsddpignore."""
+        return rules_of_git(self.listing.root) if self._name == ".gitignore" else ()
 
     def add_folder(self, folder: str, specs: tuple[Rules, ...]) -> int:
-        """Add what a folder holds; return how many entries that gave. `folder` is "" or ends with "/"."""
+        """Add the content of a folder and return the number of entries. `folder` is "" or ends with "/"."""
         try:
-            found = sorted(os.scandir(Path(self.found.root, folder)), key=lambda item: item.name)
+            items = sorted(os.scandir(Path(self.listing.root, folder)), key=lambda item: item.name)
         except OSError as error:
-            self.found.skipped.append((folder, error.strerror or str(error)))
+            self.listing.skipped.append((folder, error.strerror or str(error)))
             return 1
-        names = {item.name for item in found}
+        names = {item.name for item in items}
         if folder and "pyvenv.cfg" in names:
-            self.found.kept.append((folder, _OURSELVES))  # it holds paths of this machine
+            self.listing.kept.append((folder, _AWSDDP))  # a venv holds absolute paths of this machine
             return 1
         if self._name in names:
             path = folder + self._name
-            specs = (rules_of(Path(self.found.root, path), path, folder=folder), *specs)
-        before = len(self.found.entries)
-        for item in found:
+            specs = (rules_of(Path(self.listing.root, path), path, folder=folder), *specs)
+        before = len(self.listing.entries)
+        for item in items:
             path = folder + item.name
             is_folder = item.is_dir(follow_symlinks=False)
             if item.name in _NEVER:
                 continue
-            if by := self._ignored_by(path + "/" * is_folder, specs):
-                self.found.kept.append((path + "/" * is_folder, by))
+            if source := self._ignored_by(path + "/" * is_folder, specs):
+                self.listing.kept.append((path + "/" * is_folder, source))
             elif is_folder:
                 if os.path.realpath(item.path) in self._never:
-                    self.found.kept.append((path + "/", _OURSELVES))
+                    self.listing.kept.append((path + "/", _AWSDDP))
                 elif not self.add_folder(path + "/", specs):
                     self._add(path, "d", item.stat(follow_symlinks=False))
             else:
-                self._file(path, item)
-        return len(self.found.entries) - before
+                self._add_file(path, item)
+        return len(self.listing.entries) - before
 
     def add_tracked(self) -> None:
-        """Add the files that git tracks although an ignore file of its names them."""
-        if self._name != ".gitignore" or all(by in (_OURSELVES, "sync.ignore") for _, by in self.found.kept):
+        """Add the files that git tracks although a .gitignore matches them."""
+        sources = {source for _, source in self.listing.kept}
+        if self._name != ".gitignore" or sources <= {_AWSDDP, "sync.ignore"}:
             return
-        sent = {entry.path for entry in self.found.entries}
+        sent = {entry.path for entry in self.listing.entries}
         try:
-            tracked = tracked_files(self.found.root)
+            tracked = tracked_files(self.listing.root)
         except OSError as error:
-            self.found.skipped.append(("files that git tracks and ignores", str(error)))
+            self.listing.skipped.append(("files that git tracks and ignores", str(error)))
             return
         for path in tracked:
-            whole = Path(self.found.root, path)
-            is_ours = _NEVER.intersection(Path(path).parts) or self._own.spec.check_file(path).include
-            is_ours = is_ours or any(os.path.realpath(folder) in self._never for folder in whole.parents)
-            if path not in sent and not is_ours and whole.is_file() and not whole.is_symlink():
-                self._add(path, "f", whole.lstat())
+            file = Path(self.listing.root, path)
+            is_excluded = (
+                _NEVER.intersection(Path(path).parts)
+                or self._settings_rules.spec.check_file(path).include
+                or any(os.path.realpath(folder) in self._never for folder in file.parents)
+            )
+            if path not in sent and not is_excluded and file.is_file() and not file.is_symlink():
+                self._add(path, "f", file.lstat())
 
     def _ignored_by(self, path: str, specs: tuple[Rules, ...]) -> str:
-        """Return what keeps the path here, "" if it goes.
+        """Return the source of the rules that ignore a path, "" if it is sent.
 
-        As git decides: the innermost file that names it, and in it the last line that does.
+        The precedence is git's: the last matching line of the innermost file that matches.
         """
-        for one in (self._own, *specs):
-            # Here "!/data/" lets in all that data/ holds, whatever an ignore file says of it.
-            verdict = one.spec.check_file(path).include if one is self._own else one.verdict(path)
+        # In sync.ignore "!/data/" includes all of data/, whatever ignore files match.
+        include = self._settings_rules.spec.check_file(path).include
+        if include is not None:
+            return self._settings_rules.by if include else ""
+        for file_rules in specs:
+            verdict = file_rules.verdict(path)
             if verdict is not None:
-                return one.by if verdict else ""
+                return file_rules.by if verdict else ""
         return ""
 
-    def _file(self, path: str, item: "os.DirEntry[str]") -> None:
-        found = item.stat(follow_symlinks=False)
-        if stat.S_ISREG(found.st_mode):
-            self._add(path, "f", found)
-        elif not stat.S_ISLNK(found.st_mode):
-            self.found.skipped.append((path, "neither a file nor a folder"))
-        elif _leads_out(self.found.root, path):
-            is_within = Path(os.path.realpath(item.path)).is_relative_to(self.found.root)
-            self.found.skipped.append((path, ASTRAY if is_within else OUT))
+    def _add_file(self, path: str, item: "os.DirEntry[str]") -> None:
+        status = item.stat(follow_symlinks=False)
+        if stat.S_ISREG(status.st_mode):
+            self._add(path, "f", status)
+        elif not stat.S_ISLNK(status.st_mode):
+            self.listing.skipped.append((path, "neither a file nor a folder"))
+        elif _leads_out(self.listing.root, path):
+            is_within = Path(os.path.realpath(item.path)).is_relative_to(self.listing.root)
+            self.listing.skipped.append((path, ASTRAY if is_within else OUT))
         else:
-            self._add(path, "l", found)
+            self._add(path, "l", status)
 
     def _add(self, path: str, kind: str, status: os.stat_result) -> None:
         size = 0 if kind == "d" else status.st_size
         mode = 0 if kind == "l" else stat.S_IMODE(status.st_mode) & 0o777
         mtime_ns = 0 if kind == "d" else status.st_mtime_ns
-        found = self.found
         version = "-" if kind == "d" else f"{status.st_ctime_ns}.{status.st_ino}"
-        one = Entry(path=path, kind=kind, mode=mode, size=size, mtime_ns=mtime_ns, version=version)
-        found.entries.append(one)
+        entry = Entry(path=path, kind=kind, mode=mode, size=size, mtime_ns=mtime_ns, version=version)
+        listing = self.listing
+        listing.entries.append(entry)
         self._size += size
-        if len(found.entries) > _MOST_FILES or self._size > _MOST_BYTES:
-            largest = ", ".join(f"{name} {size / 1e9:.1f} GB" for name, size in found.largest())
+        if len(listing.entries) > _MOST_FILES or self._size > _MOST_BYTES:
+            largest = ", ".join(f"{name} {size / 1e9:.1f} GB" for name, size in listing.largest())
             raise ConfigError(
-                f"the folder to sync, {found.root}, is far too large",
-                f"over {len(found.entries):,} files or {self._size / 1e9:.0f} GB; the largest: {largest}",
+                f"the folder to sync, {listing.root}, is far too large",
+                f"over {len(listing.entries):,} files or {self._size / 1e9:.0f} GB; the largest: {largest}",
                 "name what is not needed in .awsddpignore, or set sync.workdir",
             )
 
 
 def _leads_out(root: Path, path: str) -> bool:
-    """Tell whether a link leads elsewhere on a node: its text, or one on its way, leaves the folder."""
-    at: list[str] = []
+    """Return True if a link, or another link on its path, leaves the folder `root`."""
+    parts: list[str] = []
     pending, links = path.split("/")[::-1], 0
     while pending and links <= _MOST_LINKS:  # a loop stays in the folder
         name = pending.pop()
         if name == "..":
-            if not at:
+            if not parts:
                 return True
-            at.pop()
+            parts.pop()
         elif name not in ("", "."):
-            at.append(name)
-            with contextlib.suppress(OSError):  # what is no link
-                text = os.fspath(Path(root, *at).readlink())
+            parts.append(name)
+            with contextlib.suppress(OSError):  # not a link
+                text = os.fspath(Path(root, *parts).readlink())
                 if text.startswith("/"):
                     return True
-                at.pop()
+                parts.pop()
                 pending += text.split("/")[::-1]
                 links += 1
     return False

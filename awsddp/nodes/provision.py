@@ -1,4 +1,4 @@
-"""What instances boot with, and how launched ones are made ready: their own host key, what they have."""
+"""Render the user data of instances, and prepare booted nodes: own host key, environment, GPUs."""
 
 import json
 import time
@@ -28,7 +28,7 @@ Answer = TypeVar("Answer")
 
 
 class _Inspect(msgspec.Struct, frozen=True, kw_only=True, tag_field="do", tag="inspect"):
-    """The request to wait until the boot has ended and the GPUs answer, and to say what there is."""
+    """The request to wait for the end of the boot and for the GPUs, and to report the node's facts."""
 
     user: str
     address: str | None
@@ -41,19 +41,19 @@ class _Inspect(msgspec.Struct, frozen=True, kw_only=True, tag_field="do", tag="i
 
 
 class _Rekey(msgspec.Struct, frozen=True, tag_field="do", tag="rekey"):
-    """The request that sshd uses the host key that was made on the node."""
+    """The request to switch sshd to the host key that was generated on the node."""
 
 
 class _Rekeyed(msgspec.Struct, frozen=True):
-    """The answer to it: that it does."""
+    """The response to it, without content."""
 
 
 def user_data(*, host_key: KeyPair, expires_at: datetime, idle_s: int = 0) -> str:
-    """Return the cloud-config that every node of a launch boots with.
+    """Return the cloud-config of all nodes of a launch.
 
-    It installs the throw-away `host_key` before sshd answers, and a watchdog that powers the machine off at
-    `expires_at` (aware of its zone), or after `idle_s` seconds without use (0: never), with nobody's help.
-    Raises ConfigError over EC2's limit of 16 KB.
+    It installs the temporary `host_key` before sshd starts, and a watchdog that powers the machine off at
+    `expires_at` (timezone-aware), or after `idle_s` seconds without use (0: never). Raises ConfigError above
+    EC2's limit of 16 KB.
     """
     seconds, text = moment(expires_at)
     rendered = render(
@@ -70,7 +70,7 @@ def user_data(*, host_key: KeyPair, expires_at: datetime, idle_s: int = 0) -> st
 
 
 def moment(when: datetime) -> tuple[int, str]:
-    """Return a moment as seconds since 1970 and as people read it, in UTC."""
+    """Return a time as seconds since 1970 and as text in UTC."""
     when = when.astimezone(UTC)
     return int(when.timestamp()), when.strftime("%Y-%m-%dT%H:%M:%SZ")
 
@@ -85,12 +85,13 @@ def prepare(
     deadline_s: float = 600,
     gpus_deadline_s: float = 300,
 ) -> tuple[Prepared, ...]:
-    """Make connected nodes ready, all at once, and return what was found, by node number. May be repeated.
+    """Prepare connected nodes, all at once, and return their facts in the order of their numbers.
 
-    Waits for the end of the boot, replaces the throw-away host key by one made on the node, finds the
-    environment and the network interface. `expires_at` moves the expiry, `idle_s` the idle time. Torch is to
-    find `gpus` GPUs on each node; those behind NVSwitches are waited for. Raises NodesFailed for all nodes
-    that cannot be made ready; the others are. Events go where the fleet's go.
+    Waits for the end of the boot, replaces the temporary host key by one generated on the node, finds the
+    environment and the network interface. May be repeated. `expires_at` changes the expiry, `idle_s` the idle
+    time. Torch must find `gpus` GPUs on each node; GPUs behind NVSwitches are waited for. Raises NodesFailed
+    for nodes that cannot be prepared, after preparing the others. Events are reported by the fleet's
+    `on_event`.
     """
     nodes = sorted(nodes, key=lambda node: node.node)
     for node in nodes:
@@ -109,11 +110,14 @@ def prepare(
         )
         for node in nodes
     }
-    found = _ask(fleet, requests, Inspected, deadline_s + gpus_deadline_s + 120, failures)
-    _change_host_keys(fleet, {node: facts.host_key for node, facts in found.items()}, failures)
+    timeout_s = deadline_s + gpus_deadline_s + 120
+    inspected = _call(fleet, requests, Inspected, timeout_s, failures)
+    _change_host_keys(fleet, {node: facts.host_key for node, facts in inspected.items()}, failures)
     outcomes: dict[int, Prepared | NodeError] = {**failures}
-    for node in (one for one in nodes if one.node not in failures):
-        facts = found[node.node]
+    for node in nodes:
+        if node.node in failures:
+            continue
+        facts = inspected[node.node]
         outcomes[node.node] = _problem(node, facts, gpus) or msgspec.convert(
             {**msgspec.structs.asdict(facts), "node": node.node, "instance_id": node.instance_id}, Prepared
         )
@@ -123,45 +127,45 @@ def prepare(
 
 
 def _change_host_keys(fleet: "Fleet", final: Mapping[int, str], failures: dict[int, NodeError]) -> None:
-    """Replace the seed by the final key. There is no moment at which the key shown is not accepted here.
+    """Replace the temporary host key by the final one, so that known_hosts has the node's key at all times.
 
-    The final key's public half is written down before sshd uses it; the seed is dropped after the first
-    connection that the final key verified.
+    The public half of the final key is added before sshd uses it. The temporary key is removed after the
+    first connection that the final key verified.
     """
     known_hosts = fleet.login.known_hosts
-    names = {node: fleet.endpoints[node].instance_id for node in final}
+    instance_ids = {node: fleet.endpoints[node].instance_id for node in final}
     pending = [node for node, key in final.items() if fleet.host_key(node) != key]
-    hostkeys.accept(known_hosts, {names[node]: final[node] for node in pending})
-    pending = list(_ask(fleet, dict.fromkeys(pending, _Rekey()), _Rekeyed, 60, failures))
+    hostkeys.accept(known_hosts, {instance_ids[node]: final[node] for node in pending})
+    pending = list(_call(fleet, dict.fromkeys(pending, _Rekey()), _Rekeyed, 60, failures))
     deadline = time.monotonic() + _REKEY_S
-    while pending:  # sshd is told by a signal: a connection made in that very moment may still show the seed
+    while pending:  # sshd reloads after a signal: until then a connection may still show the temporary key
         try:
             fleet.reconnect(pending)
         except NodesFailed as error:
             failures.update(error.failures)
-        pending = [n for n in pending if n not in failures and fleet.host_key(n) != final[n]]
+        pending = [node for node in pending if node not in failures and fleet.host_key(node) != final[node]]
         if pending and time.monotonic() > deadline:
             for node in pending:
                 failures[node] = NodeFailure(node, "command", "its sshd does not present its new host key")
             break
-    settled = [node for node in final if node not in failures and fleet.host_key(node) == final[node]]
-    hostkeys.settle(known_hosts, {names[node]: final[node] for node in settled})
+    changed = [node for node in final if node not in failures and fleet.host_key(node) == final[node]]
+    hostkeys.settle(known_hosts, {instance_ids[node]: final[node] for node in changed})
 
 
-def _ask(
+def _call(
     fleet: "Fleet",
     requests: Mapping[int, _Inspect | _Rekey],
     answer: type[Answer],
     timeout_s: float,
     failures: dict[int, NodeError],
 ) -> dict[int, Answer]:
-    """Return the nodes' answers; who gives none is added to `failures`."""
+    """Return the responses of the nodes; the others are added to `failures`."""
     commands = {}
     for node, request in requests.items():
         sudo = [] if fleet.endpoints[node].user == "root" else ["sudo", "-n"]
         argv = [*sudo, "python3", "-I", "-", msgspec.json.encode(request).decode()]
         commands[node] = argv, template("prepare.py").encode()
-    answers = {}
+    responses = {}
     for node, end in fleet.run_each(commands, timeout_s=timeout_s).items():
         try:
             if isinstance(end, NodeError):
@@ -169,18 +173,18 @@ def _ask(
             if end.exit_code != 0 or not end.stdout.strip():
                 why = f"exit code {end.exit_code}\n{end.tail()}"
                 raise NodeFailure(node, "command", "preparation failed", why)
-            # What the login shell's own files print stands before the answer.
-            answers[node] = read_answer(end.stdout.splitlines()[-1], answer, node=node)
+            # Startup files of the login shell may print lines before the response.
+            responses[node] = read_answer(end.stdout.splitlines()[-1], answer, node=node)
         except NodeError as error:
             failures[node] = error
-    return answers
+    return responses
 
 
 def _problem(node: Node, facts: Inspected, gpus: int) -> NodeFailure | None:
-    """Return why a node is not ready, None where it is."""
+    """Return the error of a node that is not ready, else None."""
     few = bool(facts.python) and facts.gpus < gpus
     unwatched = "its expiry watchdog is not running, so it would not shut down by itself"
-    rows = (  # whether it is so, message, why: the first one counts
+    rows = (  # condition, message, why: the first one that holds
         (few, f"torch sees {facts.gpus} of {gpus} GPUs", facts.gpus_said),
         (not facts.watched, unwatched, facts.complaint),
         (not facts.python, "no Python with torch found", "searched /opt/pytorch and in conda's folders"),
@@ -190,8 +194,10 @@ def _problem(node: Node, facts: Inspected, gpus: int) -> NodeFailure | None:
     advice = "awsddp down && awsddp up --image IMAGE   # another image"
     if few:
         advice = "awsddp up   # again\nawsddp down && awsddp up   # if that does not help"
-    found = next(((message, why) for is_so, message, why in rows if is_so), None)
-    return NodeFailure(node.node, "command", *found, advice) if found else None
+    for is_so, message, why in rows:
+        if is_so:
+            return NodeFailure(node.node, "command", message, why, advice)
+    return None
 
 
 def _summary(facts: Inspected) -> str:

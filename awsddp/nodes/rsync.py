@@ -1,4 +1,4 @@
-"""One rsync over the system's ssh: started without a shell, watched, its exit codes explained."""
+"""Run rsync over the system's ssh, without a shell; report progress, explain exit codes."""
 
 import functools
 import os
@@ -17,9 +17,9 @@ from awsddp.util.format import node_name
 from awsddp.util.parallel import soon
 
 SPARSE = ("--sparse", "--compress")
-"""Options for files with holes: they travel as few bytes, and are holes again."""
+"""Options for files with holes, which are transferred compressed and written as holes."""
 _PROGRESS = re.compile(r"\s*(\d+)\s+\d+%")
-_STEPS = 200  # of what is reported
+_STEPS = 200  # progress reports of a transfer
 _PARTLY = 23
 _GONE_AT_SENDER = 24
 _NETWORK = {10, 12, 30, 35, 255}
@@ -29,26 +29,26 @@ _NETWORK = {10, 12, 30, 35, 255}
 def program() -> str:
     """Return the path of rsync on this machine. Raises ConfigError.
 
-    One before 3.2.5 takes files that were not asked for from a node that lies:
+    Versions before 3.2.5 accept files from a malicious sender that were not requested:
     https://download.samba.org/pub/rsync/NEWS#3.2.5.
     """
     install = "sudo apt-get install rsync   # macOS: brew install rsync"
     path = find_program("rsync", "files are transferred by rsync", f"install it: {install}")
     find_program("ssh", "files are transferred over ssh", "install it: sudo apt-get install openssh-client")
-    said = subprocess.run(
+    output = subprocess.run(
         [path, "--version"], capture_output=True, text=True, stdin=subprocess.DEVNULL
     ).stdout
-    version = re.match(r"rsync\s+version v?(\d+)\.(\d+)\.(\d+)", said)
+    version = re.match(r"rsync\s+version v?(\d+)\.(\d+)\.(\d+)", output)
     if version is None or tuple(map(int, version.groups())) < (3, 2, 5):
-        first = said.splitlines()[0] if said else "its version is unknown"
-        later = f"{install}\nconda install -c conda-forge rsync   # where the system has no later one"
+        first = output.splitlines()[0] if output else "its version is unknown"
+        later = f"{install}\nconda install -c conda-forge rsync   # if the system has no later version"
         raise ConfigError(f"{path} is not rsync 3.2.5 or later", first, later)
     return path
 
 
 @dataclass(frozen=True)
 class Progress:
-    """What is reported of a transfer with `node`: its text, and the share of `size` bytes that is done."""
+    """Reports the progress of a transfer of `size` bytes with `node`."""
 
     node: int
     text: str
@@ -70,13 +70,12 @@ def transfer(
     progress: Progress,
     partly: bool = False,
 ) -> None:
-    """Run rsync with `words` (options, source, destination) for `paths`, which go in by stdin.
+    """Run rsync with `args` (options, source, destination) for `paths`, which are passed by stdin.
 
-    `progress` is reported. Raises NodeFailure with rsync's last lines; a file that vanished at
-    its sender meanwhile is none, and with `partly` none that could not be sent. Ends early, without an error,
-    once `stop` is set.
+    Raises NodeFailure with rsync's last lines, except for files that vanished at the sender and, with
+    `allow_partial`, for files that could not be sent. Once `stop` is set, ends early without an error.
     """
-    shell = f"ssh -F {_quoted(os.fspath(ssh_config))}"
+    shell = f"ssh -F {_quote(os.fspath(ssh_config))}"
     argv = [program(), "--from0", "--files-from=-", "--ignore-missing-args", "--info=progress2"]
     environ = {name: value for name, value in os.environ.items() if not name.startswith("RSYNC_")}
     with tempfile.TemporaryFile() as names, tempfile.TemporaryFile() as complaints:
@@ -88,10 +87,10 @@ def transfer(
             stdout=subprocess.PIPE,
             stderr=complaints,
             env={**environ, "LC_ALL": "C"},
-            errors="replace",  # text, in which a carriage return ends a line, too
+            errors="replace",  # text mode, in which a carriage return ends a line
         ) as process:
             assert process.stdout is not None
-            soon(_end, process, stop)
+            soon(_terminate_on_stop, process, stop)
             try:
                 done = 0
                 for line in process.stdout:
@@ -99,7 +98,7 @@ def transfer(
                     if match and int(match[1]) - done > progress.size / _STEPS:
                         progress.report(done := int(match[1]))
             except BaseException:
-                process.terminate()  # it ends its children, too; what leaves the block waits for it
+                process.terminate()  # it ends its children; leaving the block waits for it
                 raise
         code = process.returncode
         if stop.is_set() or code in (0, _GONE_AT_SENDER) or (partly and code == _PARTLY):
@@ -108,16 +107,16 @@ def transfer(
         raise _failure(progress.node, code, complaints.read().decode(errors="replace"))
 
 
-def _end(process: subprocess.Popen[str], stop: threading.Event) -> None:
+def _terminate_on_stop(process: subprocess.Popen[str], stop: threading.Event) -> None:
     stop.wait()
     process.terminate()
 
 
-def _failure(node: int, code: int, said: str) -> NodeFailure:
+def _failure(node: int, code: int, stderr: str) -> NodeFailure:
     layer: Layer = "files"
-    if "rsync: command not found" in said or "rsync: not found" in said or code == 127:
-        return NodeFailure(node, layer, "rsync is not installed", tail(said))
-    if "No space left on device" in said:
+    if "rsync: command not found" in stderr or "rsync: not found" in stderr or code == 127:
+        return NodeFailure(node, layer, "rsync is not installed", tail(stderr))
+    if "No space left on device" in stderr:
         message = "a disk is full"
     elif code in _NETWORK:
         message, layer = "the transfer was interrupted", "lost"
@@ -125,9 +124,9 @@ def _failure(node: int, code: int, said: str) -> NodeFailure:
         message = "some files could not be transferred"
     else:
         message = "the transfer failed"
-    return NodeFailure(node, layer, f"{message} (rsync exit {code})", tail(said))
+    return NodeFailure(node, layer, f"{message} (rsync exit {code})", tail(stderr))
 
 
-def _quoted(word: str) -> str:
-    """Return a word as rsync's -e splits it: single quotes, doubled inside."""
+def _quote(word: str) -> str:
+    """Return a word quoted for rsync's -e option: in single quotes, with single quotes doubled."""
     return "'" + word.replace("'", "''") + "'"

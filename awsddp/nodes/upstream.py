@@ -1,7 +1,7 @@
-"""Fetches for nodes what the user's configuration names, and what index pages name at public addresses.
+"""Fetch granted URLs for nodes, and URLs at public addresses that index pages link to.
 
-A grant is a URL that the configuration or a table of ours gives. Its login is sent below its own path alone.
-An address is checked, and then the very address that was checked is connected to.
+A grant is a URL of the user's configuration or of a table in catalog.py. Its login is sent only to URLs below
+its path. Addresses are checked after name resolution, and the checked address is the one connected to.
 """
 
 import base64
@@ -32,14 +32,14 @@ _FILE_HOSTS = frozenset(
         *("conda.anaconda.org", "repo.anaconda.com", "binstar-cio-packages-prod.s3.amazonaws.com"),
     }
 )
-"""Where the public indexes, channels and releases keep their files, by https: as if a user had named them.
+"""Hosts with the files of public indexes, channels and releases: treated as configured, by https only.
 
-They are reached through a proxy, and where a company's DNS leads to its own mirror, with its certificate.
+So they can be reached through a proxy, and at private addresses if a company's DNS points to its own mirror.
 """
 
 
 class RefusedError(OSError):
-    """A URL is not fetched for a node: where, and why, which environment.explain knows."""
+    """A URL is not fetched for a node. `why` is matched by `explain` in plan/environment.py."""
 
     def __init__(self, subject: str, why: str) -> None:
         super().__init__(f"{subject}: {why}")
@@ -47,10 +47,10 @@ class RefusedError(OSError):
 
 @dataclass(frozen=True)
 class Grant:
-    """A URL, without a login, that nodes may ask for, and the `login` (USER:PASSWORD) of requests below it.
+    """A URL (without login) that nodes may request, and the `login` (USER:PASSWORD) for URLs below it.
 
-    Of an "index" pages, of a "page" itself, of a "tree" all below it, of a "git" repository what a clone
-    reads, of a "file" itself.
+    `kind` limits the requests: for "index" its pages, for "page" and "file" the URL itself, for "tree" all
+    URLs below it, for "git" the requests of a clone.
     """
 
     kind: Kind
@@ -58,22 +58,22 @@ class Grant:
     login: str = ""
 
     def covers(self, url: str) -> bool:
-        """Return whether a URL may have the login, and a private address."""
+        """Return True if the login may be sent to a URL, and the URL may have a private address."""
         return is_below(self._scope, url) or (self.kind == "git" and is_below(f"{self.url}.git", url))
 
     @property
     def is_folder(self) -> bool:
-        """Whether it is one of this machine."""
+        """Whether the URL is a local path."""
         return self.url.startswith("file:")
 
     @property
     def folder(self) -> Path:
-        """The folder of this machine in which the files are, which pages may link to."""
+        """The local folder with the files that pages may link to."""
         return Path(unquote(urlsplit(self._scope).path)).resolve()
 
     @property
     def _scope(self) -> str:
-        """The URL itself; of an index the folder of its `simple`, beside which the files are."""
+        """The URL; for an index the parent of `simple`, which also contains the files."""
         above, _, last = self.url.rstrip("/").rpartition("/")
         is_file = self.kind == "page" and not self.url.endswith("/")
         return above if is_file or (self.kind == "index" and last in _SIMPLE) else self.url
@@ -81,7 +81,7 @@ class Grant:
 
 @dataclass(frozen=True)
 class NodeRequest:
-    """A request of a node; `git` has the only login that one of a repository may have."""
+    """A request of a node; `git` is the grant of a repository, whose login alone may be sent."""
 
     method: str
     headers: Mapping[str, str]
@@ -90,7 +90,7 @@ class NodeRequest:
 
 
 class Upstream:
-    """The internet as this machine reaches it: through `proxies`, and with more certificates, `ca`."""
+    """Fetches URLs through `proxies`, with `ca` as additional certificates."""
 
     def __init__(self, grants: list[Grant], *, ca: str, proxies: Mapping[str, str]) -> None:
         self.grants = grants
@@ -103,14 +103,14 @@ class Upstream:
             self._opener.add_handler(handler)
 
     def is_granted(self, url: str) -> bool:
-        """Return whether the configuration names a URL, or a path above it."""
+        """Return True if a grant covers a URL."""
         return any(grant.covers(url) for grant in self.grants)
 
     def fetch(self, url: str, request: NodeRequest, *, is_named: bool) -> tuple[Any, str]:
-        """Return the response behind all redirects, and its URL.
+        """Follow redirects, and return the response and its URL.
 
-        `is_named`: the configuration names its host, which then may be private. Raises RefusedError, OSError,
-        HTTPException, ValueError.
+        `is_named`: the configuration names the host, which then may have a private address. Raises
+        RefusedError, OSError, HTTPException, ValueError.
         """
         for _ in range(_HOPS):
             url = without_login(url)
@@ -127,12 +127,12 @@ class Upstream:
         raise RefusedError(host_port(url), "too many redirects")
 
     def _login(self, url: str, git: Grant | None) -> dict[str, str]:
-        """Return the header with the login of the longest path that was given one."""
-        candidates = [git] if git else [one for one in self.grants if one.kind != "git"]
-        covering = [one for one in candidates if one.login and one.covers(url)]
+        """Return the header with the login of the grant with the longest path, {} without a login."""
+        candidates = [git] if git else [grant for grant in self.grants if grant.kind != "git"]
+        covering = [grant for grant in candidates if grant.login and grant.covers(url)]
         if not covering:
             return {}
-        login = unquote(max(covering, key=lambda one: len(one.url)).login)
+        login = unquote(max(covering, key=lambda grant: len(grant.url)).login)
         return {"Authorization": "Basic " + base64.b64encode(login.encode()).decode()}
 
     def _open(self, request: urllib.request.Request, is_named: bool) -> Any:
@@ -156,7 +156,7 @@ class Upstream:
 
 
 class _Handler(urllib.request.HTTPSHandler):
-    """Opens http and https over connections to addresses that are checked."""
+    """Opens http and https over connections made by the request's `dial`, which checks addresses."""
 
     http_request = urllib.request.AbstractHTTPHandler.do_request_
 
@@ -180,22 +180,22 @@ def _connection(kind: Any, request: Any, host: str, **more: Any) -> Any:
 def _dial(
     address: tuple[str, int], timeout: float, source: object = None, *, any_address: bool
 ) -> socket.socket:
-    """Return a connection to a host, all of whose addresses are public. Raises RefusedError, OSError."""
+    """Connect to a host whose addresses are all public. Raises RefusedError, OSError."""
     host, port = address
     addresses = [str(name[0]) for *_, name in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
     if not any_address and not all(map(is_public, addresses)):
         raise RefusedError(f"{host}:{port}", "its address is not public")
-    failed = OSError(f"{host} has no address")
-    for one in addresses:
+    last_error = OSError(f"{host} has no address")
+    for candidate in addresses:
         try:
-            return socket.create_connection((one, port), timeout)
+            return socket.create_connection((candidate, port), timeout)
         except OSError as error:
-            failed = error
-    raise failed
+            last_error = error
+    raise last_error
 
 
 def is_public(address: str) -> bool:
-    """Return whether an IP address is one of the internet, and holds none that is not."""
+    """Return True if an IP address, and an IPv4 address embedded in it, are public."""
     ip = ipaddress.ip_address(address)
     if isinstance(ip, ipaddress.IPv6Address):
         inner = ip.ipv4_mapped or ip.sixtofour or (ip.teredo or (None,))[-1]
@@ -207,7 +207,7 @@ def is_public(address: str) -> bool:
 
 
 def is_below(prefix: str, url: str) -> bool:
-    """Return whether a URL is another one, or lies below it."""
+    """Return True if `url` is `prefix` or below it."""
     if origin(prefix) != origin(url):
         return False
     upper, lower = _segments(prefix), _segments(url)
@@ -215,33 +215,33 @@ def is_below(prefix: str, url: str) -> bool:
 
 
 def depth_below(prefix: str, url: str) -> int:
-    """Return how many names a URL has more than one above it."""
+    """Return the number of path segments that `url` has in addition to `prefix`."""
     return len(_segments(url) or ()) - len(_segments(prefix) or ())
 
 
 def _segments(url: str) -> list[str] | None:
-    """Return the names of a URL's path, None where a server may read another path."""
+    """Return the segments of a URL's path, None if servers may interpret it differently."""
     path = urlsplit(url).path
     while path != (path := unquote(path)):
         pass
-    names = [name for name in path.split("/") if name]
-    is_plain = not {".", ".."} & set(names) and "\\" not in path and path.isprintable()
-    return names if is_plain else None
+    segments = [segment for segment in path.split("/") if segment]
+    is_plain = not {".", ".."} & set(segments) and "\\" not in path and path.isprintable()
+    return segments if is_plain else None
 
 
 def origin(url: str) -> str:
-    """Return scheme, host and port of a URL; "" for what is none."""
+    """Return scheme, host and port of a URL, "" if it is invalid."""
     host = host_port(url)
     return f"{urlsplit(url).scheme}://{host}" if host else "file://" * url.startswith("file:///")
 
 
 def host_port(url: str) -> str:
-    """Return the host and the port of a URL, "" for what has none."""
+    """Return host and port of a URL, "" if it has none."""
     try:
         parts = urlsplit(url)
         port = parts.port or (80 if parts.scheme == "http" else 443)
         return f"{parts.hostname}:{port}" if parts.hostname else ""
-    except ValueError:  # no such port; [ without ]
+    except ValueError:  # an invalid port, or [ without ]
         return ""
 
 
