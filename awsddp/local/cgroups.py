@@ -1,4 +1,4 @@
-"""A cgroup for each node, under one for the local cloud: limits, and a sure way to find and end processes."""
+"""Cgroups of the nodes, below one cgroup of the local cloud: limits, and finding and killing processes."""
 
 from __future__ import annotations
 
@@ -15,92 +15,93 @@ from awsddp.local.machine import Place
 ROOT = Path("/sys/fs/cgroup")
 CPU = ROOT / "cpu"
 MEMORY = ("memory.max", "memory.limit_in_bytes")
-"""The limit of memory in cgroup v2 and v1."""
+"""The files of the memory limit in cgroup v2 and v1."""
 MAX_PROCESSES = 8192
 MEMORY_SHARE = 0.9
 SLOW_CPU_US = (5_000, 100_000)
-"""What the processes of a slow node get together: so many microseconds of CPU time in each period."""
+"""The CPU quota of all processes of a slow node, and its period, in microseconds."""
 TIGHT_BYTES = 96 << 20
-"""How much a node that is short of memory may take beside what it has."""
-_SHARING = threading.Lock()
-"""Held while the nodes get their shares: nodes that boot or end at once would leave unequal ones."""
+"""How much more than its current use a node that is short of memory may take."""
+_DIVIDE_LOCK = threading.Lock()
+"""Held while the memory is divided: nodes that boot or end at the same time would get unequal shares."""
 
 
 def hierarchies() -> list[Path]:
-    """The mounted trees that systemd and the limits need: one with cgroup v2, several with v1 or both."""
+    """Return the mounted trees that systemd and the limits need: one with cgroup v2, else several."""
     if (ROOT / "cgroup.controllers").exists():
         return [ROOT]
     return [ROOT / name for name in ("unified", "systemd", "memory", "pids") if (ROOT / name).is_dir()]
 
 
-def _switches(place: Place, name: str, *switches: str) -> list[Path]:
-    """Return those of these files that the cgroups of this name have."""
-    folders = [tree / place.cgroup / name for tree in hierarchies()]
-    return [folder / switch for folder in folders for switch in switches if (folder / switch).exists()]
+def _find_files(paths: Place, name: str, *file_names: str) -> list[Path]:
+    """Return the files of these names that the cgroups called `name` have."""
+    folders = [tree / paths.cgroup / name for tree in hierarchies()]
+    return [folder / file for folder in folders for file in file_names if (folder / file).exists()]
 
 
-def make(place: Place, instance_id: str) -> list[Path]:
-    """Make a node's cgroups with their limits and return them.
+def make(paths: Place, instance_id: str) -> list[Path]:
+    """Create a node's cgroups with their limits and return them.
 
-    All nodes together may take most of what the machine can spare now, and what they have already, so that it
-    is never the machine that runs out; each may take an equal share of that, as otherwise the kernel ends
-    what runs on one node for the memory that another one uses.
+    All nodes together may use most of the machine's free memory in addition to what they use already, so that
+    the machine itself never runs out. Each node gets an equal share: otherwise the kernel kills processes of
+    one node for the memory that another one uses.
     """
-    made = []
+    created = []
     for tree in hierarchies():
-        folder = tree / place.cgroup / instance_id
+        folder = tree / paths.cgroup / instance_id
         folder.mkdir(parents=True, exist_ok=True)
         if tree == ROOT:
             for parent in (ROOT, folder.parent):
                 with suppress(OSError):
                     (parent / "cgroup.subtree_control").write_text("+memory +pids")
-        made.append(folder)
-    with _SHARING:
-        room = spare_bytes() + sum(_used_bytes(tree / place.cgroup) for tree in hierarchies())
-        for switch in _switches(place, "", *MEMORY):
-            switch.write_text(str(room))
-            _share_out(switch)
-    for switch in _switches(place, instance_id, "pids.max"):
-        switch.write_text(str(MAX_PROCESSES))
-    return made
+        created.append(folder)
+    with _DIVIDE_LOCK:
+        limit = spare_bytes() + sum(_used_bytes(tree / paths.cgroup) for tree in hierarchies())
+        for file in _find_files(paths, "", *MEMORY):
+            file.write_text(str(limit))
+            _divide_memory(file)
+    for file in _find_files(paths, instance_id, "pids.max"):
+        file.write_text(str(MAX_PROCESSES))
+    return created
 
 
-def _share_out(switch: Path) -> None:
-    """Give each node its share of the limit of all."""
-    for node in _nodes(switch.parent):
-        with suppress(OSError):  # v1: it has more, and nothing of it can be freed; or it is just ending
-            (node / switch.name).write_text(str(max(_share(switch), _used_bytes(node) + TIGHT_BYTES)))
+def _divide_memory(limit_file: Path) -> None:
+    """Set the memory limit of each node to its share of the limit in this file."""
+    for node in _list_nodes(limit_file.parent):
+        with suppress(OSError):  # v1: it uses more, and none can be freed; or the node is just ending
+            limit = max(_node_share(limit_file), _used_bytes(node) + TIGHT_BYTES)
+            (node / limit_file.name).write_text(str(limit))
 
 
-def _nodes(cloud: Path) -> list[Path]:
-    """Return the cgroups of all nodes, in one tree."""
+def _list_nodes(cloud: Path) -> list[Path]:
+    """Return the cgroups of all nodes in one tree."""
     return [folder for folder in cloud.iterdir() if folder.is_dir()]
 
 
-def _share(switch: Path) -> int:
-    """Return the memory of a node, by the limit of all."""
-    return int(switch.read_text()) // max(1, len(_nodes(switch.parent)))
+def _node_share(limit_file: Path) -> int:
+    """Return each node's share, in bytes, of the limit in this file."""
+    return int(limit_file.read_text()) // max(1, len(_list_nodes(limit_file.parent)))
 
 
 def _used_bytes(folder: Path) -> int:
-    """Return the memory of a cgroup's processes; 0 in a tree that does not count it."""
+    """Return the memory that a cgroup's processes use, 0 in a tree that does not count it."""
     with suppress(OSError):
-        shown = (folder / "memory.stat").read_text()
-        return sum(int(own) for own in re.findall(r"^(?:anon|total_rss) (\d+)$", shown, re.MULTILINE))
+        stat = (folder / "memory.stat").read_text()
+        return sum(map(int, re.findall(r"^(?:anon|total_rss) (\d+)$", stat, re.MULTILINE)))
     return 0
 
 
 def spare_bytes() -> int:
-    """Most of the memory that is free on this machine."""
-    found = re.search(r"MemAvailable: +(\d+) kB", Path("/proc/meminfo").read_text())
-    return int(int(found[1]) * 1024 * MEMORY_SHARE) if found else 0
+    """Return how much of this machine's free memory the local cloud may use."""
+    match = re.search(r"MemAvailable: +(\d+) kB", Path("/proc/meminfo").read_text())
+    return int(int(match[1]) * 1024 * MEMORY_SHARE) if match else 0
 
 
-def processes(place: Place, instance_id: str = "") -> set[int]:
-    """The pids in a node's cgroups, or in those of the whole local cloud."""
+def processes(paths: Place, instance_id: str = "") -> set[int]:
+    """Return the pids in a node's cgroups, by default in those of the whole local cloud."""
     pids: set[int] = set()
-    # Every process is in every tree, so one tells of all.
-    for folder, _, files in os.walk(hierarchies()[0] / place.cgroup / instance_id):
+    # Every process is in every tree, so one tree is enough.
+    for folder, _, files in os.walk(hierarchies()[0] / paths.cgroup / instance_id):
         if "cgroup.procs" in files:
             with suppress(OSError):
                 pids.update(int(line) for line in Path(folder, "cgroup.procs").read_text().split())
@@ -108,68 +109,70 @@ def processes(place: Place, instance_id: str = "") -> set[int]:
 
 
 def can_freeze() -> bool:
-    """Whether this machine has cgroup v2, whose freezer lets a kill through."""
+    """Return True if this machine has cgroup v2, whose freezer does not block SIGKILL."""
     return any((tree / "cgroup.controllers").exists() for tree in hierarchies())
 
 
-def freeze(place: Place, instance_id: str, *, frozen: bool) -> None:
-    """Let nothing in a node's cgroups run, or all of it. Signals wait; SIGKILL ends it all the same."""
-    for switch in _switches(place, instance_id, "cgroup.freeze"):
-        switch.write_text(str(int(frozen)))
+def freeze(paths: Place, instance_id: str, *, frozen: bool) -> None:
+    """Freeze or thaw all processes of a node. Signals wait until it is thawed, except SIGKILL."""
+    for file in _find_files(paths, instance_id, "cgroup.freeze"):
+        file.write_text(str(int(frozen)))
 
 
-def slow_down(place: Place, instance_id: str, *, slow: bool) -> None:
-    """Limits the CPU time of all processes in a node's cgroups, or takes the limit away.
+def slow_down(paths: Place, instance_id: str, *, slow: bool) -> None:
+    """Limit the CPU time of all processes of a node, or remove the limit.
 
-    With cgroup v1 the node has a cgroup for this only from then on: it shares the machine's CPUs by cgroup,
+    With cgroup v1 this creates the node's CPU cgroup. Not before: v1 divides the machine's CPUs by cgroup,
     not by process.
     """
     quota, period = SLOW_CPU_US
-    for parent in [folder for tree in hierarchies() for folder in (tree, tree / place.cgroup) if slow]:
+    for parent in [folder for tree in hierarchies() for folder in (tree, tree / paths.cgroup) if slow]:
         with suppress(OSError):  # cgroup v1 has none
             (parent / "cgroup.subtree_control").write_text("+cpu")
-    for switch in _switches(place, instance_id, "cpu.max"):
-        switch.write_text(f"{quota if slow else 'max'} {period}")
+    for file in _find_files(paths, instance_id, "cpu.max"):
+        file.write_text(f"{quota if slow else 'max'} {period}")
         return
-    folder = CPU / place.cgroup / instance_id
+    folder = CPU / paths.cgroup / instance_id
     if slow:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "cpu.cfs_period_us").write_text(str(period))
     if folder.exists():
         (folder / "cpu.cfs_quota_us").write_text(str(quota if slow else -1))
     moved: set[int] = set()
-    while slow and (left := processes(place, instance_id) - moved):  # those that start meanwhile, too
-        for pid in left:
+    # Repeated for processes that start during the loop.
+    while slow and (remaining := processes(paths, instance_id) - moved):
+        for pid in remaining:
             with suppress(OSError):
                 (folder / "cgroup.procs").write_text(str(pid))
-        moved |= left
+        moved |= remaining
 
 
-def squeeze(place: Place, instance_id: str, *, tight: bool) -> None:
-    """Limit a node's memory to little more than it has, or to its share."""
-    for switch in _switches(place, instance_id, *MEMORY):
-        usual = _share(switch.parent.parent / switch.name)
-        switch.write_text(str(_used_bytes(switch.parent) + TIGHT_BYTES if tight else usual))
+def squeeze(paths: Place, instance_id: str, *, tight: bool) -> None:
+    """Limit a node's memory to little more than it uses (`tight`), or to its share."""
+    for file in _find_files(paths, instance_id, *MEMORY):
+        share = _node_share(file.parent.parent / file.name)
+        file.write_text(str(_used_bytes(file.parent) + TIGHT_BYTES if tight else share))
 
 
-def end(place: Place, instance_id: str = "", *, deadline_s: float = 10) -> bool:
-    """Kills what is in the cgroups and removes them; false if something was left at the deadline.
+def end(paths: Place, instance_id: str = "", *, deadline_s: float = 10) -> bool:
+    """Kill the processes in a node's cgroups and remove these, by default those of the whole local cloud.
 
-    A cgroup stays busy for a moment after its last process is gone. What a node had goes to the others.
+    Return False if any are left at the deadline. A cgroup stays busy for a moment after its last process
+    ends. The memory of a removed node is divided among the others.
     """
-    until = time.monotonic() + deadline_s
-    trees = [tree / place.cgroup / instance_id for tree in (*hierarchies(), CPU)]
-    while left := [folder for tree in trees for folder, _, _ in os.walk(tree, topdown=False)]:
-        if time.monotonic() > until:
+    deadline = time.monotonic() + deadline_s
+    trees = [tree / paths.cgroup / instance_id for tree in (*hierarchies(), CPU)]
+    while folders := [folder for tree in trees for folder, _, _ in os.walk(tree, topdown=False)]:
+        if time.monotonic() > deadline:
             return False
-        for pid in processes(place, instance_id):
+        for pid in processes(paths, instance_id):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        for folder in left:
+        for folder in folders:
             with suppress(OSError):
                 Path(folder).rmdir()
         time.sleep(0.01)
-    with _SHARING:
-        for switch in _switches(place, "", *MEMORY):
-            _share_out(switch)
+    with _DIVIDE_LOCK:
+        for file in _find_files(paths, "", *MEMORY):
+            _divide_memory(file)
     return True

@@ -1,4 +1,4 @@
-"""What the rest of awsddp knows of the local cloud: start it, ask it, end it, be its client for a command."""
+"""The interface of the local cloud for the rest of awsddp: start it, query it, stop it, connect to it."""
 
 import contextlib
 import fcntl
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from awsddp.model.documents import Fault, LocalDocument
 
 RANK_BYTES = 400_000_000
-"""What a rank takes that has imported torch and trains a small model."""
+"""The memory of a rank that trains a small model with torch."""
 
 
 def home(awsddp_home: Path, remembered: str | None = None) -> Path:
-    """Return the home whose daemon `--local` means: $AWSDDP_LOCAL, else our own.
+    """Return the AWSDDP_HOME of the local cloud: $AWSDDP_LOCAL, else `awsddp_home`.
 
-    A cluster's is the one that its record remembers, for as long as there is a local cloud.
+    `recorded_home`, which a cluster's record names, takes precedence if it has a local cloud.
     """
     if remembered is not None and control.find(Path(remembered)) is not None:
         return Path(remembered)
@@ -35,7 +35,7 @@ def home(awsddp_home: Path, remembered: str | None = None) -> Path:
 
 
 def check_region(region: str | None) -> None:
-    """Raise ConfigError where this is not the region of the local cloud."""
+    """Raise ConfigError if this is not the region of the local cloud."""
     if region != control.REGION:
         raise ConfigError(
             f"cluster.region: the local cloud is {control.REGION}, not {region}",
@@ -45,16 +45,16 @@ def check_region(region: str | None) -> None:
 
 
 def check_memory(ranks: int, *, nodes: int) -> None:
-    """Raise UsageError where this machine has no memory for so many ranks, on all nodes together."""
-    room = cgroups.spare_bytes()
-    fits = room // RANK_BYTES
-    fits -= fits % nodes if fits > nodes else 0
-    if ranks > fits:
+    """Raise UsageError if this machine lacks the memory for `ranks` ranks on all nodes together."""
+    usable_bytes = cgroups.spare_bytes()
+    max_ranks = usable_bytes // RANK_BYTES
+    max_ranks -= max_ranks % nodes if max_ranks > nodes else 0
+    if ranks > max_ranks:
         raise UsageError(
             f"{ranks} ranks do not fit into the memory of this machine",
-            f"a rank takes about {size_text(RANK_BYTES)}, and the local cloud may use {size_text(room)}: "
-            f"{cgroups.MEMORY_SHARE:.0%} of what is free",
-            f"try: --world-size {max(fits, 1)}, or fewer --nodes",
+            f"a rank takes about {size_text(RANK_BYTES)}, and the local cloud may use "
+            f"{size_text(usable_bytes)}: {cgroups.MEMORY_SHARE:.0%} of what is free",
+            f"try: --world-size {max(max_ranks, 1)}, or fewer --nodes",
         )
 
 
@@ -67,46 +67,46 @@ def opened(
     ending: bool = True,
     remembered: str | None = None,
 ) -> Iterator[Target | None]:
-    """Yield the local cloud as a target, started where it is not running (`start`), else None.
+    """Yield the local cloud as a target. If it is not running, start it, or without `start` yield None.
 
-    `remembered` is the home that a cluster's record names.
+    `recorded_home` is the AWSDDP_HOME that a cluster's record names.
 
-    A daemon that was started only because a command needed it ends with the last command, once no instance
-    lives in it; a command that cannot have ended one (not `ending`) need not look. Raises LocalCloudError
-    where this machine cannot carry it.
+    A daemon that was started only because a command needed it is stopped with the last command, unless it
+    has instances. Without `may_stop` this is not checked: for commands that terminate no instance. Raises
+    LocalCloudError if this machine cannot run it.
     """
-    place = home(awsddp_home, remembered)
-    with _presence(place) as alone:
-        info = control.find(place)
+    cloud_home = home(awsddp_home, remembered)
+    with _hold_presence_lock(cloud_home) as is_last_client:
+        info = control.find(cloud_home)
         if info is None and not start:
             yield None
             return
         if info is None or info.pid is None:
-            info = control.start(place, auto=True)
+            info = control.start(cloud_home, auto=True)
         try:
             if start and info.mode != "records":
                 image.ensure(info.mode, on_event=lambda text: on_event(Event(text, "")))
-            yield msgspec.convert({**vars(info), "name": "local", "daemon_home": str(place)}, Target)
+            yield msgspec.convert({**vars(info), "name": "local", "daemon_home": str(cloud_home)}, Target)
         finally:
-            if ending and info.auto and alone() and not _lives(info):
-                control.stop(place, keeps_s3=True)
+            if ending and info.auto and is_last_client() and not _has_instances(info):
+                control.stop(cloud_home, keeps_s3=True)
 
 
 def start(awsddp_home: Path, *, mode: str | None, share: tuple[Path, ...]) -> "LocalDocument":
-    """Start the daemon where it does not run, and return its status. Raises LocalCloudError."""
-    place = home(awsddp_home)
-    with _presence(place):
-        return control.ask(control.start(place, mode=mode, share=share))
+    """Start the daemon if it is not running, and return its status. Raises LocalCloudError."""
+    cloud_home = home(awsddp_home)
+    with _hold_presence_lock(cloud_home):
+        return control.ask(control.start(cloud_home, mode=mode, share=share))
 
 
 def status(awsddp_home: Path) -> "LocalDocument":
-    """Return the status of a running daemon; a dead one is revived. Raises NotFoundError."""
-    with _running(awsddp_home) as info:
+    """Return the status of the local cloud, restarting its daemon if that died. Raises NotFoundError."""
+    with _connect(awsddp_home) as info:
         return control.ask(info)
 
 
 def runs(awsddp_home: Path) -> bool:
-    """Tell whether there is a local cloud, without asking it anything."""
+    """Return True if there is a local cloud; send it no request."""
     try:
         return control.find(home(awsddp_home)) is not None
     except LocalCloudError:  # of another version
@@ -116,7 +116,7 @@ def runs(awsddp_home: Path) -> bool:
 def variables(awsddp_home: Path, remembered: str | None = None) -> list[str]:
     """Return the variables, NAME=VALUE, with which any AWS client reaches the local cloud, [] if none runs.
 
-    `remembered` is the home that a cluster's record names.
+    `recorded_home` is the AWSDDP_HOME that a cluster's record names.
     """
     try:
         info = control.find(home(awsddp_home, remembered))
@@ -129,64 +129,64 @@ def variables(awsddp_home: Path, remembered: str | None = None) -> list[str]:
 
 
 def fault_add(awsddp_home: Path, operation: str, effect: str, **choices: Any) -> "list[Fault]":
-    """Make calls of `operation` go wrong, or the node of that id (faults.py), and return the faults in force.
+    """Add a fault (faults.py) to calls of `operation`, or to the instance of that id; return all active ones.
 
-    `choices` are `for_s`, after which it heals by itself; `notice_s` of a node's "reclaim"; of calls `times`,
-    how often, else until it is cleared, `seconds`, and `only`: strikes requests with a parameter of this
-    value (a launch has its zone). Raises UsageError, NotFoundError where no local cloud is running.
+    `choices` are `for_s`, after which the fault ends by itself; `notice_s` for "reclaim"; and for calls
+    `times` (by default until it is cleared), `seconds`, and `only`, a parameter value that a request must
+    have (a launch also has its zone). Raises UsageError, and NotFoundError if no local cloud is running.
     """
-    with _running(awsddp_home) as info:
-        order = {"add": {"operation": operation, "effect": effect, **choices}}
-        return [*control.ask(info, order).faults]
+    with _connect(awsddp_home) as info:
+        command = {"add": {"operation": operation, "effect": effect, **choices}}
+        return [*control.ask(info, command).faults]
 
 
 def instance_of(awsddp_home: Path, cluster: str, node: int) -> str:
-    """Return the id of a cluster's node. Raises NotFoundError where no local cloud is running, UsageError."""
-    alive = [one for one in status(awsddp_home).instances if one.state != "terminated"]
-    nodes = {one.node: one.instance_id for one in alive if one.cluster == cluster and one.node is not None}
-    if node not in nodes:
-        known = ", ".join(f"node{number}" for number in sorted(nodes)) or "none"
+    """Return the id of a cluster's node. Raises UsageError, and NotFoundError if no local cloud runs."""
+    instances = [row for row in status(awsddp_home).instances if row.state != "terminated"]
+    ids = {row.node: row.instance_id for row in instances if row.cluster == cluster and row.node is not None}
+    if node not in ids:
+        node_names = ", ".join(f"node{number}" for number in sorted(ids)) or "none"
         raise UsageError(
-            f"the cluster {cluster} has no node{node}", f"its nodes are {known}", "awsddp status"
+            f"the cluster {cluster} has no node{node}", f"its nodes are {node_names}", "awsddp status"
         )
-    return nodes[node]
+    return ids[node]
 
 
 def fault_clear(awsddp_home: Path, number: int | None = None) -> "list[Fault]":
-    """Take one fault away, or all; return the rest. Raises UsageError, NotFoundError as `fault_add`."""
-    with _running(awsddp_home) as info:
+    """Remove one fault, or all; return the others. Raises UsageError and NotFoundError as `add_fault`."""
+    with _connect(awsddp_home) as info:
         return [*control.ask(info, {"clear": number}).faults]
 
 
 def stop(awsddp_home: Path) -> bool:
-    """End the daemon and all it made; False where there was none. Raises LocalCloudError."""
-    ended = control.stop(home(awsddp_home))
+    """Stop the daemon and remove all it created; return False if there was none. Raises LocalCloudError."""
+    existed = control.stop(home(awsddp_home))
     for path in awsddp_home.glob("clusters/*/hosts"):
         folder = Folder(awsddp_home, path.parent.name)
         record = folder.read(newer=True)
         if record is not None and record.target.name == "local":
             folder.publish(lambda *_: "")
-    return ended
+    return existed
 
 
 @contextlib.contextmanager
-def _running(awsddp_home: Path) -> Iterator[control.LocalInfo]:
-    """Yield the local cloud that there is, alive. Raises NotFoundError."""
-    place = home(awsddp_home)
-    with _presence(place):
-        if control.find(place) is None:
-            raise NotFoundError("no local cloud is running", f"{place} has none", "awsddp local start")
-        yield control.start(place, auto=True)
+def _connect(awsddp_home: Path) -> Iterator[control.LocalInfo]:
+    """Yield the local cloud, restarting its daemon if that died. Raises NotFoundError."""
+    cloud_home = home(awsddp_home)
+    with _hold_presence_lock(cloud_home):
+        if control.find(cloud_home) is None:
+            raise NotFoundError("no local cloud is running", f"{cloud_home} has none", "awsddp local start")
+        yield control.start(cloud_home, auto=True)
 
 
-def _lives(info: control.LocalInfo) -> bool:
+def _has_instances(info: control.LocalInfo) -> bool:
     return any(instance.state != "terminated" for instance in control.ask(info).instances)
 
 
 @contextlib.contextmanager
-def _presence(place: Path) -> Iterator[Any]:
-    """Say that a client is there, as a shared lock; what is yielded tells whether it is the last one."""
-    make_folder(place)
-    with open_to_append(place / "local.lock") as lock:
+def _hold_presence_lock(cloud_home: Path) -> Iterator[Any]:
+    """Hold the lock that each client shares; yield a function that returns whether this one is the last."""
+    make_folder(cloud_home)
+    with open_to_append(cloud_home / "local.lock") as lock:
         fcntl.flock(lock, fcntl.LOCK_SH)
         yield partial(take, lock)

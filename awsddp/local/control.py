@@ -1,4 +1,4 @@
-"""Starting, finding and stopping the local cloud of a home. Light: heavy imports stay with the daemon."""
+"""Start, find and stop the local cloud of an AWSDDP_HOME. Heavy imports are left to the daemon."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 REGION = "us-east-1"
 START_S = 60.0
 PATIENCE_S = 30.0
-"""After how long without an instance and a client an automatic one ends itself."""
+"""How long an automatic local cloud keeps running without instances and clients."""
 VERSION = 8
-"""Of what a local cloud keeps and answers: raised when a client or a daemon of before could not read it."""
+"""Version of the files and responses: raised when an earlier client or daemon could not read them."""
 
 
 @dataclass(frozen=True)
 class LocalInfo:
-    """A local cloud: how to reach it, what it is, who started it."""
+    """A local cloud: how to connect to it, its mode, and whether a command started it automatically."""
 
     endpoint: str
     region: str
@@ -47,138 +47,137 @@ class LocalInfo:
     caller_address: str
     auto: bool
     pid: int | None
-    """None when its daemon is dead; `start` revives it."""
+    """None if its daemon died; `start` restarts it."""
     node_s3: str | None = None
-    """Where its hosts reach S3; None where nothing boots."""
+    """The endpoint of S3 for its hosts; None if nothing boots."""
 
 
 def start(
     home: Path, *, auto: bool = False, mode: str | None = None, share: tuple[Path, ...] = ()
 ) -> LocalInfo:
-    """Make sure that the local cloud of a home runs, and return it; one that died goes on where it was.
+    """Start the local cloud of an AWSDDP_HOME if it is not running, and return it; a dead one resumes.
 
-    :param auto: nobody asked for it by name, so it ends when nothing lives in it and no client is there.
-    :param mode: "loopback" or "records"; None takes the best that this machine can do, or what runs.
-    :param share: folders of the machine to show read-only in nodes that boot from now on.
-    :raises LocalCloudError: this machine cannot, or the daemon did not come up; `why` says it.
+    :param auto: not started by the user's `local start`: it ends once it has no instance and no client.
+    :param mode: "loopback" or "records"; None takes the mode of an existing one, else the best possible.
+    :param share: folders of the machine to mount read-only in nodes that boot from now on.
+    :raises LocalCloudError: this machine cannot run it, or the daemon did not start; `why` has the reason.
     """
-    place = Place(home)
+    paths = Place(home)
     try:
-        with client_lock(place):
-            write_json(place.settings, _settings(place, auto=auto, mode=mode, share=share))
-            return _running(place)
+        with client_lock(paths):
+            write_json(paths.settings, _merge_settings(paths, auto=auto, mode=mode, share=share))
+            return _wait_until_running(paths)
     except OSError as error:
         raise LocalCloudError(
-            f"the local cloud cannot use {place.folder}",
+            f"the local cloud cannot use {paths.folder}",
             why=str(error),
             next="free disk space there, or set AWSDDP_HOME to another folder",
         ) from error
 
 
 def find(home: Path) -> LocalInfo | None:
-    """The local cloud of a home, or None if there is none. One that is just starting is waited for.
+    """Return the local cloud of an AWSDDP_HOME, or None if there is none. Wait for one that is starting.
 
-    One whose daemon died counts if it was started by name or has instances; its `pid` is None.
+    One whose daemon died is returned, with `pid` None, if `local start` started it or it has instances.
 
     :raises LocalCloudError: it was made by another version of awsddp.
     """
-    place = Place(home)
-    until = time.monotonic() + START_S
-    while (alive := _daemon_lives(place)) and "pid" not in read_report(place) and time.monotonic() < until:
+    paths = Place(home)
+    deadline = time.monotonic() + START_S
+    while (alive := _is_daemon_alive(paths)) and "pid" not in read_report(paths):
+        if time.monotonic() >= deadline:
+            break
         time.sleep(0.02)
     with suppress(FileNotFoundError, KeyError, ValueError):
-        info = _info(place, alive=alive)
-        if alive or not info.auto or place.living.exists():
+        info = _read_info(paths, alive=alive)
+        if alive or not info.auto or paths.living.exists():
             return info
     return None
 
 
 def stop(home: Path, *, keeps_s3: bool = False) -> bool:
-    """Ends the local cloud of a home: instances, processes, mounts, namespaces, interfaces, cgroups, files.
+    """Remove the local cloud of an AWSDDP_HOME: instances, processes, mounts, networks, cgroups, files.
 
-    What is in its S3 is removed, too, unless it `keeps_s3`.
+    Its S3 objects are removed unless `keep_s3`; the image cache stays. Return False if there was none.
 
-    The image cache stays. Returns false where there was none.
-
-    :raises LocalCloudError: something could not be ended.
+    :raises LocalCloudError: something could not be removed.
     """
-    place = Place(home)
-    # Processes of its hosts, or a namespace: also where its files were removed.
-    remains = bool(
-        cgroups.processes(place) or loopback_cleanup.marked(f"{place.tag}-") or network.namespaces(place)
+    paths = Place(home)
+    # Its files may have been removed before its processes and namespaces.
+    has_remains = bool(
+        cgroups.processes(paths) or loopback_cleanup.marked(f"{paths.tag}-") or network.namespaces(paths)
     )
-    if not (remains or place.folder.exists() or place.buckets.exists()):
+    if not (has_remains or paths.folder.exists() or paths.buckets.exists()):
         return False
-    with client_lock(place):
-        existed = remains or place.settings.exists()
-        _end_daemon(place)
-        sweep(place)
+    with client_lock(paths):
+        existed = has_remains or paths.settings.exists()
+        _end_daemon(paths)
+        sweep(paths)
         if not keeps_s3:
-            shutil.rmtree(place.buckets, ignore_errors=True)
+            shutil.rmtree(paths.buckets, ignore_errors=True)
     return existed
 
 
-def sweep(place: Place) -> None:
-    """Removes all that a local cloud had, by name alone: it needs neither its daemon nor its state.
+def sweep(paths: Place) -> None:
+    """Remove everything of a local cloud by name: this needs neither its daemon nor its state.
 
-    Ends every process of its hosts and removes namespaces, interfaces, cgroups and files.
+    Kill every process of its hosts; remove namespaces, interfaces, cgroups and files.
 
-    :raises LocalCloudError: something is still there.
+    :raises LocalCloudError: something could not be removed.
     """
     from awsddp.local import nspawn
 
-    mark = f"{place.tag}-"
-    if not (
-        loopback_cleanup.end(mark) and cgroups.end(place)
-    ):  # a daemon first, which could boot hosts meanwhile
+    mark = f"{paths.tag}-"
+    # The daemon first: it could boot more hosts.
+    if not (loopback_cleanup.end(mark) and cgroups.end(paths)):
         raise LocalCloudError(
             "processes of the local cloud do not end",
-            why=f"pids {sorted({*cgroups.processes(place), *loopback_cleanup.marked(mark)})[:10]}",
+            why=f"pids {sorted({*cgroups.processes(paths), *loopback_cleanup.marked(mark)})[:10]}",
             next="awsddp local stop",
         )
-    network.close_network(place)
-    for folder in (nspawn.RUNTIME / "propagate").glob(f"{place.machine('')}*"):
+    network.close_network(paths)
+    for folder in (nspawn.RUNTIME / "propagate").glob(f"{paths.machine('')}*"):
         with suppress(OSError):
             folder.rmdir()
     nspawn.forget_locks()
-    if place.folder.exists():
-        shutil.rmtree(place.folder)
+    if paths.folder.exists():
+        shutil.rmtree(paths.folder)
 
 
-def ask(info: LocalInfo, order: dict[str, Any] | None = None) -> LocalDocument:
-    """Return what `awsddp local status` shows, after an order to the daemon.
+def ask(info: LocalInfo, command: dict[str, Any] | None = None) -> LocalDocument:
+    """Send a command to the daemon, if one is given, and return the status of the local cloud.
 
-    :param order: {"add": the fields of a fault} (faults.py), which is in force once this returns, or
+    :param command: {"add": the fields of a fault} (faults.py), which is active once this returns, or
         {"clear": its number, None for all}.
     :raises UsageError: no such operation, instance, effect or number.
-    :raises LocalCloudError: its daemon does not answer.
+    :raises LocalCloudError: the daemon does not answer.
     """
     from http.client import HTTPConnection, HTTPException
 
     from awsddp.model.documents import LocalDocument
 
-    line = HTTPConnection(info.endpoint.removeprefix("http://"), timeout=10)  # never through a proxy
+    connection = HTTPConnection(info.endpoint.removeprefix("http://"), timeout=10)  # never through a proxy
     try:
         secret = {"X-Awsddp-Secret": info.secret_access_key}
-        line.request("POST", "/_awsddp/", json.dumps(order) if order else None, secret)
-        reply = line.getresponse()
-        said = json.loads(reply.read())
-        if reply.status == 400:
-            refused = said["error"]
-            raise UsageError(refused["message"], refused["why"], refused["next"])
-        return msgspec.convert({**said, **vars(info)}, LocalDocument)
-    except (OSError, HTTPException, ValueError, LookupError, TypeError, msgspec.ValidationError) as error:
-        # A daemon that ends may cut its answer; another program may have its port by then.
+        connection.request("POST", "/_awsddp/", json.dumps(command) if command else None, secret)
+        response = connection.getresponse()
+        document = json.loads(response.read())
+        if response.status == 400:
+            error = document["error"]
+            raise UsageError(error["message"], error["why"], error["next"])
+        return msgspec.convert({**document, **vars(info)}, LocalDocument)
+    except (OSError, HTTPException, ValueError, LookupError, TypeError, msgspec.ValidationError) as failure:
+        # A daemon that ends may cut its response; another program may have its port by then.
         raise LocalCloudError(
-            f"the local cloud at {info.endpoint} does not answer", why=str(error), next="awsddp local start"
-        ) from error
+            f"the local cloud at {info.endpoint} does not answer", why=str(failure), next="awsddp local start"
+        ) from failure
     finally:
-        line.close()
+        connection.close()
 
 
-def _settings(place: Place, *, auto: bool, mode: str | None, share: tuple[Path, ...]) -> dict[str, Any]:
-    """What was asked for so far and now."""
-    earlier = _read_settings(place) if place.settings.exists() else {}
+def _merge_settings(paths: Place, *, auto: bool, mode: str | None, share: tuple[Path, ...]) -> dict[str, Any]:
+    """Return the settings: those of the existing local cloud, with the requested ones added."""
+    earlier = _read_settings(paths) if paths.settings.exists() else {}
     if earlier and mode not in (None, earlier["mode"]):
         flag = "--no-hosts" if mode == "records" else "--loopback"
         raise LocalCloudError(
@@ -187,127 +186,129 @@ def _settings(place: Place, *, auto: bool, mode: str | None, share: tuple[Path, 
             next=f"awsddp local stop && awsddp local start {flag}",
         )
     if not earlier:
-        chosen, why = machine.choose_mode(mode, place.home)
+        chosen, why = machine.choose_mode(mode, paths.home)
         earlier = {"version": VERSION, "mode": chosen, "why": why, "auto": True, "share": []}
     shared = [*earlier["share"], *(str(folder.resolve()) for folder in share)]
     auto = earlier["auto"] and auto
     return {**earlier, "auto": auto, "share": sorted(set(shared)), "patience_s": PATIENCE_S}
 
 
-def _read_settings(place: Place) -> dict[str, Any]:
-    """Return what was asked for.
+def _read_settings(paths: Place) -> dict[str, Any]:
+    """Return the settings of the existing local cloud.
 
-    :raises LocalCloudError: the file is torn, or of another version.
+    :raises LocalCloudError: the file is damaged, or of another version.
     """
     settings: dict[str, Any] = {}
     with suppress(ValueError):
-        settings = json.loads(place.settings.read_text())
+        settings = json.loads(paths.settings.read_text())
     if settings.get("version") != VERSION:
         raise LocalCloudError(
-            f"the local cloud of {place.home} was made by another version of awsddp",
-            why=f"or this file is damaged: {place.settings}",
+            f"the local cloud of {paths.home} was made by another version of awsddp",
+            why=f"or this file is damaged: {paths.settings}",
             next="awsddp local stop   # it ends all its instances; then the command again",
         )
     return settings
 
 
-def _info(place: Place, *, alive: bool) -> LocalInfo:
-    settings, report = _read_settings(place), json.loads(place.report.read_text())
-    known = {**settings, **report, "pid": report["pid"] if alive else None}
-    return LocalInfo(**{field.name: known[field.name] for field in fields(LocalInfo)})
+def _read_info(paths: Place, *, alive: bool) -> LocalInfo:
+    settings, report = _read_settings(paths), json.loads(paths.report.read_text())
+    values = {**settings, **report, "pid": report["pid"] if alive else None}
+    return LocalInfo(**{field.name: values[field.name] for field in fields(LocalInfo)})
 
 
 @contextmanager
-def client_lock(place: Place, *, wait: bool = True) -> Iterator[None]:
-    """One client at a time; `stop` removes the file, so who waited looks whether it is still the one.
+def client_lock(paths: Place, *, wait: bool = True) -> Iterator[None]:
+    """Hold the lock that one client at a time may have.
 
-    :raises BlockingIOError: another has it, and `wait` is false.
+    `stop` removes the file: after waiting for the lock this checks that the file is still the same one.
+
+    :raises BlockingIOError: another client holds it, and `wait` is false.
     """
     while True:
-        make_folder(place.folder)
+        make_folder(paths.folder)
         try:
-            lock = place.client_lock.open("w")
+            lock = paths.client_lock.open("w")
         except FileNotFoundError:
             continue
         with lock:
             fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
             with suppress(FileNotFoundError):
-                if place.client_lock.stat().st_ino == os.fstat(lock.fileno()).st_ino:
+                if paths.client_lock.stat().st_ino == os.fstat(lock.fileno()).st_ino:
                     yield
                     return
 
 
-def read_report(place: Place) -> dict[str, Any]:
-    """Return what the daemon reports of itself; empty where there is none."""
+def read_report(paths: Place) -> dict[str, Any]:
+    """Return the report that the daemon wrote, empty if there is none."""
     with suppress(FileNotFoundError):
-        report: dict[str, Any] = json.loads(place.report.read_text())
+        report: dict[str, Any] = json.loads(paths.report.read_text())
         return report
     return {}
 
 
-def _daemon_lives(place: Place) -> bool:
+def _is_daemon_alive(paths: Place) -> bool:
     try:
-        with place.daemon_lock.open("r+") as lock:
+        with paths.daemon_lock.open("r+") as lock:
             return not take(lock, fcntl.LOCK_SH)
     except FileNotFoundError:
         return False
 
 
-def _spawn(place: Place) -> bool:
-    """Starts the daemon in a session of its own, its lock handed over; false if one lives after all."""
+def _spawn(paths: Place) -> bool:
+    """Start the daemon in a session of its own and pass it the daemon lock; False if one is alive already."""
     package = str(Path(__file__).parents[2])
     path = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH", "")]))
-    with place.daemon_lock.open("a") as lock, place.log.open("ab") as log:
+    with paths.daemon_lock.open("a") as lock, paths.log.open("ab") as log:
         if not take(lock):
             return False
         lock.truncate(0)
-        if report := read_report(place):
-            write_json(place.report, {key: report[key] for key in report if key not in ("pid", "error")})
-        daemon = [sys.executable, "-m", "awsddp.local.daemon", str(place.home.resolve()), str(lock.fileno())]
-        # The mark is how it is found once its files are removed.
-        marked = {"AWSDDP_HOST": place.daemon_mark}
-        environ = {**os.environ, **marked, "PYTHONPATH": path, "PATH": machine.SEARCH}
+        if report := read_report(paths):
+            write_json(paths.report, {key: report[key] for key in report if key not in ("pid", "error")})
+        daemon = [sys.executable, "-m", "awsddp.local.daemon", str(paths.home.resolve()), str(lock.fileno())]
+        # The mark identifies it once its files are removed.
+        mark = {"AWSDDP_HOST": paths.daemon_mark}
+        environ = {**os.environ, **mark, "PYTHONPATH": path, "PATH": machine.SEARCH}
         run_into(log, "setsid", "--fork", *daemon, env=environ, pass_fds=[lock.fileno()], check=True)
     return True
 
 
-def _running(place: Place) -> LocalInfo:
-    """Waits until the daemon answers; starts it where none lives, also if one is just dying."""
-    until = time.monotonic() + START_S
+def _wait_until_running(paths: Place) -> LocalInfo:
+    """Wait until the daemon answers; start it if none is alive, also if one ends during the wait."""
+    deadline = time.monotonic() + START_S
     spawned = False
-    while time.monotonic() < until:
-        alive = _daemon_lives(place)
-        report = read_report(place)
+    while time.monotonic() < deadline:
+        alive = _is_daemon_alive(paths)
+        report = read_report(paths)
         if alive and "pid" in report:
             with suppress(LocalCloudError):
-                ask(info := _info(place, alive=True))
+                ask(info := _read_info(paths, alive=True))
                 return info
         if spawned and "error" in report:
             error = report["error"]
             raise LocalCloudError(error["message"], why=error["why"], next=error["next"])
         if spawned and not alive:
             break
-        spawned = spawned or (not alive and _spawn(place))
+        spawned = spawned or (not alive and _spawn(paths))
         time.sleep(0.02)
-    lines = place.log.read_text(errors="replace").strip().splitlines() if place.log.exists() else []
+    lines = paths.log.read_text(errors="replace").strip().splitlines() if paths.log.exists() else []
     raise LocalCloudError(
         "the local cloud did not start",
         why="\n".join(lines[-5:]),
-        next=f"read {place.log}, then: awsddp local stop",
+        next=f"read {paths.log}, then: awsddp local stop",
     )
 
 
-def _end_daemon(place: Place) -> None:
-    """Kill the daemon: what it has is on the disk, and what it leaves can be swept."""
-    until = time.monotonic() + 10
-    while _daemon_lives(place):
+def _end_daemon(paths: Place) -> None:
+    """Kill the daemon: its state is on the disk, and `sweep` removes its hosts."""
+    deadline = time.monotonic() + 10
+    while _is_daemon_alive(paths):
         with suppress(FileNotFoundError, ValueError, ProcessLookupError):
-            # Its pid is written first of all: one that starts can be ended too.
-            os.kill(int(place.daemon_lock.read_text()), signal.SIGKILL)
-        if time.monotonic() > until:
+            # A daemon writes its pid first: one that is starting can be killed as well.
+            os.kill(int(paths.daemon_lock.read_text()), signal.SIGKILL)
+        if time.monotonic() > deadline:
             raise LocalCloudError(
                 "the local cloud's daemon does not end",
-                why=f"its log is {place.log}",
+                why=f"its log is {paths.log}",
                 next="awsddp local stop",
             )
         time.sleep(0.02)

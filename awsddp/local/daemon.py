@@ -1,9 +1,9 @@
 """The process of a local cloud: `python -m awsddp.local.daemon HOME LOCK`.
 
-It reads what was asked for (`settings.json`), takes up the state of an earlier run, opens the network, serves
-the endpoint and says where (`daemon.json`). However it ends, it leaves everything in place: `control.stop`
-sweeps what it had, and a new start finds it again. One that nobody asked for by name and nobody needs any
-more sweeps for itself.
+It reads its settings (`settings.json`), loads the state of an earlier run, sets up the network, serves the
+endpoint and reports its address (`daemon.json`). However it ends, it leaves its hosts and files: a new daemon
+resumes with them, and `control.stop` removes them. A daemon that a command started automatically removes them
+itself once it is unused.
 """
 
 from __future__ import annotations
@@ -31,41 +31,41 @@ from awsddp.local.nspawn import NspawnHosts
 from awsddp.state import take
 
 NO_HOSTS_BLOCK = ipaddress.IPv4Network("10.77.0.0/16")
-S3_PORT = 9000  # beside the metadata service
-LOOK_S = 1.0  # between two looks whether it is needed
-QUIET_S = 5.0  # so long after its last call an EC2 client still counts as there
+S3_PORT = 9000  # at the address of the metadata service
+LOOK_S = 1.0  # between two checks whether it is still used
+QUIET_S = 5.0  # how long after its last call an EC2 client counts as connected
 
 
 def main() -> None:
-    place = Place(Path(sys.argv[1]))
-    # The home's lock, taken by who started us: held until this process ends, and by no child of it.
+    paths = Place(Path(sys.argv[1]))
+    # The daemon lock, which the parent process took: this process holds it until it ends, no child does.
     lock = int(sys.argv[2])
     os.set_inheritable(lock, False)
     os.write(lock, str(os.getpid()).encode())
-    # One whose files were removed, and commands that a killed one left half done: AWSDDP_HOST is the mark
-    # of this one and of what it starts.
-    loopback_cleanup.end(place.daemon_mark)
+    # Kill an earlier daemon whose files were removed, and commands that a killed one left running: it and
+    # they have this mark in AWSDDP_HOST.
+    loopback_cleanup.end(paths.daemon_mark)
     try:
-        serve(place)
+        serve(paths)
     except AwsddpError as error:
-        write_json(place.report, {**read_report(place), **error.document()})
+        write_json(paths.report, {**read_report(paths), **error.document()})
         sys.exit(error.exit_code)
 
 
-def serve(place: Place) -> None:
-    """Serve until nobody needs it.
+def serve(paths: Place) -> None:
+    """Serve requests until `_watch` ends this process.
 
     :raises AwsddpError: the network or the state of an earlier run cannot be used.
     """
-    settings = json.loads(place.settings.read_text())
+    settings = json.loads(paths.settings.read_text())
     mode = settings["mode"]
-    earlier = read_report(place)
+    earlier = read_report(paths)
     block = ipaddress.IPv4Network(earlier["block"]) if "block" in earlier else None
     if mode == "nspawn":
-        block, _holder = network.open_switch(place, block)
+        block, _holder = network.open_switch(paths, block)
     elif mode == "loopback":
         block, _holder = network.take_block([block] if block else network.LOOPBACK_BLOCKS)
-    hosts = {"nspawn": NspawnHosts, "loopback": LoopbackHosts, "records": Hosts}[mode](place)
+    hosts = {"nspawn": NspawnHosts, "loopback": LoopbackHosts, "records": Hosts}[mode](paths)
     block = block or NO_HOSTS_BLOCK
 
     gc.disable()  # moto's tables are read once and never dropped
@@ -81,26 +81,26 @@ def serve(place: Place) -> None:
     gc.freeze()
     gc.enable()
     emulator = Emulator(block, image_tags=_image_tags(mode))
-    faults = Faults(place.faults)
-    store = Store(place.state, place.living, keeps=partial(faults.hold, "stale"))
+    faults = Faults(paths.faults)
+    store = Store(paths.state, paths.living, keeps=partial(faults.hold, "stale"))
     store.load()
     emulator.backend(REGION)
     key, secret = emulator.credentials()
     store.save()
     lifecycle = Lifecycle(emulator, store, hosts, faults)
-    buckets = Buckets(place.buckets, place.uploads, emulator, faults)
+    buckets = Buckets(paths.buckets, paths.uploads, emulator, faults)
     front = Front(emulator, store, lifecycle, faults, secret=secret, mode=mode, buckets=buckets)
     if mode == "nspawn":
-        serve_nodes(front.respond_metadata, place.switch, 80)
-        serve_nodes(buckets, place.switch, S3_PORT)
+        serve_nodes(front.respond_metadata, paths.switch, 80)
+        serve_nodes(buckets, paths.switch, S3_PORT)
     port = int(earlier.get("port", 0))
     logging.getLogger("werkzeug").setLevel(logging.ERROR)  # no line for each request
     try:
         server = make_server("127.0.0.1", port, front, threaded=True, request_handler=Handler)
-    except (OSError, SystemExit) as error:  # werkzeug prints the error and leaves
+    except (OSError, SystemExit) as error:  # werkzeug prints the error and exits
         raise LocalCloudError(
             f"the local cloud's port {port} is taken",
-            why="another program took it while this one did not run, and its clients know it by it",
+            why="another program took it while the daemon was not running; clients still use this port",
             next=f"end the other program (ss -tlnp 'sport = {port}'), or: awsddp local stop",
         ) from error
     lifecycle.start()
@@ -118,46 +118,46 @@ def serve(place: Place) -> None:
         "access_key_id": key,
         "secret_access_key": secret,
     }
-    write_json(place.report, report)
-    threading.Thread(target=_watch, args=(place, front, server), daemon=True).start()
+    write_json(paths.report, report)
+    threading.Thread(target=_watch, args=(paths, front, server), daemon=True).start()
     server.serve_forever(poll_interval=0.1)
 
 
-def _watch(place: Place, front: Any, server: Any) -> None:
-    """End this daemon and all that it has once nobody needs it, or its files were removed.
+def _watch(paths: Place, front: Any, server: Any) -> None:
+    """End this daemon and remove its hosts once it is unused, or its files were removed.
 
-    A client that is killed while it starts one leaves it behind: its own end would have stopped it.
+    Clients stop the daemon that they started; this ends the daemon of a client that was killed.
     """
-    needed_at = time.monotonic()
+    used_at = time.monotonic()
     while True:
         time.sleep(LOOK_S)
         try:
-            settings = json.loads(place.settings.read_text())
-        except FileNotFoundError:  # no thread of this process may boot a host meanwhile
-            os.environ["AWSDDP_HOME"] = str(place.home)
+            settings = json.loads(paths.settings.read_text())
+        except FileNotFoundError:  # exec: no thread of this process may boot another host
+            os.environ["AWSDDP_HOME"] = str(paths.home)
             os.execv(sys.executable, [sys.executable, "-m", "awsddp", "local", "stop"])
-        if not settings["auto"] or _is_needed(place, front):
-            needed_at = time.monotonic()
-        elif time.monotonic() - needed_at >= settings["patience_s"]:
-            with suppress(BlockingIOError), client_lock(place, wait=False):
-                if not _is_needed(place, front):
+        if not settings["auto"] or _is_used(paths, front):
+            used_at = time.monotonic()
+        elif time.monotonic() - used_at >= settings["patience_s"]:
+            with suppress(BlockingIOError), client_lock(paths, wait=False):
+                if not _is_used(paths, front):
                     try:
-                        sweep(place)
+                        sweep(paths)
                     finally:
                         server.shutdown()
                     return
 
 
-def _is_needed(place: Place, front: Any) -> bool:
-    """Tell whether an instance lives, or a client is there: each of ours holds a lock, shared."""
-    if place.living.exists() or time.monotonic() - front.asked_at < QUIET_S:
+def _is_used(paths: Place, front: Any) -> bool:
+    """Return True if an instance is alive, or a client connected: awsddp's own clients share a lock."""
+    if paths.living.exists() or time.monotonic() - front.asked_at < QUIET_S:
         return True
-    with place.presence.open("a") as lock:
+    with paths.presence.open("a") as lock:
         return not take(lock)
 
 
 def _image_tags(mode: str) -> dict[str, str]:
-    """What a client must know of the machines of this mode, and learns from the tags of their images."""
+    """Return the tags of the images that describe the hosts of this mode to clients."""
     if mode == "records":
         return {"awsddp:hosts": "none"}
     if mode == "loopback":

@@ -1,4 +1,4 @@
-"""Requests to the endpoint: parsing, signature check, replies and error replies in EC2's format."""
+"""Requests to the endpoint: parsing, signature check, responses and error responses in EC2's format."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ SCOPE = re.compile(
     r"SignedHeaders=([^,]+),\s*Signature=([0-9a-f]{64})"
 )
 
-# Codes of ours are in no model of a service.
+# Error codes of the local cloud are in no service model.
 warnings.filterwarnings("ignore", message="Exception.* does not match an error shape")
 
 JSON = "application/x-amz-json-1.1"
-SIGNED_FOR_S = 900  # a request is refused that was signed so long ago, or so long from now
+SIGNED_FOR_S = 900  # how far the time of a signature may be from now
 
 
 class Refusal(ServiceException):
-    """What EC2 would refuse, with its code, its message and its HTTP status."""
+    """An error response of EC2: its code, message and HTTP status."""
 
     def __init__(self, code: str, message: str, *, status: str = "400 Bad Request") -> None:
         super().__init__(code, message)
@@ -52,7 +52,7 @@ class Refusal(ServiceException):
 
 @dataclass(frozen=True)
 class Request:
-    """One API call. `parameters` are as they were sent, whether it came as GET, POST or JSON."""
+    """One API call. `parameters` are as they were sent, as GET, POST or JSON."""
 
     service: str
     region: str
@@ -63,48 +63,49 @@ class Request:
 
     @property
     def changes(self) -> bool:
+        """Return True if the call changes something."""
         return not self.action.startswith(("Describe", "Get", "List", "Simulate"))
 
     @property
     def dry(self) -> bool:
-        """Whether the caller only checks for permission."""
+        """Return True if the caller only checks for permission."""
         return str(self.parameters.get("DryRun")).lower() == "true"
 
     @cached_property
     def asked(self) -> dict[str, Any]:
-        """Its parameters as boto3 names them, numbers and lists as such.
+        """The parsed parameters, as boto3 names them: numbers and lists as such.
 
-        :raises Refusal: ones that cannot be read.
+        :raises Refusal: a parameter is invalid.
         """
         if "HTTP_X_AMZ_TARGET" in self.environ:
             return self.parameters
         try:
             operation = get_service_model(self.service).operation_model(self.action)
             parser: Any = EC2QueryParser if self.service == "ec2" else QueryParser
-            reads = parser(operation, timestamp_parser=parse_timestamp)
-            return dict(reads.parse({"values": self.parameters}))
+            parse = parser(operation, timestamp_parser=parse_timestamp).parse
+            return dict(parse({"values": self.parameters}))
         except (ValueError, TypeError) as error:
             raise Refusal("InvalidParameterValue", f"Invalid value: {error}") from None
 
     def tags(self, kind: str) -> dict[str, str]:
-        """The tags for the things of one kind that the call makes."""
-        given = [one for one in self.asked.get("TagSpecifications", ()) if one["ResourceType"] == kind]
-        return {tag["Key"]: tag.get("Value", "") for one in given for tag in one.get("Tags", ())}
+        """Return the tags of the resources of one kind that the call creates."""
+        specs = [spec for spec in self.asked.get("TagSpecifications", ()) if spec["ResourceType"] == kind]
+        return {tag["Key"]: tag.get("Value", "") for spec in specs for tag in spec.get("Tags", ())}
 
     def select(self, resources: list[Any]) -> list[Any]:
-        """Return those of moto's resources that its filters let pass."""
-        filters = {one["Name"]: one.get("Values", []) for one in self.asked.get("Filters", ())}
-        return generic_filter(filters, resources)
+        """Return the resources of moto that match the filters of the call."""
+        filters = self.asked.get("Filters", ())
+        return generic_filter({row["Name"]: row.get("Values", []) for row in filters}, resources)
 
 
 def kept(backend: Any, name: str) -> dict[str, Any]:
-    """What moto lacks of a region, by what it is called; kept and saved with its back end."""
-    found: dict[str, Any] = backend.__dict__.setdefault(name, {})
-    return found
+    """Return records of a region that moto has no place for, by id; they are saved with moto's back end."""
+    records: dict[str, Any] = backend.__dict__.setdefault(name, {})
+    return records
 
 
 def read(environ: dict[str, Any]) -> Request:
-    """Parse a request and consume its body.
+    """Parse a request and read its body.
 
     :raises Refusal: it is not signed, or not an API call.
     """
@@ -126,103 +127,104 @@ def read(environ: dict[str, Any]) -> Request:
 
 
 def check_signature(request: Request) -> None:
-    """Accept only holders of the credentials: nodes run as root, and any user of the machine can connect.
+    """Raise Refusal if a request is not signed with the credentials; any user of the machine can connect.
 
     https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_sigv-create-signed-request.html
 
     :raises Refusal: unknown key, wrong or expired signature.
     """
-    environ, late_s = request.environ, seconds_late(request.environ)
-    if late_s > SIGNED_FOR_S and request.service == "ec2":
+    environ, age_s = request.environ, seconds_late(request.environ)
+    if age_s > SIGNED_FOR_S and request.service == "ec2":
         raise Refusal("RequestExpired", "Request has expired.")
     url = f"http://local{environ.get('PATH_INFO') or '/'}?{environ.get('QUERY_STRING', '')}"
     try:
-        if abs(late_s) > SIGNED_FOR_S:
+        if abs(age_s) > SIGNED_FOR_S:
             raise AuthFailureError if request.service == "ec2" else SignatureDoesNotMatchError
         find_signer(environ, IAMRequest, url=url, body=request.body, action=request.action)
     except HTTPException as error:
-        known: Any = error
-        raise Refusal(known.error_type, known.message, status=str(known.code)) from None
+        moto_error: Any = error
+        raise Refusal(moto_error.error_type, moto_error.message, status=str(moto_error.code)) from None
 
 
 def seconds_late(environ: Mapping[str, Any]) -> float:
-    """How long ago a request was signed; minus infinity where it does not say."""
+    """Return how long ago a request was signed, minus infinity if it has no date."""
     with suppress(ValueError):
-        made = datetime.strptime(environ.get("HTTP_X_AMZ_DATE", ""), "%Y%m%dT%H%M%S%z")
-        return time.time() - made.timestamp()
+        signed_at = datetime.strptime(environ.get("HTTP_X_AMZ_DATE", ""), "%Y%m%dT%H%M%S%z")
+        return time.time() - signed_at.timestamp()
     return -math.inf
 
 
 def find_signer(
-    environ: dict[str, Any], form: type[IAMRequestBase], *, url: str, body: bytes = b"", action: str = ""
+    environ: dict[str, Any], kind: type[IAMRequestBase], *, url: str, body: bytes = b"", action: str = ""
 ) -> Any:
-    """Return moto's record of the access key that a request is signed with, in a service's form.
+    """Return moto's record of the access key that signed a request.
 
-    :raises Exception: moto's error of that form: an unknown key, a wrong signature.
+    :param kind: moto's class for requests to this service.
+    :raises Exception: that class's error for an unknown key or a wrong signature.
     """
     sts = sts_backends[DEFAULT_ACCOUNT_ID]["aws"]
     sts.assumed_roles = [role for role in sts.assumed_roles if role.expiration > utcnow()]
     headers: Any = EnvironHeaders(environ)
     method = environ["REQUEST_METHOD"]
-    signed: Any = form(DEFAULT_ACCOUNT_ID, method, url, dict[str, str](), body, headers, action)
+    signed: Any = kind(DEFAULT_ACCOUNT_ID, method, url, dict[str, str](), body, headers, action)
     signed.check_signature()
     return signed._access_key
 
 
-def lacking(what: str, *, service: str = "ec2") -> Refusal:
-    """The refusal of something that EC2 or another service knows and that has no effect here."""
+def lacking(feature: str, *, service: str = "ec2") -> Refusal:
+    """Return the error for a feature of EC2 or of another service that the local cloud does not have."""
     if service != "ec2":
-        message = f"The local cloud does not carry out {service}:{what}."
+        message = f"The local cloud does not carry out {service}:{feature}."
         return Refusal("UnknownOperationException", message)
-    return Refusal("UnsupportedOperation", f"The local cloud does not carry out {what}.")
+    return Refusal("UnsupportedOperation", f"The local cloud does not carry out {feature}.")
 
 
 def invalid(value: object, name: str, why: str) -> Refusal:
-    """The refusal of a parameter's value."""
+    """Return the error for an invalid value of a parameter."""
     text = f"Value ({str(value)[:300]}) for parameter {name} is invalid. {why}"
     return Refusal("InvalidParameterValue", text)
 
 
 def dry_run() -> Refusal:
-    """What EC2 answers when it is only asked, and would do it."""
+    """Return EC2's response to a call with DryRun that would have succeeded."""
     text = "Request would have succeeded, but DryRun flag is set."
     return Refusal("DryRunOperation", text, status="412 Precondition Failed")
 
 
 def internal_error(message: str) -> Refusal:
-    """What EC2 answers when it fails itself."""
+    """Return the error for a failure inside EC2."""
     return Refusal("InternalError", message, status="500 Internal Server Error")
 
 
 def answered(request: Request, result: object) -> Response:
-    """The reply with what boto3 is to show: JSON, or XML. Resources of moto stand for themselves."""
+    """Return the response for a result as boto3 shows it, or for moto's resources, as JSON or XML."""
     if request.service not in ("ec2", "iam"):
         return Response(json.dumps(result), content_type=JSON)
     return _as_xml(request.service, request.action, result)
 
 
-def stamp(reply: Response) -> Response:
-    """Return moto's XML as EC2 sends it: with the namespace's trailing slash, and a request id of its own."""
-    body = re.sub(rb'(xmlns="http://ec2\.amazonaws\.com/doc/[0-9-]+)"', rb'\1/"', reply.data, count=1)
+def stamp(response: Response) -> Response:
+    """Return moto's XML as EC2 sends it: with a trailing slash in the namespace, and a new request id."""
+    body = re.sub(rb'(xmlns="http://ec2\.amazonaws\.com/doc/[0-9-]+)"', rb'\1/"', response.data, count=1)
     request_id = str(uuid.uuid4()).encode()
-    reply.data = re.sub(rb"(<[rR]equestI[dD]>)[^<]*", rb"\g<1>" + request_id, body, count=1)
-    return reply
+    response.data = re.sub(rb"(<[rR]equestI[dD]>)[^<]*", rb"\g<1>" + request_id, body, count=1)
+    return response
 
 
 def refuse(refusal: ServiceException, *, service: str, target: bool) -> Response:
-    """A refusal as the service would word it: JSON, or the XML of EC2 or of the query services."""
+    """Return the error response in the service's format: JSON (`target`), or the XML of EC2 or STS."""
     status = getattr(refusal, "status", "400 Bad Request")
     if target:
         body = json.dumps({"__type": refusal.code, "message": refusal.message})
         return Response(body, status, {"x-amzn-ErrorType": refusal.code}, content_type=JSON)
-    form = ("ec2", "RunInstances") if service in ("ec2", "") else ("sts", "GetCallerIdentity")
-    return _as_xml(*form, refusal, status=status)
+    operation = ("ec2", "RunInstances") if service in ("ec2", "") else ("sts", "GetCallerIdentity")
+    return _as_xml(*operation, refusal, status=status)
 
 
 def _as_xml(service: str, action: str, result: object, *, status: str = "200 OK") -> Response:
-    """An answer, or a refusal, in the form of an operation."""
+    """Return a result, or a refusal, in the XML format of an operation."""
     operation: Any = get_service_model(service).operation_model(action)
     serializer = get_serializer_class(service, operation.service_model.protocol)
     picker = XFormedAttributePicker(response_transformers=EC2BaseResponse.RESPONSE_KEY_PATH_TO_TRANSFORMER)
-    made = serializer(operation_model=operation, value_picker=picker).serialize(result)
-    return Response(str(made["body"]), status, made["headers"])
+    serialized = serializer(operation_model=operation, value_picker=picker).serialize(result)
+    return Response(str(serialized["body"]), status, serialized["headers"])

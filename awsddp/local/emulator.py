@@ -1,7 +1,7 @@
-"""moto's EC2, made to behave like a cloud that has machines behind it, and its state on the disk.
+"""moto's EC2, patched to behave like a cloud with real machines, and its state on the disk.
 
-What moto decides on its own here is changed in one place: instances take time and end when their host
-has ended, addresses come from the block that is really routed, and the images are Deep Learning AMIs.
+All patches are in `_patch`: instances take time to change state and end when their host has ended, addresses
+come from the block that is really routed, and the images are Deep Learning AMIs.
 """
 
 from __future__ import annotations
@@ -55,26 +55,26 @@ _original_disks: Any = vars(Ami)["block_device_mappings"].fget
 
 
 class Emulator:
-    """The records of the cloud. Whoever reads or changes them holds `lock`."""
+    """The records of the cloud. Hold `lock` to read or change them."""
 
     def __init__(self, block: ipaddress.IPv4Network, *, image_tags: dict[str, str]) -> None:
         self.lock = threading.RLock()
         _patch(block, image_tags)
 
     def backend(self, region: str) -> Any:
-        """moto's EC2 back end of a region; made on first use.
+        """Return moto's EC2 back end of a region; created on first use.
 
         :raises KeyError: no such region.
         """
         return BACKENDS["ec2"][DEFAULT_ACCOUNT_ID][region]
 
     def instances(self) -> Iterator[Any]:
-        """All instances of all regions, terminated ones too."""
+        """Yield all instances of all regions, including terminated ones."""
         for backend in list(BACKENDS["ec2"][DEFAULT_ACCOUNT_ID].values()):
             yield from backend.all_instances()
 
     def credentials(self) -> tuple[str, str]:
-        """Access key id and secret of the account's first user; made on first use, the same ever after."""
+        """Return access key id and secret of the account's first user, which is created on first use."""
         iam = BACKENDS["iam"][DEFAULT_ACCOUNT_ID]["aws"]
         if USER not in iam.users:
             user = iam.create_user("us-east-1", USER)
@@ -84,12 +84,12 @@ class Emulator:
         return key.access_key_id, key.secret_access_key
 
     def forget_old(self, *, older_than_s: float = 3600) -> bool:
-        """Drops terminated instances that EC2 would no longer list; true if there were any."""
+        """Drop terminated instances that EC2 would no longer list; return True if there were any."""
         now, changed = datetime.now(UTC), False
         for backend in list(BACKENDS["ec2"][DEFAULT_ACCOUNT_ID].values()):
             for key, reservation in list(backend.reservations.items()):
-                ends = [getattr(instance, "ended", None) for instance in reservation.instances]
-                if all(end is not None and (now - end).total_seconds() > older_than_s for end in ends):
+                end_times = [getattr(instance, "ended", None) for instance in reservation.instances]
+                if all(end and (now - end).total_seconds() > older_than_s for end in end_times):
                     del backend.reservations[key]
                     changed = True
         return changed
@@ -100,21 +100,21 @@ def set_state(instance: Any, name: str) -> None:
 
 
 def set_reason(instance: Any, reason: tuple[str, str], detail: str = "") -> None:
-    """Why an instance left `running`, as DescribeInstances shows it."""
+    """Set the reason why an instance left `running`, as DescribeInstances shows it."""
     code, message = reason
     instance._reason = f"{message} ({datetime.now(UTC):%Y-%m-%d %H:%M:%S} GMT)"
     instance.state_reason = StateReason(f"{code}: {detail or message}", code)
 
 
 def finish_stop(instance: Any) -> None:
-    """The host is off: what EC2 does then."""
+    """Record that the host is off, as EC2 does for a stopped instance."""
     for nic in instance.nics.values():
         nic.stop()
     set_state(instance, "stopped")
 
 
 def finish_terminate(instance: Any) -> None:
-    """The host is gone: interfaces and volumes go too."""
+    """Record that the host is removed; remove its interfaces and volumes."""
     reason, state_reason = instance._reason, instance.state_reason
     _original_terminate(instance)
     instance._reason, instance.state_reason = reason, state_reason
@@ -124,22 +124,22 @@ def finish_terminate(instance: Any) -> None:
 def _patch(block: ipaddress.IPv4Network, image_tags: dict[str, str]) -> None:
     changes: list[tuple[Any, str, Any]] = [
         (Instance, "__init__", _instance_init),
-        (Instance, "capacity_reservation_id", None),  # that it is in, or was in when it was stopped
-        (Attachment, "__init__", _attachment),
-        (Instance, "terminate", _leave("shutting-down", "pending", "running", "stopping", "stopped")),
-        (Instance, "stop", _leave("stopping", "pending", "running")),
+        (Instance, "capacity_reservation_id", None),  # of a stopped instance: the last one
+        (Attachment, "__init__", _attachment_init),
+        (Instance, "terminate", _change_state("shutting-down", "pending", "running", "stopping", "stopped")),
+        (Instance, "stop", _change_state("stopping", "pending", "running")),
         (Instance, "start", _start),
         (Instance, "reboot", _reboot),
-        (NetworkInterface, "check_auto_public_ip", _public_ip),
-        (Subnet, "get_available_subnet_ip", _subnet_ip),
+        (NetworkInterface, "check_auto_public_ip", _set_public_ip),
+        (Subnet, "get_available_subnet_ip", _allocate_subnet_ip),
         (AmiBackend, "_load_amis", lambda self: _load_images(self, image_tags)),
         (Ami, "block_device_mappings", property(_image_disks)),
-        (VPCBackend, "create_vpc_endpoint", _endpoint),
-        (VPCBackend, "create_default_vpc", lambda self: _default_vpc(self, block)),
-        # moto counts IPv4 and IPv6 together, and adds the first rules of a request that it refuses.
+        (VPCBackend, "create_vpc_endpoint", _create_endpoint),
+        (VPCBackend, "create_default_vpc", lambda self: _create_default_vpc(self, block)),
+        # moto counts IPv4 and IPv6 rules together, and adds the first rules of a request that it refuses.
         (SecurityGroupBackend, "_verify_group_will_respect_rule_count_limit", lambda *_, **__: None),
-        (ec2_utils, "instance_value_in_filter_values", _passes),
-        (kms_models, "generate_private_key", lambda _: None),  # nothing is signed, and it does not pickle
+        (ec2_utils, "instance_value_in_filter_values", _matches_filter),
+        (kms_models, "generate_private_key", lambda _: None),  # unused, and cannot be pickled
     ]
     for owner, name, value in changes:
         setattr(owner, name, value)
@@ -155,22 +155,22 @@ def _instance_init(self: Any, *args: Any, **kwargs: Any) -> None:
     for nic in self.nics.values():
         nic.delete_on_termination = True
     self.nics[0].mac_address = hardware_address(self.private_ip)
-    if not self.security_groups:  # named with the interface, or none: then the default one
+    if not self.security_groups:  # those of the interface, which may be the default one
         self.security_groups = list(self.nics[0].group_set)
 
 
-def _attachment(self: Any, eni: Any) -> None:
+def _attachment_init(self: Any, eni: Any) -> None:
     _original_attachment(self, eni)
     self.device_index = min(eni.device_index, 1)
     self.network_card_index = eni.device_index
 
 
-def _leave(state: str, *states: str) -> Callable[[Any], Any]:
-    """Return what a request to end or to stop does to an instance that is in one of these states."""
+def _change_state(state: str, *from_states: str) -> Callable[[Any], Any]:
+    """Return a method that sets an instance in one of `from_states` to `state`, and returns its old state."""
 
     def change(self: Any) -> Any:
         previous = copy.copy(self._state)
-        if previous.name in states:
+        if previous.name in from_states:
             set_state(self, state)
             set_reason(self, USER_SHUTDOWN)
         return previous
@@ -185,7 +185,7 @@ def _start(self: Any) -> Any:
             nic.start()
         reservation = offers.held(self.ec2_backend).get(self.capacity_reservation_id)
         if reservation is not None and not reservation.available_instance_count:
-            self.capacity_reservation_id = None  # it runs outside of it
+            self.capacity_reservation_id = None  # it starts outside the full reservation
         set_state(self, "pending")
         self._reason, self.state_reason = "", StateReason()
     return previous
@@ -195,16 +195,16 @@ def _reboot(self: Any) -> None:
     self.reboot_wanted = True
 
 
-def _public_ip(self: Any) -> None:
-    """The private address is reachable from the machine, so it is the public one too."""
+def _set_public_ip(self: Any) -> None:
+    """Set the public address to the private one, which is reachable from the machine."""
     if str(self.public_ip_auto_assign).lower() == "true":
         self.public_ip = self.private_ip_address
 
 
-def _subnet_ip(self: Any, instance: Any) -> str:
-    """The lowest free address; EC2 keeps the first four and the last of a subnet.
+def _allocate_subnet_ip(self: Any, instance: Any) -> str:
+    """Assign the lowest free address and return it; EC2 reserves the first four and the last of a subnet.
 
-    All VPCs share one network here: an address that another subnet gave away is not free.
+    All VPCs share one network in the local cloud: an address assigned in another subnet is not free.
     """
     backends = BACKENDS["ec2"][DEFAULT_ACCOUNT_ID].values()
     taken = {str(eni.private_ip_address) for backend in list(backends) for eni in list(backend.enis.values())}
@@ -219,30 +219,30 @@ def _subnet_ip(self: Any, instance: Any) -> str:
     )
 
 
-def _passes(value: Any, wanted: list[str]) -> bool:
-    """Whether an attribute of an instance passes a filter: `*` and `?` stand for anything, as on EC2."""
+def _matches_filter(value: Any, patterns: list[str]) -> bool:
+    """Return True if an attribute of an instance matches a filter; `*` and `?` are wildcards, as on EC2."""
     values = value if isinstance(value, list) else [value]
-    return any(fnmatchcase(str(one), pattern) for one in values for pattern in wanted)
+    return any(fnmatchcase(str(item), pattern) for item in values for pattern in patterns)
 
 
-def _endpoint(self: Any, **asked: Any) -> Any:
-    """A gateway endpoint unless another type is named, as in EC2; moto cannot delete one without a type."""
-    return _original_endpoint(self, **{**asked, "endpoint_type": asked.get("endpoint_type") or "Gateway"})
+def _create_endpoint(self: Any, **options: Any) -> Any:
+    """Create a gateway endpoint by default, as EC2 does; moto cannot delete one without a type."""
+    return _original_endpoint(self, **{**options, "endpoint_type": options.get("endpoint_type") or "Gateway"})
 
 
-def _default_vpc(self: Any, block: ipaddress.IPv4Network) -> Any:
-    """A default VPC with a default subnet in each zone, each zone of the world with a /24 of its own."""
+def _create_default_vpc(self: Any, block: ipaddress.IPv4Network) -> Any:
+    """Create a default VPC with a default subnet in each zone; each zone of all regions has its own /24."""
     vpc = self.create_vpc(cidr_block=str(block), is_default=True)
     networks = list(block.subnets(new_prefix=24))
-    world = [zone.name for zones in RegionsAndZonesBackend.zones.values() for zone in zones]
+    all_zones = [zone.name for zones in RegionsAndZonesBackend.zones.values() for zone in zones]
     for zone in self.describe_availability_zones():
-        self.create_subnet(vpc.id, str(networks[world.index(zone.name)]), availability_zone=zone.name)
+        self.create_subnet(vpc.id, str(networks[all_zones.index(zone.name)]), availability_zone=zone.name)
     route_out(self, vpc)
     return vpc
 
 
 def route_out(backend: Any, vpc: Any) -> None:
-    """What EC2 gives its default VPC: an internet gateway, and a default route to it.
+    """Give a VPC an internet gateway and a default route to it, as EC2's default VPC has.
 
     https://docs.aws.amazon.com/vpc/latest/userguide/default-vpc-components.html
     """
@@ -277,12 +277,12 @@ def _image_disks(self: Any) -> list[dict[str, Any]]:
     return [disk]
 
 
-KEPT = 1000  # so many states are remembered
+MAX_PAST_STATES = 1000
 
 
 @dataclass
 class Store:
-    """The pickled state in one file; what was is kept, too, for as long as `keeps` says so."""
+    """The pickled state in one file; past states are kept in memory while `keeps` returns True."""
 
     path: Path
     living: Path
@@ -291,20 +291,20 @@ class Store:
 
     @contextmanager
     def as_it_was(self, region: str, *, seconds: float) -> Iterator[None]:
-        """Within it EC2 is in this region as it was so long ago, or when it was first kept."""
-        kept = [data for moment, data in self._past if moment <= time.time() - seconds]
-        data = [self._past[0][1], *kept][-1]
+        """Within the context, EC2 shows this region as it was `seconds` ago, or in the oldest known state."""
+        states = [data for moment, data in self._past if moment <= time.time() - seconds]
+        data = [self._past[0][1], *states][-1]
         regions = BACKENDS["ec2"][DEFAULT_ACCOUNT_ID]
-        now = regions[region]
-        then = pickle.loads(data)["backends"]["ec2"].get((DEFAULT_ACCOUNT_ID, region), now)
-        dict.__setitem__(regions, region, then)
+        current = regions[region]
+        past = pickle.loads(data)["backends"]["ec2"].get((DEFAULT_ACCOUNT_ID, region), current)
+        dict.__setitem__(regions, region, past)
         try:
             yield
         finally:
-            dict.__setitem__(regions, region, now)
+            dict.__setitem__(regions, region, current)
 
     def load(self) -> None:
-        """Puts what was saved back into moto; nothing saved is fine.
+        """Load the saved state into moto, if there is one.
 
         :raises LocalCloudError: the file cannot be read, or another version of moto wrote it.
         """
@@ -325,11 +325,11 @@ class Store:
                 dict.__setitem__(BACKENDS[service][account], region, backend)
 
     def save(self) -> None:
-        """Writes everything down; when it returns a power cut loses nothing."""
+        """Write the state to the disk, synced: after it returns a power cut loses nothing."""
         data = self._pickled()
-        self._past = [*(self._past[-KEPT:] if self.keeps() else ()), (time.time(), data)]
+        self._past = [*(self._past[-MAX_PAST_STATES:] if self.keeps() else ()), (time.time(), data)]
         backends: list[Any] = [backend for _, _, backend in BACKENDS["ec2"].iter_backends()]
-        if alive := any(one.state != "terminated" for each in backends for one in each.all_instances()):
+        if alive := any(row.state != "terminated" for backend in backends for row in backend.all_instances()):
             self.living.touch()
         new = self.path.with_suffix(".new")
         with new.open("wb") as file:
@@ -348,5 +348,5 @@ class Store:
         return pickle.dumps({"moto": moto.__version__, "backends": regions}, pickle.HIGHEST_PROTOCOL)
 
     def size(self) -> int:
-        """How many back ends of EC2 there are: a read makes that of a region, with its VPC, on first use."""
+        """Return the number of EC2 back ends: even a read creates that of its region on first use."""
         return sum(1 for _ in BACKENDS["ec2"].iter_backends())

@@ -1,9 +1,10 @@
-"""What carries an instance: a record alone, or an sshd of the user's own; nspawn.py has the containers.
+"""Hosts of instances: records only, or an sshd without root; nspawn.py has hosts in containers.
 
-Without root a host is an sshd on an address of 127.0.0.0/8, and a folder. It holds `root` (its etc, opt and
-run, which AWSDDP_ROOT names to what runs on it), `home`, and `bin`, which comes first in the PATH and stands
-in for sudo and systemctl. Files and processes are not hidden from one another, groups are not enforced, and
-there is no metadata service. User data is carried out as far as awsddp sends it, and plain scripts.
+Without root a host is an sshd on an address of 127.0.0.0/8, and a folder. The folder has `root` (its etc, opt
+and run; processes on the host get its path in AWSDDP_ROOT), `home`, and `bin`, which comes first in the PATH
+and has replacements for sudo and systemctl. Hosts see each other's files and processes, security groups are
+not enforced, and there is no metadata service. Of user data, plain scripts run, and the cloud-config that
+awsddp sends.
 """
 
 from __future__ import annotations
@@ -28,23 +29,23 @@ from typing import IO, Any
 from awsddp.local import image, loopback_cleanup
 from awsddp.local.machine import SEARCH, Place, run_into
 
-MOMENT_S = 0.1  # how long a change of state takes where nothing boots
+MOMENT_S = 0.1  # how long a change of state takes if nothing boots
 
 
 class Condition(Enum):
-    """What a host is doing."""
+    """The state of a host."""
 
-    ABSENT = "absent"  # never made, or its machine went down under it: boot it
+    ABSENT = "absent"  # never created, or its machine was restarted: boot it
     STARTING = "starting"
     UP = "up"  # answers
     OFF = "off"  # powered off from inside, or on request
     RESTARTING = "restarting"  # rebooted from inside: boot it again
-    BROKEN = "broken"  # could not be started; `Hosts.complaint` says why
+    BROKEN = "broken"  # could not be started; `Hosts.failure_reason` returns why
 
 
 @dataclass(frozen=True)
 class HostSpec:
-    """An instance as its host needs to know it. `rehearsal`: the type whose GPUs its torch is to pretend."""
+    """What a host needs of its instance. `rehearsal`: the instance type whose GPUs torch simulates."""
 
     instance_id: str
     address: str
@@ -57,72 +58,72 @@ class HostSpec:
 
 
 class Hosts:
-    """All hosts of a local cloud: records alone, whose states change after a moment.
+    """All hosts of a local cloud; in this class records only, whose states change after a moment.
 
-    Calls about one instance come one at a time; all may be repeated.
+    Calls for one instance come one at a time. Each call may be repeated.
     """
 
     ssh_port = 22
 
-    def __init__(self, place: Place) -> None:
-        self._place = place
+    def __init__(self, paths: Place) -> None:
+        self._paths = paths
         self._conditions: dict[str, tuple[Condition, float]] = {}
 
     def folder(self, instance_id: str) -> Path:
-        """Return where it keeps its files."""
-        return self._place.nodes / instance_id
+        """Return the folder of its files."""
+        return self._paths.nodes / instance_id
 
     def boot(self, spec: HostSpec) -> None:
-        """Make the host if need be and start it; returns before it answers."""
-        self._become(spec.instance_id, Condition.UP)
+        """Start the host, after creating it if necessary; return before it answers."""
+        self._set_condition(spec.instance_id, Condition.UP)
 
     def shut_down(self, instance_id: str, *, reboot: bool = False) -> None:
-        """Ask for an orderly power-off or reboot; returns at once."""
-        self._become(instance_id, Condition.UP if reboot else Condition.OFF)
+        """Start an orderly power-off or reboot and return."""
+        self._set_condition(instance_id, Condition.UP if reboot else Condition.OFF)
 
     def cut_power(self, instance_id: str) -> None:
-        """End all of its processes now; its files stay."""
-        self._become(instance_id, Condition.OFF)
+        """Kill all of its processes; its files stay."""
+        self._set_condition(instance_id, Condition.OFF)
 
     def remove(self, instance_id: str) -> None:
-        """End it and remove all that it was."""
+        """Kill its processes and remove its files."""
         time.sleep(MOMENT_S)
         self._conditions.pop(instance_id, None)
 
     def condition(self, instance_id: str) -> Condition:
-        """Return what it is doing."""
+        """Return the state of a host."""
         condition, since = self._conditions.get(instance_id, (Condition.ABSENT, 0.0))
         return condition if time.monotonic() >= since else Condition.STARTING
 
     def complaint(self, instance_id: str) -> str:
-        """Return why it is broken, in a line."""
-        console, last = self.folder(instance_id) / "console.log", ""
+        """Return why it is broken, in one line."""
+        console, tail = self.folder(instance_id) / "console.log", ""
         with suppress(FileNotFoundError):
-            last = console.read_text(errors="replace")[-2000:]
-        if "Too many open files" in last:  # systemd's last words
+            tail = console.read_text(errors="replace")[-2000:]
+        if "Too many open files" in tail:  # systemd's last message
             return (
                 "the nodes of this machine have used up fs.inotify.max_user_instances; "
                 "raise it: sysctl -w fs.inotify.max_user_instances=1024"
             )
-        return [*last.splitlines()[-1:], "the host ended before it answered"][0]
+        return [*tail.splitlines()[-1:], "the host ended before it answered"][0]
 
     def apply_rules(self, instance_id: str, ruleset: str) -> None:
-        """Put its security groups in force (nftables)."""
+        """Apply the rules of its security groups (nftables)."""
 
     def suffer(self, instance_id: str, effects: frozenset[str]) -> bool:
-        """Let it have these faults of faults.py, and heal others; false while it has not booted."""
+        """Apply these faults of faults.py and heal all others; return False while it has not booted."""
         return True
 
     def announce(self, names: dict[str, str]) -> None:
-        """Tell every host the names of all: address to name."""
+        """Write the names of all hosts, by address, to every host."""
 
-    def _number(self, instance_id: str, name: str) -> int | None:
-        """Return the number in one of its files, None where there is none."""
+    def _read_number(self, instance_id: str, name: str) -> int | None:
+        """Return the number in one of its files, None if there is none."""
         with suppress(FileNotFoundError, ValueError):
             return int((self.folder(instance_id) / name).read_text())
         return None
 
-    def _become(self, instance_id: str, condition: Condition) -> None:
+    def _set_condition(self, instance_id: str, condition: Condition) -> None:
         self._conditions[instance_id] = (condition, time.monotonic() + MOMENT_S)
 
 
@@ -153,7 +154,7 @@ SUDO = """\
 while [ "${{1#-}}" != "$1" ]; do shift; done
 exec "$@"
 """
-# What user data and preparation ask of systemd.
+# The commands of systemctl that user data and awsddp's preparation use.
 SYSTEMCTL = """\
 #!/bin/sh
 node='{node}' units='{root}/etc/systemd/system'
@@ -181,34 +182,34 @@ exec setsid '{python}' '{ending}' '{mark}'
 
 
 class LoopbackHosts(Hosts):
-    """All hosts of one local cloud. Of torch's environment the packages are used, its interpreter is not."""
+    """All hosts of one local cloud, without root. Of torch's environment they use only the packages."""
 
-    ssh_port = 7722  # beside the system's own sshd, and below what the kernel gives to connections
+    ssh_port = 7722  # not that of the system's own sshd, and below the ephemeral ports
 
     def boot(self, spec: HostSpec) -> None:
         node = self.folder(spec.instance_id)
         loopback_cleanup.end(self._mark(spec.instance_id))
-        first = not (node / "booted").exists()
-        if first:
-            self._make(node, spec)
+        is_first = not (node / "booted").exists()
+        if is_first:
+            self._create(node, spec)
         for name in ("off", "again", "sshd.pid"):
             (node / name).unlink(missing_ok=True)
         shutil.rmtree(node / "root/run", ignore_errors=True)
         (node / "root/run/cloud-init").mkdir(parents=True)
         environ = self._environ(node, spec.instance_id)
         with (node / "console.log").open("ab") as console:
-            carry_out(spec.user_data, root=node / "root", first=first, environ=environ, console=console)
+            carry_out(spec.user_data, root=node / "root", first=is_first, environ=environ, console=console)
             (node / "booted").touch()
-            if _end(node) is None:
+            if _next_condition(node) is None:
                 self._start_sshd(node, spec, environ, console)
 
-    def _make(self, node: Path, spec: HostSpec) -> None:
-        """The host's files, from nothing."""
+    def _create(self, node: Path, spec: HostSpec) -> None:
+        """Create the host's files."""
         root = node / "root"
         for folder in ("home", "bin", "root/etc/ssh", "root/etc/systemd/system", "root/opt"):
             shutil.rmtree(node / folder, ignore_errors=True)
             (node / folder).mkdir(parents=True)
-        words = {
+        values = {
             "node": node,
             "root": root,
             "mark": self._mark(spec.instance_id),
@@ -217,15 +218,15 @@ class LoopbackHosts(Hosts):
             "python": shutil.which("python3", path=SEARCH) or sys.executable,
             "ending": node / "bin/ending.py",
         }
-        # Its name is how the processes of this sshd are found again.
-        (node / self._mark(spec.instance_id)).write_text(SSHD_CONFIG.format(**words))
+        # `loopback_cleanup` finds the processes of this sshd by the name of its configuration.
+        (node / self._mark(spec.instance_id)).write_text(SSHD_CONFIG.format(**values))
         (root / "etc/ssh/authorized_keys").write_text("".join(f"{key}\n" for key in spec.public_keys))
         shutil.copy(loopback_cleanup.__file__, node / "bin/ending.py")
         for name, text in (("enter", ENTER), ("systemctl", SYSTEMCTL), ("sudo", SUDO)):
-            (node / "bin" / name).write_text(text.format(**words))
+            (node / "bin" / name).write_text(text.format(**values))
             (node / "bin" / name).chmod(0o755)
         if spec.has_torch:
-            _show_torch(root / "opt/pytorch", image.ensure("loopback"), spec.rehearsal)
+            _link_torch(root / "opt/pytorch", image.ensure("loopback"), spec.rehearsal)
         key = root / "etc/ssh/ssh_host_ed25519_key"
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True)
 
@@ -233,17 +234,17 @@ class LoopbackHosts(Hosts):
         sshd = shutil.which("sshd", path=SEARCH) or "/usr/sbin/sshd"
         if os.geteuid() == 0:
             Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
-        # sshd would say it in its log alone, after it has become a daemon.
+        # Fail here if the port is taken: sshd reports that only in its log, after it has become a daemon.
         socket.create_server((spec.address, self.ssh_port)).close()
         settings = ["-f", str(node / self._mark(spec.instance_id)), "-E", str(node / "sshd.log")]
         run_into(console, "setsid", "--fork", sshd, *settings, env=environ, check=True)
 
     def shut_down(self, instance_id: str, *, reboot: bool = False) -> None:
         node = self.folder(instance_id)
-        ask = [str(node / "bin/systemctl"), "reboot" if reboot else "poweroff"]
-        environ = self._environ(node, instance_id)  # not the daemon's mark: it outlives that
+        command = [str(node / "bin/systemctl"), "reboot" if reboot else "poweroff"]
+        environ = self._environ(node, instance_id)  # not the daemon's mark: it outlives the daemon
         with (node / "console.log").open("ab") as console:
-            run_into(console, "setsid", "--fork", *ask, env=environ, check=True)
+            run_into(console, "setsid", "--fork", *command, env=environ, check=True)
 
     def cut_power(self, instance_id: str) -> None:
         loopback_cleanup.end(self._mark(instance_id))
@@ -253,18 +254,17 @@ class LoopbackHosts(Hosts):
         shutil.rmtree(self.folder(instance_id), ignore_errors=True)
 
     def condition(self, instance_id: str) -> Condition:
-        end, pid = _end(self.folder(instance_id)), self._number(instance_id, "sshd.pid")
-        if end is None and pid is not None:
-            return (
-                Condition.UP if loopback_cleanup.carries(pid, self._mark(instance_id)) else Condition.ABSENT
-            )
-        alive = loopback_cleanup.marked(self._mark(instance_id))  # what shuts down or starts
-        if end is not None:
-            return Condition.UP if alive else end
-        return Condition.STARTING if alive else Condition.ABSENT
+        mark, pid = self._mark(instance_id), self._read_number(instance_id, "sshd.pid")
+        next_condition = _next_condition(self.folder(instance_id))
+        if next_condition is None and pid is not None:
+            return Condition.UP if loopback_cleanup.carries(pid, mark) else Condition.ABSENT
+        is_alive = bool(loopback_cleanup.marked(mark))  # processes that start or shut down
+        if next_condition is not None:
+            return Condition.UP if is_alive else next_condition
+        return Condition.STARTING if is_alive else Condition.ABSENT
 
     def _mark(self, instance_id: str) -> str:
-        return f"{self._place.tag}-{instance_id}"
+        return f"{self._paths.tag}-{instance_id}"
 
     def _environ(self, node: Path, instance_id: str) -> dict[str, str]:
         return {
@@ -275,20 +275,20 @@ class LoopbackHosts(Hosts):
         }
 
 
-def _end(node: Path) -> Condition | None:
-    """Return what a host becomes that shuts down, None for one that does not."""
+def _next_condition(node: Path) -> Condition | None:
+    """Return the state that a host will have after it shut down, None if it is not shutting down."""
     if (node / "off").exists():
         return Condition.OFF
     return Condition.RESTARTING if (node / "again").exists() else None
 
 
-def _show_torch(at: Path, torch: Path, instance_type: str | None) -> None:
-    """An environment with the packages of another and the interpreter of this machine.
+def _link_torch(environment: Path, torch: Path, instance_type: str | None) -> None:
+    """Create an environment with the packages of another and the interpreter of this machine.
 
-    :param instance_type: whose GPUs are rehearsed, None for none.
+    :param instance_type: the type whose GPUs are rehearsed, None for none.
     """
-    image.point_at(image.BASE_PYTHON, at)
-    packages = at / image.PACKAGES
+    image.point_at(image.BASE_PYTHON, environment)
+    packages = environment / image.PACKAGES
     packages.mkdir(parents=True)
     for entry in (torch / image.PACKAGES).iterdir():
         (packages / entry.name).symlink_to(entry)
@@ -297,25 +297,25 @@ def _show_torch(at: Path, torch: Path, instance_type: str | None) -> None:
 
 
 PATIENCE_S = 120.0
-OWN = re.compile(r"(?<![\w./-])(/etc/|/run/awsddp\b)")
+HOST_PATHS = re.compile(r"(?<![\w./-])(/etc/|/run/awsddp\b)")
 
 
 Run = Callable[[list[str]], list[str]]
-"""Runs a command and returns what went wrong."""
+"""Runs a command and returns its errors."""
 
 
 def carry_out(
     user_data: bytes, *, root: Path, first: bool, environ: dict[str, str], console: IO[bytes]
 ) -> None:
-    """Does what the user data asks for and writes cloud-init's result file.
+    """Run the user data and write cloud-init's result file.
 
-    :param first: the instance's first boot; later ones run `bootcmd` alone.
+    :param first: whether this is the instance's first boot; later ones run `bootcmd` only.
     """
-    text = OWN.sub(lambda found: f"{root}{found[1]}", user_data.decode(errors="replace"))
+    text = HOST_PATHS.sub(lambda match: f"{root}{match[1]}", user_data.decode(errors="replace"))
     run = partial(_run, environ, console)
     errors: list[str] = []
     if text.startswith("#cloud-config"):
-        errors = _cloud_config(text, root, first=first, run=run)
+        errors = _run_cloud_config(text, root, first=first, run=run)
     elif text.startswith("#!") and first:
         script = root / "run/user-data"
         script.write_text(text)
@@ -325,7 +325,7 @@ def carry_out(
     result.write_text(json.dumps({"v1": {"datasource": "DataSourceLocal", "errors": errors}}))
 
 
-def _cloud_config(text: str, root: Path, *, first: bool, run: Run) -> list[str]:
+def _run_cloud_config(text: str, root: Path, *, first: bool, run: Run) -> list[str]:
     yaml: Any = importlib.import_module("yaml")  # comes with moto's server; it has no types
     try:
         config = yaml.safe_load(text)
@@ -335,7 +335,7 @@ def _cloud_config(text: str, root: Path, *, first: bool, run: Run) -> list[str]:
         return ["the user data is not a mapping"]
     errors: list[str] = []
     if first:
-        _host_keys(config.get("ssh_keys") or {}, root / "etc/ssh")
+        _write_host_keys(config.get("ssh_keys") or {}, root / "etc/ssh")
         for file in config.get("write_files") or []:
             path = root / file["path"].removeprefix(str(root)).lstrip("/")
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -343,23 +343,23 @@ def _cloud_config(text: str, root: Path, *, first: bool, run: Run) -> list[str]:
             path.chmod(int(str(file.get("permissions", "0644")), 8))
     commands = [*(config.get("bootcmd") or []), *((config.get("runcmd") or []) if first else [])]
     for command in commands:
-        words = ["sh", "-c", command] if isinstance(command, str) else [str(word) for word in command]
-        errors += run(words)
+        argv = ["sh", "-c", command] if isinstance(command, str) else [str(argument) for argument in command]
+        errors += run(argv)
     return errors
 
 
-def _host_keys(keys: dict[str, str], folder: Path) -> None:
+def _write_host_keys(keys: dict[str, str], folder: Path) -> None:
     for name, text in keys.items():
-        kind, _, half = name.rpartition("_")
-        path = folder / f"ssh_host_{kind}_key{'.pub' if half == 'public' else ''}"
+        kind, _, part = name.rpartition("_")
+        path = folder / f"ssh_host_{kind}_key{'.pub' if part == 'public' else ''}"
         path.unlink(missing_ok=True)
         path.touch(mode=0o600)
         path.write_text(text if text.endswith("\n") else f"{text}\n")
 
 
-def _run(environ: dict[str, str], console: IO[bytes], words: list[str]) -> list[str]:
+def _run(environ: dict[str, str], console: IO[bytes], argv: list[str]) -> list[str]:
     try:
-        status = run_into(console, *words, env=environ, timeout=PATIENCE_S)
+        status = run_into(console, *argv, env=environ, timeout=PATIENCE_S)
     except (OSError, subprocess.TimeoutExpired) as error:
         return [str(error)]
-    return [f"{words[0]}: exit {status}"] if status else []
+    return [f"{argv[0]}: exit {status}"] if status else []

@@ -1,8 +1,8 @@
-"""The services of the daemon: the endpoint, and the metadata of the instances.
+"""The HTTP services of the daemon: the endpoint, and the metadata service of the instances.
 
-Every request to the endpoint passes here, before and after moto. In this order: the signature, what EC2
-refuses, what moto cannot do, moto itself; then, if the request changed something, it is written down before
-the reply goes out, and the hosts are told.
+A request to the endpoint passes, in this order: signature check, operations that are not supported, checks
+that EC2 makes and moto does not, handlers of the local cloud, moto. If the request changed something, the
+state is saved before the response is sent, and `Lifecycle` is woken.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ ADMIN = "/_awsddp/"
 
 @dataclass(eq=False)
 class Front:
-    """The WSGI application."""
+    """The WSGI application of the endpoint: EC2 and other APIs, S3, and the commands of `awsddp local`."""
 
     emulator: Emulator
     store: Store
@@ -58,7 +58,7 @@ class Front:
     mode: str
     buckets: Buckets
     asked_at: float = field(default_factory=time.monotonic)
-    """When the API was last asked for something."""
+    """When the last API call came in, in monotonic time."""
     _moto: Any = field(default_factory=lambda: DomainDispatcherApplication(create_backend_app))
 
     def __call__(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
@@ -67,57 +67,56 @@ class Front:
             return self.buckets(environ, start_response)
         try:
             is_admin = environ.get("PATH_INFO", "").startswith(ADMIN)
-            reply = self._admin(environ) if is_admin else self._api(environ)
+            response = self._respond_to_admin(environ) if is_admin else self._respond_to_call(environ)
         except ConnectionError:
             hang_up(environ)
             raise
-        return reply(environ, start_response)
+        return response(environ, start_response)
 
-    def _admin(self, environ: dict[str, Any]) -> Response:
-        """What the `local` verb asks; only who can read the daemon's folder knows the secret."""
+    def _respond_to_admin(self, environ: dict[str, Any]) -> Response:
+        """Run a command of the verb `local`, whose secret only readers of the daemon's folder know."""
         if environ.get("HTTP_X_AWSDDP_SECRET") != self.secret:
-            return Response("no\n", 403)
+            return Response("invalid secret\n", 403)
         length = int(environ.get("CONTENT_LENGTH") or 0)
-        asked = json.loads(environ["wsgi.input"].read(length) if length else b"{}")
+        command = json.loads(environ["wsgi.input"].read(length) if length else b"{}")
         try:
             with self.emulator.lock:
-                if self._orders(asked.get("add", {})):
-                    del asked["add"]
-                in_force = self.faults.act(asked)
+                if self._run_one_time_fault(command.get("add", {})):
+                    del command["add"]
+                active_faults = self.faults.act(command)
         except AwsddpError as error:
             return Response(json.dumps(error.document()), 400, content_type=ec2_http.JSON)
         if length:
             self.lifecycle.settle()
-        return Response(
-            json.dumps({"instances": self._instances(), "faults": in_force}), content_type=ec2_http.JSON
-        )
+        document = {"instances": self._describe_instances(), "faults": active_faults}
+        return Response(json.dumps(document), content_type=ec2_http.JSON)
 
-    def _instances(self) -> list[dict[str, Any]]:
-        """What `local status` shows of the instances."""
+    def _describe_instances(self) -> list[dict[str, Any]]:
+        """Return the rows of `local status`."""
         with self.emulator.lock:
             return [
                 {
-                    "instance_id": one.id,
-                    "state": one.state,
-                    "instance_type": one.instance_type,
-                    "region": one.region_name,
-                    "private_ip": one.private_ip if one.state != "terminated" else None,
-                    "name": (tags := {tag["key"]: tag["value"] for tag in one.get_tags()}).get("Name"),
+                    "instance_id": instance.id,
+                    "state": instance.state,
+                    "instance_type": instance.instance_type,
+                    "region": instance.region_name,
+                    "private_ip": instance.private_ip if instance.state != "terminated" else None,
+                    "name": (tags := {tag["key"]: tag["value"] for tag in instance.get_tags()}).get("Name"),
                     "cluster": tags.get("awsddp:cluster"),
-                    "node": _node(tags, one.ami_launch_index),
-                    "reason": one.state_reason.message,
+                    "node": _node_number(tags, instance.ami_launch_index),
+                    "reason": instance.state_reason.message,
                 }
-                for one in self.emulator.instances()
+                for instance in self.emulator.instances()
             ]
 
-    def _orders(self, fault: dict[str, Any]) -> bool:
-        """Checks a fault of a node; one that does not last is carried out, and true is returned.
+    def _run_one_time_fault(self, fault: dict[str, Any]) -> bool:
+        """Check a fault of a node; if its effect happens once, run it and return True.
 
-        :raises UsageError: it cannot be.
+        :raises UsageError: the fault is invalid.
         """
         if not faults.names_node(fault.get("operation", "")):
             return False
-        instances = {one.id: one for one in self.emulator.instances()}
+        instances = {instance.id: instance for instance in self.emulator.instances()}
         faults.check_node(fault, instances, mode=self.mode)
         if fault["effect"] not in faults.ONCE:
             return False
@@ -129,70 +128,70 @@ class Front:
             self.lifecycle.hosts.shut_down(fault["operation"], reboot=fault["effect"] == "reboot")
         return True
 
-    def _api(self, environ: dict[str, Any]) -> Response:
+    def _respond_to_call(self, environ: dict[str, Any]) -> Response:
         service, target = "", "HTTP_X_AMZ_TARGET" in environ
-        rest = environ.get("PATH_INFO", "/") != "/"  # of the services that are not here: those answer in JSON
+        is_rest = environ.get("PATH_INFO", "/") != "/"  # of a service that is not supported: it expects JSON
         self.asked_at = time.monotonic()
         try:
             request = ec2_http.read(environ)
             service = request.service
-            target = target or rest
+            target = target or is_rest
             with self.emulator.lock:
                 ec2_http.check_signature(request)
-                fault = self._strike(request)
+                fault = self._take_fault(request)
             if fault is not None and fault.effect == "delay":
                 time.sleep(fault.seconds)
-            reply = self._carry_out(request, fault)
+            response = self._carry_out(request, fault)
             if fault is not None and fault.effect == "late":
                 time.sleep(fault.seconds)
             if fault is not None and fault.effect == "lost":
-                raise ConnectionResetError("a fault: the reply is lost")
+                raise ConnectionResetError("a fault: the response is lost")
         except ConnectionError:
             raise
         except Exception as error:
-            refusal = error if isinstance(error, ServiceException) else None  # ours, or moto's own
+            refusal = error if isinstance(error, ServiceException) else None  # the local cloud's, or moto's
             if refusal is None:
                 traceback.print_exc()
                 refusal = internal_error("An internal error has occurred")
-            reply = ec2_http.refuse(refusal, service=service, target=target)
-        return ec2_http.stamp(reply)
+            response = ec2_http.refuse(refusal, service=service, target=target)
+        return ec2_http.stamp(response)
 
-    def _strike(self, request: Request) -> Fault | None:
-        """The fault that hits this request.
+    def _take_fault(self, request: Request) -> Fault | None:
+        """Return the fault that affects this request, if any.
 
-        :raises Refusal: the fault refuses it.
+        :raises Refusal: the fault's effect is an error code.
         :raises ConnectionError: the fault cuts the connection.
         """
-        asked, words = {}, [*request.parameters.values(), request.region]
+        details, values = {}, [*request.parameters.values(), request.region]
         if request.service == "ec2" and request.action in ("RunInstances", "StartInstances"):
             with suppress(ServiceException):
                 instance_type, zone, grouped = Call(request, self._backend(request)).machines
-                asked = {"instance_type": instance_type, "zone": zone}
-                words += [instance_type, zone, *([faults.PLACEMENT_GROUP] if grouped else [])]
-        fault = self.faults.strike(request.action, tuple(words))
+                details = {"instance_type": instance_type, "zone": zone}
+                values += [instance_type, zone, *([faults.PLACEMENT_GROUP] if grouped else [])]
+        fault = self.faults.strike(request.action, tuple(values))
         if fault is None or fault.effect in ("delay", "late", "lost", "stale"):
             return fault
         if fault.effect == "cut":
             raise ConnectionResetError("a fault: the connection is cut")
-        raise faults.refusal(fault, **asked)
+        raise faults.refusal(fault, **details)
 
     def _carry_out(self, request: Request, fault: Fault | None) -> Response:
-        """What the request asks for; written down before the reply."""
+        """Carry out a request and save the changed state; return the response."""
         with self.emulator.lock:
-            before = self.store.size()
-            with self._view(request, fault):
-                reply = self._answer(request)
+            backend_count = self.store.size()
+            with self._stale_view(request, fault):
+                response = self._handle(request)
             if request.changes and request.service == "ec2":
                 faults.mark(self._backend(request))
-            if request.changes or self.store.size() != before:
-                self._write_down()
+            if request.changes or self.store.size() != backend_count:
+                self._save()
         if request.changes and request.service == "ec2":
             self.lifecycle.wake()
-        return reply
+        return response
 
     @contextmanager
-    def _view(self, request: Request, fault: Fault | None) -> Iterator[None]:
-        """Within it a question is answered by what was, and a change made to what is, less what is new."""
+    def _stale_view(self, request: Request, fault: Fault | None) -> Iterator[None]:
+        """Within the context of a "stale" fault, hide new resources, and let a read see an earlier state."""
         if fault is None or fault.effect != "stale" or request.service != "ec2":
             yield
             return
@@ -201,16 +200,16 @@ class Front:
         with earlier, faults.unaware(self._backend(request), younger_than_s=seconds):
             yield
 
-    def _write_down(self) -> None:
-        """Saves what changed; where that fails the change is taken back.
+    def _save(self) -> None:
+        """Save the state; if that fails, restore the saved one.
 
-        :raises Refusal: InternalError, which says why.
+        :raises Refusal: InternalError, with the reason.
         """
         try:
             self.store.save()
         except OSError as error:
             self.store.load()
-            raise internal_error(f"The local cloud cannot write its state down: {error}") from error
+            raise internal_error(f"The local cloud cannot save its state: {error}") from error
 
     def _backend(self, request: Request) -> Any:
         try:
@@ -218,110 +217,110 @@ class Front:
         except KeyError:
             raise Refusal("AuthFailure", f"Unknown region {request.region}") from None
 
-    def _answer(self, request: Request) -> Response:
+    def _handle(self, request: Request) -> Response:
         row, call = operations.find(request), Call(request, self._backend(request))
         request_checks.check(call)
         if request.changes and request.dry:
             raise ec2_http.dry_run()
         if row.answer is not None:
             return answered(request, row.answer(call))
-        again = {**request.environ, "wsgi.input": BytesIO(request.body)}
-        return Response.from_app(self._moto, again, buffered=True)
+        environ = {**request.environ, "wsgi.input": BytesIO(request.body)}
+        return Response.from_app(self._moto, environ, buffered=True)
 
     def respond_metadata(self, environ: dict[str, Any], start_response: Any) -> Any:
-        """Answer a metadata request of the instance that it comes from."""
+        """Respond to a metadata request of an instance, which is identified by its address."""
         with self.emulator.lock:
-            alive = (one for one in self.emulator.instances() if one.state != "terminated")
-            found = next((one for one in alive if one.private_ip == environ["REMOTE_ADDR"]), None)
-            before = getattr(found, "role_session", None)
-            status, body = metadata(found, environ, secret=self.secret) if found else (404, b"")
-            if getattr(found, "role_session", None) is not before:
+            alive = (row for row in self.emulator.instances() if row.state != "terminated")
+            instance = next((row for row in alive if row.private_ip == environ["REMOTE_ADDR"]), None)
+            session = getattr(instance, "role_session", None)
+            status, body = metadata(instance, environ, secret=self.secret) if instance else (404, b"")
+            if getattr(instance, "role_session", None) is not session:
                 self.store.save()
         return Response(body, status, mimetype="text/plain")(environ, start_response)
 
 
 def _is_s3(environ: Mapping[str, Any]) -> bool:
-    """Whether a request is for S3, which nobody signs who reads a public bucket."""
-    signed, path = environ.get("HTTP_AUTHORIZATION"), environ.get("PATH_INFO", "/")
-    if signed is None:
+    """Return True if a request is for S3. Requests to public buckets may be unsigned."""
+    signature, path = environ.get("HTTP_AUTHORIZATION"), environ.get("PATH_INFO", "/")
+    if signature is None:
         return path != "/" and not path.startswith(ADMIN) and "HTTP_X_AMZ_TARGET" not in environ
-    return "/s3/aws4_request" in signed
+    return "/s3/aws4_request" in signature
 
 
-def _node(tags: dict[str, str], index: int) -> int | None:
-    """The number that an instance has in its cluster; None where it is in none."""
+def _node_number(tags: dict[str, str], index: int) -> int | None:
+    """Return the number of an instance in its cluster, None if it is in no cluster."""
     with suppress(KeyError, ValueError, IndexError):
         return int(read_numbers(tags["awsddp:nodes"])[index])
     return None
 
 
-LONGEST_S = 21600
+MAX_TOKEN_S = 21600
 SESSION_S = 21600
-RENEWED_S = 3600  # before credentials expire, new ones are handed out
+RENEWED_S = 3600  # how long before they expire credentials are replaced
 TOKEN = "HTTP_X_AWS_EC2_METADATA_TOKEN"
 TTL = "HTTP_X_AWS_EC2_METADATA_TOKEN_TTL_SECONDS"
 CLONE_NEWNET = 0x40000000
 
-Answer = tuple[int, bytes]
+StatusAndBody = tuple[int, bytes]
 
 
-def metadata(instance: Any, environ: Mapping[str, Any], *, secret: str) -> Answer:
-    """The reply to a request from inside an instance: HTTP status and body.
+def metadata(instance: Any, environ: Mapping[str, Any], *, secret: str) -> StatusAndBody:
+    """Return the metadata service's response to a request of an instance: HTTP status and body.
 
-    It may give the instance another `role_session`, which is to be kept.
+    This may set a new `role_session` of the instance, which the caller saves.
 
-    :param environ: of WSGI.
-    :param secret: signs the tokens, so that they outlive the daemon.
+    :param environ: the WSGI environment.
+    :param secret: signs the tokens, so that they stay valid after a restart of the daemon.
     """
     options, method, path = instance.metadata_options, environ["REQUEST_METHOD"], environ["PATH_INFO"]
     if options.http_endpoint == "disabled":
         return 403, b""
     if path == "/latest/api/token":
-        return _token(instance.id, environ, secret)
+        return _create_token(instance.id, environ, secret)
     if method not in ("GET", "HEAD"):
         return 405, b""
-    given = environ.get(TOKEN, "" if options.http_tokens == "required" else None)
-    if given is not None and not _valid(given, instance.id, secret):
+    token = environ.get(TOKEN, "" if options.http_tokens == "required" else None)
+    if token is not None and not _is_valid(token, instance.id, secret):
         return 401, b""
     if path.rstrip("/") == "/latest/user-data":
         data = base64.b64decode(str(instance.user_data or ""))
         return (200, data) if data else (404, b"")
-    return _read(_tree(instance), path)
+    return _read_path(_build_tree(instance), path)
 
 
-def _token(instance_id: str, environ: Mapping[str, Any], secret: str) -> Answer:
+def _create_token(instance_id: str, environ: Mapping[str, Any], secret: str) -> StatusAndBody:
     if environ["REQUEST_METHOD"] != "PUT":
         return 405, b""
     lifetime = environ.get(TTL, "")
-    if not lifetime.isdigit() or not 1 <= int(lifetime) <= LONGEST_S:
+    if not lifetime.isdigit() or not 1 <= int(lifetime) <= MAX_TOKEN_S:
         return 400, b""
-    until = str(int(time.time()) + int(lifetime))
-    return 200, f"{until}.{_sign(until, instance_id, secret)}".encode()
+    expiry = str(int(time.time()) + int(lifetime))
+    return 200, f"{expiry}.{_sign(expiry, instance_id, secret)}".encode()
 
 
-def _valid(token: str, instance_id: str, secret: str) -> bool:
-    until, _, signature = token.partition(".")
-    known = hmac.compare_digest(signature.encode(), _sign(until, instance_id, secret).encode())
-    return known and int(until) > time.time()
+def _is_valid(token: str, instance_id: str, secret: str) -> bool:
+    expiry, _, signature = token.partition(".")
+    is_signed = hmac.compare_digest(signature.encode(), _sign(expiry, instance_id, secret).encode())
+    return is_signed and int(expiry) > time.time()
 
 
-def _sign(until: str, instance_id: str, secret: str) -> str:
-    return hmac.digest(secret.encode(), f"{instance_id} {until}".encode(), "sha256").hex()
+def _sign(expiry: str, instance_id: str, secret: str) -> str:
+    return hmac.digest(secret.encode(), f"{instance_id} {expiry}".encode(), "sha256").hex()
 
 
-def _read(tree: dict[str, Any], path: str) -> Answer:
-    """A leaf's text, or the names in a folder, those of folders with a slash."""
-    found: Any = tree
+def _read_path(tree: dict[str, Any], path: str) -> StatusAndBody:
+    """Return the text of a leaf, or the names in a folder, where names of folders end with a slash."""
+    entry: Any = tree
     for name in [part for part in path.split("/") if part]:
-        if not isinstance(found, dict) or name not in found:
+        if not isinstance(entry, dict) or name not in entry:
             return 404, b""
-        found = found[name]
-    if isinstance(found, dict):
-        return 200, "\n".join(f"{k}/" if isinstance(v, dict) else k for k, v in found.items()).encode()
-    return 200, str(found).encode()
+        entry = entry[name]
+    if isinstance(entry, dict):
+        return 200, "\n".join(f"{k}/" if isinstance(v, dict) else k for k, v in entry.items()).encode()
+    return 200, str(entry).encode()
 
 
-def _tree(instance: Any) -> dict[str, Any]:
+def _build_tree(instance: Any) -> dict[str, Any]:
     facts: dict[str, Any] = {
         "ami-id": instance.image_id,
         "hostname": instance.private_dns_name,
@@ -335,26 +334,28 @@ def _tree(instance: Any) -> dict[str, Any]:
             "region": instance.region_name,
         },
         "public-ipv4": instance.public_ip,
-        "iam": _role(instance),
-        "spot": _notice(instance),
+        "iam": _role_credentials(instance),
+        "spot": _spot_notice(instance),
     }
     return {"latest": {"meta-data": {name: value for name, value in facts.items() if value}}}
 
 
-def _notice(instance: Any) -> dict[str, str] | None:
-    """When a spot instance will be taken back; None while nobody has said so.
+def _spot_notice(instance: Any) -> dict[str, str] | None:
+    """Return the spot notice of an instance, None if it has none.
 
     https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html
     """
-    at = getattr(instance, "reclaimed_at", None)
-    if at is None:
+    reclaimed_at = getattr(instance, "reclaimed_at", None)
+    if reclaimed_at is None:
         return None
-    moment = f"{datetime.fromtimestamp(at, UTC):%Y-%m-%dT%H:%M:%SZ}"
-    return {"instance-action": json.dumps({"action": "terminate", "time": moment})}
+    time_text = f"{datetime.fromtimestamp(reclaimed_at, UTC):%Y-%m-%dT%H:%M:%SZ}"
+    return {"instance-action": json.dumps({"action": "terminate", "time": time_text})}
 
 
-def _role(instance: Any) -> dict[str, Any] | None:
-    """The credentials of the instance profile's role, made anew an hour before they expire; None without one.
+def _role_credentials(instance: Any) -> dict[str, Any] | None:
+    """Return the credentials of the instance profile's role, None without a role.
+
+    They are replaced an hour before they expire.
 
     https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/instance-metadata-security-credentials.html
     """
@@ -363,8 +364,8 @@ def _role(instance: Any) -> dict[str, Any] | None:
         return None
     role = association.iam_instance_profile.roles[0]
     session: Any = getattr(instance, "role_session", None)
-    soon = utcnow() + timedelta(seconds=RENEWED_S)
-    if session is None or session.role_arn != role.arn or session.expiration <= soon:
+    renewal_limit = utcnow() + timedelta(seconds=RENEWED_S)
+    if session is None or session.role_arn != role.arn or session.expiration <= renewal_limit:
         session = instance.role_session = sts_backends[instance.owner_id]["aws"].assume_role(
             instance.region_name, instance.id, role.arn, policy="", duration=SESSION_S, external_id=""
         )
@@ -381,15 +382,15 @@ def _role(instance: Any) -> dict[str, Any] | None:
 
 
 def serve_nodes(application: Any, namespace: str, port: int) -> None:
-    """Serve a WSGI application in the switch's namespace, beside the nodes, until this process ends.
+    """Serve a WSGI application to the nodes, in the bridge's namespace, until this process ends.
 
-    The ports of the nodes themselves stay free. A socket belongs to the namespace in which it was made,
-    whoever accepts from it later; a node is known by its address.
+    No port of the nodes is used. A socket belongs to the namespace in which it was created, also if a thread
+    in another namespace accepts from it.
 
     :raises OSError: the address cannot be bound there.
     """
-    with ThreadPoolExecutor(1) as alone:  # a thread that ends in the namespace
-        listening = alone.submit(_listen, namespace, port).result()
+    with ThreadPoolExecutor(1) as pool:  # a thread of its own, as it stays in the namespace
+        listening = pool.submit(_listen, namespace, port).result()
     server = make_server(
         METADATA_ADDRESS, port, application, threaded=True, request_handler=Handler, fd=listening.detach()
     )

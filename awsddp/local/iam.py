@@ -1,4 +1,4 @@
-"""Who may do what with S3: the policies of a role, as IAM reads them.
+"""Permissions for S3: evaluates the policies of a role as IAM does.
 
 https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_policies_evaluation-logic.html
 """
@@ -32,7 +32,7 @@ ACTIONS = {
     **dict.fromkeys(_PUTS, "s3:PutObject"),
     **{name: f"s3:{name}" for name in _OWN},
 }
-"""The operations of S3 that are carried out, and the right that each needs."""
+"""The supported operations of S3, and the IAM action that each needs."""
 
 _SPECIAL = re.compile(r"\$\{([*?$])\}")
 DENIED = {
@@ -42,17 +42,21 @@ DENIED = {
 
 
 def decide(policies: Iterable[str], action: str, resource: str, context: Mapping[str, str]) -> str:
-    """Return what policies say of an action: allowed, implicitDeny or explicitDeny.
+    """Return the decision of policies about an action: allowed, implicitDeny or explicitDeny.
 
     :param policies: documents in JSON.
-    :param context: the values that conditions may ask for. StringEquals and StringLike are known; a
-        statement with another condition does not hold.
+    :param context: the condition keys and their values. StringEquals and StringLike are supported; a
+        statement with another condition does not apply.
     """
     effects = set()
     for text in policies:
-        for one in _listed(json.loads(text)["Statement"]):
-            if _names(one, "Action", action) and _names(one, "Resource", resource) and _holds(one, context):
-                effects.add(one["Effect"])
+        for statement in _as_list(json.loads(text)["Statement"]):
+            if (
+                _covers(statement, "Action", action)
+                and _covers(statement, "Resource", resource)
+                and _conditions_hold(statement, context)
+            ):
+                effects.add(statement["Effect"])
     if "Deny" in effects:
         return "explicitDeny"
     return "allowed" if "Allow" in effects else "implicitDeny"
@@ -63,52 +67,52 @@ def simulate(call: Call) -> dict[str, Any]:
 
     :raises ServiceException: moto's NoSuchEntity.
     """
-    asked = call.asked
-    role = iam_backends[DEFAULT_ACCOUNT_ID]["aws"].get_role_by_arn(asked["PolicySourceArn"])
-    entries = asked.get("ContextEntries", ())
-    context = {one["ContextKeyName"]: one["ContextKeyValues"][0] for one in entries}
+    arguments = call.asked
+    role = iam_backends[DEFAULT_ACCOUNT_ID]["aws"].get_role_by_arn(arguments["PolicySourceArn"])
+    entries = arguments.get("ContextEntries", ())
+    context = {entry["ContextKeyName"]: entry["ContextKeyValues"][0] for entry in entries}
     results = [
         {
             "EvalActionName": action,
             "EvalResourceName": resource,
             "EvalDecision": decide(role.policies.values(), action, resource, context),
         }
-        for action in asked["ActionNames"]
-        for resource in asked.get("ResourceArns", ["*"])
+        for action in arguments["ActionNames"]
+        for resource in arguments.get("ResourceArns", ["*"])
     ]
     return {"EvaluationResults": results, "IsTruncated": False}
 
 
-def _names(statement: dict[str, Any], element: str, value: str) -> bool:
-    """Whether a statement is of an action, which it may name in any case, or of a resource."""
+def _covers(statement: dict[str, Any], element: str, value: str) -> bool:
+    """Return True if a statement covers an action, ignoring its case, or a resource."""
     fold = str.lower if element == "Action" else str
-    patterns = [fold(one) for one in _listed(statement.get(element, statement.get(f"Not{element}")))]
+    patterns = [fold(text) for text in _as_list(statement.get(element, statement.get(f"Not{element}")))]
     return _like(fold(value), patterns) == (element in statement)
 
 
 def _like(value: str, patterns: str | list[str]) -> bool:
-    """Whether one of the patterns fits; `*` and `?` stand for anything, `${*}` for a `*`, and so on.
+    """Return True if a pattern matches; `*` and `?` are wildcards, `${*}` stands for a `*`, and so on.
 
     https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_policies_variables.html#policy-vars-specialchars
     """
-    plain = (_SPECIAL.sub(r"[\1]", one.replace("[", "[[]")) for one in _listed(patterns))
-    return any(fnmatchcase(value, one) for one in plain)
+    globs = (_SPECIAL.sub(r"[\1]", text.replace("[", "[[]")) for text in _as_list(patterns))
+    return any(fnmatchcase(value, glob) for glob in globs)
 
 
-def _equals(value: str, wanted: str | list[str]) -> bool:
-    """Whether it is one of the texts."""
-    return value in (_SPECIAL.sub(r"\1", one) for one in _listed(wanted))
+def _equals(value: str, texts: str | list[str]) -> bool:
+    """Return True if the value is one of the texts."""
+    return value in (_SPECIAL.sub(r"\1", text) for text in _as_list(texts))
 
 
-def _holds(statement: dict[str, Any], context: Mapping[str, str]) -> bool:
-    """Whether the conditions of a statement are met, all of them."""
-    known = {"StringEquals": _equals, "StringLike": _like}
+def _conditions_hold(statement: dict[str, Any], context: Mapping[str, str]) -> bool:
+    """Return True if all conditions of a statement are met."""
+    operators = {"StringEquals": _equals, "StringLike": _like}
     return all(
-        operator in known and name in context and known[operator](context[name], wanted)
-        for operator, names in statement.get("Condition", {}).items()
-        for name, wanted in names.items()
+        operator in operators and key in context and operators[operator](context[key], texts)
+        for operator, values in statement.get("Condition", {}).items()
+        for key, texts in values.items()
     )
 
 
-def _listed(one: Any) -> list[Any]:
-    return one if isinstance(one, list) else [one]
+def _as_list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]

@@ -1,12 +1,12 @@
-"""What a node's disk shows: this machine's system made to look like a fresh image, and torch's environment.
+"""The disk image of a node: this machine's system made to look like a fresh image, and torch's environment.
 
 A node's root is an overlay: its own folder over a layer over `/`. The layer hides everything of the machine
-that is not its system (homes, data, services, accounts, secrets) with whiteouts and opaque folders, and puts
-a small systemd, sshd and cloud-init configuration in their place.
+that is not its system (home folders, data, services, accounts, secrets) with whiteouts and opaque folders,
+and adds a small systemd, sshd and cloud-init configuration.
 
-Deep Learning AMIs have torch at /opt/pytorch. Here that is an environment made once in a cache and bound
-read-only. The Python below it may lie in a home that a node does not show (pyenv, uv), so it is bound at
-/opt/python, and the environment points there.
+Deep Learning AMIs have torch at /opt/pytorch. In a node that is an environment from a cache, mounted read-only.
+Its Python may be in a home folder that nodes do not see (pyenv, uv), so it is mounted at /opt/python, and the
+environment refers to that path.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from awsddp.util.shipped_files import shipped_folder
 TOP_SYSTEM = {"bin", "etc", "lib", "lib32", "lib64", "libx32", "sbin", "usr", "var"}
 TOP_EMPTY = ("boot", "dev", "home", "media", "mnt", "opt", "proc", "root", "run", "srv", "sys", "tmp")
 
-# What of /etc is the system's and holds nothing of the machine's users, services or secrets.
+# Entries of /etc that belong to the system and contain nothing of the machine's users, services or secrets.
 ETC_SYSTEM = {
     *("alternatives", "adduser.conf", "bash.bashrc", "ca-certificates", "ca-certificates.conf", "dbus-1"),
     *("debian_version", "default", "deluser.conf", "dpkg", "gai.conf", "host.conf", "inputrc", "issue"),
@@ -46,7 +46,7 @@ VAR_EMPTY = ("backups", "cache", "local", "log", "mail", "opt", "spool", "tmp")
 VAR_LIB_KEPT = {"dpkg", "pam", "python", "ucf"}
 VAR_LIB_EMPTY = ("apt", "cloud", "dbus", "misc", "private", "sudo", "systemd")
 
-# A path unit takes an inotify instance, a user's own systemd three: all nodes share
+# A path unit uses an inotify instance, a user's systemd three, and all nodes share
 # fs.inotify.max_user_instances.
 MASKED_UNITS = (
     "getty.target",
@@ -57,7 +57,7 @@ MASKED_UNITS = (
     "user@.service",
 )
 
-# Of the image that the node stands for, whose distribution it names.
+# As in the image that the node imitates: the distribution is Ubuntu.
 CLOUD_CFG = """\
 datasource_list: [NoCloud]
 network: {config: disabled}
@@ -80,8 +80,8 @@ system_info:
 """
 
 SSHD_CONFIG = Path("/usr/share/openssh/sshd_config")
-"""The package's own: what a fresh system has in /etc/ssh."""
-# When sshd answers, the instance is "running"; the daemon sees this file through a bind mount.
+"""The default of the package, which a fresh system has in /etc/ssh."""
+# Created once sshd answers; then the instance is "running". The daemon sees it through a bind mount.
 UP_MARK = "var/lib/misc/answers"
 UP_UNIT = f"""\
 [Unit]
@@ -98,7 +98,7 @@ FILES = {
     "etc/motd": "A node of awsddp's local cloud. Its GPUs are simulated.\n",
     "etc/nsswitch.conf": "passwd: files\ngroup: files\nshadow: files\ngshadow: files\nhosts: files\n"
     "networks: files\nprotocols: files\nservices: files\n",
-    # As cloud-init would write it, and then restart sshd, which has answered by then.
+    # The file that cloud-init would write, after which it would restart an sshd that already answers.
     "etc/ssh/sshd_config.d/50-cloud-init.conf": "PasswordAuthentication no\n",
     "etc/sudoers": "Defaults env_reset\n"
     'Defaults secure_path="/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"\n'
@@ -108,7 +108,7 @@ FILES = {
 
 
 def build_layer(folder: Path) -> None:
-    """Make the layer in `folder`, which must not be there yet."""
+    """Create the layer in `folder`, which must not exist yet."""
     building = folder.with_name(folder.name + ".new")
     shutil.rmtree(building, ignore_errors=True)
     building.mkdir(parents=True, mode=0o755)
@@ -121,7 +121,7 @@ def build_layer(folder: Path) -> None:
     _mask(Path("/var"), building / "var", kept=VAR_KEPT, empty=VAR_EMPTY)
     _mask(Path("/var/lib"), building / "var/lib", kept=VAR_LIB_KEPT, empty=VAR_LIB_EMPTY)
     (building / "usr").mkdir()
-    _empty(building / "usr/local")
+    _make_opaque(building / "usr/local")
     for path in ("usr/local/bin", "usr/local/sbin", "usr/local/lib", "opt/pytorch", "opt/python"):
         (building / path).mkdir(parents=True, exist_ok=True)
     for path in ("tmp", "var/tmp"):
@@ -134,22 +134,22 @@ def build_layer(folder: Path) -> None:
     _write(building / "etc/cloud/cloud.cfg", CLOUD_CFG)
     logging = Path("/etc/cloud/cloud.cfg.d/05_logging.cfg")
     _write(building / logging.relative_to("/"), logging.read_text())
-    _units(building)
-    _accounts(building)
+    _enable_units(building)
+    _write_accounts(building)
     building.rename(folder)
 
 
 def _mask(machine: Path, layer: Path, *, kept: set[str], empty: tuple[str, ...]) -> None:
-    """Hides each entry of a folder of the machine that is not kept; those in `empty` are there, but empty."""
+    """Hide the entries of a folder of the machine, except those in `kept`; those in `empty` appear empty."""
     layer.mkdir(exist_ok=True)
     for entry in machine.iterdir():
         if entry.name not in kept and entry.name not in empty:
             os.mknod(layer / entry.name, stat.S_IFCHR, os.makedev(0, 0))
     for name in empty:
-        _empty(layer / name)
+        _make_opaque(layer / name)
 
 
-def _empty(folder: Path) -> None:
+def _make_opaque(folder: Path) -> None:
     folder.mkdir()
     os.setxattr(folder, "trusted.overlay.opaque", b"y")
 
@@ -160,16 +160,16 @@ def _write(path: Path, text: str) -> None:
     path.write_text(text)
 
 
-def _units(layer: Path) -> None:
+def _enable_units(layer: Path) -> None:
     system = layer / "etc/systemd/system"
     wants = system / "multi-user.target.wants"
     wants.mkdir(parents=True, exist_ok=True)
     (system / "default.target").symlink_to("/lib/systemd/system/multi-user.target")
     (system / "sshd.service").symlink_to("/lib/systemd/system/ssh.service")
-    # Only what a fresh Ubuntu image would start, and nothing that waits for hardware.
-    own = Path("/lib/systemd/system")
+    # Only units that a fresh Ubuntu image would start, and none that waits for hardware.
+    units = Path("/lib/systemd/system")
     always = ("ssh.service", "cloud-config.service", "cloud-final.service")
-    for path in (*map(own.joinpath, always), *own.glob("cloud-init*.service")):
+    for path in (*map(units.joinpath, always), *units.glob("cloud-init*.service")):
         if "hotplug" not in path.name:
             (wants / path.name).symlink_to(path)
     (wants / "answers.service").symlink_to("../answers.service")
@@ -181,56 +181,56 @@ def _units(layer: Path) -> None:
         (generators / generator.name).symlink_to("/dev/null")
 
 
-def _accounts(layer: Path) -> None:
-    """The system's own accounts and groups, without passwords and members; no user of the machine."""
-    for name, hidden in (("passwd", "shadow"), ("group", "gshadow")):
-        lines = [line.split(":") for line in Path("/etc", name).read_text().splitlines()]
-        kept = [fields for fields in lines if not 1000 <= int(fields[2]) < 65534]
+def _write_accounts(layer: Path) -> None:
+    """Write the system's accounts and groups, without passwords, members and the machine's users."""
+    for name, shadow_name in (("passwd", "shadow"), ("group", "gshadow")):
+        rows = [line.split(":") for line in Path("/etc", name).read_text().splitlines()]
+        rows = [fields for fields in rows if not 1000 <= int(fields[2]) < 65534]
         if name == "group":
-            kept = [[*fields[:3], ""] for fields in kept]
-        _write(layer / "etc" / name, "".join(":".join(fields) + "\n" for fields in kept))
-        rest = ":*:19000:0:99999:7:::" if name == "passwd" else ":*::"
-        _write(layer / "etc" / hidden, "".join(f"{fields[0]}{rest}\n" for fields in kept))
-        (layer / "etc" / hidden).chmod(0o640)
+            rows = [[*fields[:3], ""] for fields in rows]
+        _write(layer / "etc" / name, "".join(":".join(fields) + "\n" for fields in rows))
+        shadow = ":*:19000:0:99999:7:::" if name == "passwd" else ":*::"
+        _write(layer / "etc" / shadow_name, "".join(f"{fields[0]}{shadow}\n" for fields in rows))
+        (layer / "etc" / shadow_name).chmod(0o640)
 
 
 TORCH_VERSION = "2.13.0"
 TORCHVISION_VERSION = "0.28.0"
-OTHERS = ("numpy", "pillow", "boto3")  # of what the Deep Learning AMIs have beside them
+OTHERS = ("numpy", "pillow", "boto3")  # further packages that Deep Learning AMIs have
 TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
 _NAME = "-".join(("torch", TORCH_VERSION, "torchvision", TORCHVISION_VERSION, *OTHERS))
 AT = Path("/opt/pytorch")
 BASE = Path(sys.base_prefix)
 BASE_AT = BASE if Path("/usr") == BASE else Path("/opt/python")
-"""Where a node has the Python of this process."""
+"""The folder in a node of the Python of this process."""
 PYTHON = f"python{sys.version_info.major}.{sys.version_info.minor}"
 BASE_PYTHON = BASE / "bin" / PYTHON
 PACKAGES = Path("lib", PYTHON, "site-packages")
-"""Where an environment keeps its packages."""
+"""The packages of an environment, relative to it."""
 
 
 def cache_folder() -> Path:
-    """$AWSDDP_CACHE; else /var/cache/awsddp for root, the user's cache folder for others."""
-    if given := os.environ.get("AWSDDP_CACHE"):
-        return Path(given)
+    """Return $AWSDDP_CACHE; else /var/cache/awsddp for root, or awsddp in the user's cache folder."""
+    if folder := os.environ.get("AWSDDP_CACHE"):
+        return Path(folder)
     if os.geteuid() == 0:
         return Path("/var/cache/awsddp")
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "awsddp"
 
 
 def ensure(mode: str, *, on_event: Callable[[str], None] = lambda _: None) -> Path:
-    """Return the environment's folder in the cache; makes it if it is not there (once, some minutes).
+    """Return the folder of torch's environment in the cache; install it if necessary (some minutes).
 
-    :param mode: of the local cloud: in loopback mode its packages alone are used, not its interpreter.
+    :param mode: of the local cloud. In loopback mode only the packages are used, not the interpreter.
     :raises LocalCloudError: torch could not be installed.
     """
     cache = cache_folder()
     folder = cache / f"{_NAME}-python-{platform.python_version()}-{platform.machine()}"
     if folder.exists():
         return folder
-    alike = sorted(cache.glob(f"{_NAME}-{PYTHON.replace('python', 'python-')}.*-{platform.machine()}"))
-    if alike and mode == "loopback":
-        return alike[-1]
+    same_minor = sorted(cache.glob(f"{_NAME}-{PYTHON.replace('python', 'python-')}.*-{platform.machine()}"))
+    if same_minor and mode == "loopback":
+        return same_minor[-1]
     try:
         cache.mkdir(parents=True, exist_ok=True)
         with (cache / f"{folder.name}.lock").open("w") as lock:
@@ -240,18 +240,18 @@ def ensure(mode: str, *, on_event: Callable[[str], None] = lambda _: None) -> Pa
                 _install(folder)
     except OSError as error:
         raise LocalCloudError(
-            "torch for the local cloud cannot be kept in its cache",
+            "torch for the local cloud cannot be written to its cache",
             why=str(error),
-            next="awsddp local stop   # then set AWSDDP_CACHE to a folder with 3 GB free, and again",
+            next="awsddp local stop   # then set AWSDDP_CACHE to a folder with 3 GB free, and try again",
         ) from error
     return folder
 
 
 def library() -> Path | None:
-    """Return the shared library that Python in a node needs from outside /usr."""
-    # sysconfig, which would tell, answers None to the second of two hosts that boot at once (Python 3.11).
-    shared = BASE / "lib" / f"lib{PYTHON}{sys.abiflags}.so.1.0"
-    return shared if BASE_AT != BASE and shared.exists() else None
+    """Return the shared library of Python that a node needs from outside /usr, None if it needs none."""
+    # Not from sysconfig: it returns None to the second of two threads that call it at once (Python 3.11).
+    library = BASE / "lib" / f"lib{PYTHON}{sys.abiflags}.so.1.0"
+    return library if BASE_AT != BASE and library.exists() else None
 
 
 def _install(folder: Path) -> None:
@@ -261,17 +261,17 @@ def _install(folder: Path) -> None:
     install = partial(
         run,
         failed="torch could not be installed for the local cloud",
-        next="awsddp local stop   # then set AWSDDP_TORCH_INDEX to an index that answers, and again",
+        next_step="awsddp local stop   # then set AWSDDP_TORCH_INDEX to an index that answers, and try again",
     )
     install(str(BASE_PYTHON), "-m", "venv", "--prompt", "pytorch", str(building))
     pip = [str(building / "bin/python"), "-I", "-m", "pip", "install", "--quiet"]
-    patience = ["--retries", "1", "--timeout", "15", "--disable-pip-version-check"]
+    options = ["--retries", "1", "--timeout", "15", "--disable-pip-version-check"]
     indexes = ["--index-url", index, "--extra-index-url", "https://pypi.org/simple"]
-    install(*pip, *patience, *indexes, f"torch=={TORCH_VERSION}", *OTHERS)
-    # Its own requirement would have an index without CPU builds answer with torch for CUDA.
-    install(*pip, *patience, *indexes, "--no-deps", f"torchvision=={TORCHVISION_VERSION}")
+    install(*pip, *options, *indexes, f"torch=={TORCH_VERSION}", *OTHERS)
+    # --no-deps: its requirement of torch would install a CUDA build from an index without CPU builds.
+    install(*pip, *options, *indexes, "--no-deps", f"torchvision=={TORCHVISION_VERSION}")
     _declare_operators(next(building.glob("lib/python*/site-packages")))
-    # From here on it is right for /opt/pytorch in a node; on this machine it runs no more.
+    # From here on the environment works at /opt/pytorch in a node, and no longer on this machine.
     point_at(BASE_AT / "bin" / PYTHON, building)
     for script in (building / "bin").iterdir():
         if script.is_file() and not script.is_symlink():
@@ -280,9 +280,9 @@ def _install(folder: Path) -> None:
 
 
 def _declare_operators(packages: Path) -> None:
-    """Has torchvision import train/torchvision_operators.py where its compiled half does not fit torch.
+    """Make torchvision import train/torchvision_operators.py if its compiled operators do not match torch.
 
-    In torchvision's own file: a .pth or sitecustomize would cost every start of Python.
+    This changes torchvision's own file: a .pth or sitecustomize would slow down every start of Python.
     """
     name = "torchvision_operators"
     shutil.copy(shipped_folder("train") / f"{name}.py", packages)
@@ -291,7 +291,7 @@ def _declare_operators(packages: Path) -> None:
 
 
 def point_at(python: Path, environment: Path) -> None:
-    """Make an environment, whose packages may be there already, one of this interpreter."""
+    """Make an environment, which may have packages already, use this interpreter."""
     (environment / "bin").mkdir(parents=True, exist_ok=True)
     for name in ("python", "python3", PYTHON):
         (environment / "bin" / name).unlink(missing_ok=True)
@@ -303,7 +303,7 @@ def point_at(python: Path, environment: Path) -> None:
 
 
 def rehearse(packages: Path, instance_type: str) -> None:
-    """Has the torch of these packages pretend the GPUs of a type, if known (templates/rehearse_gpu)."""
+    """Install templates/rehearse_gpu into these packages: torch then simulates the GPUs of a type, if known."""
     shutil.copytree(
         shipped_folder("templates") / "rehearse_gpu", packages / "rehearse_gpu", dirs_exist_ok=True
     )
@@ -315,5 +315,5 @@ def rehearse(packages: Path, instance_type: str) -> None:
             "memory_bytes": int(kind.memory_gb * 2**30),
             "capability": tuple(map(int, (kind.capability or "8.0").split("."))),
         }
-    # Not a sitecustomize: Debian's python has one of its own, which comes first.
+    # Not a sitecustomize: Debian's python has its own, which comes first.
     (packages / "rehearse_gpu.pth").write_text(f"import rehearse_gpu; rehearse_gpu.pretend(**{facts!r})\n")

@@ -1,8 +1,8 @@
-"""What happens to instances after the reply: one worker brings records and hosts together.
+"""A worker that reconciles instance records with hosts.
 
-The records say what should be (`pending`, `stopping`, `shutting-down`, a reboot that was asked for), the
-hosts say what is; each pass takes each instance one step. Nothing else is remembered that a restart would
-lose. Steps that take time run in a pool, one at a time for an instance.
+Records have the desired state (`pending`, `stopping`, `shutting-down`, a requested reboot), hosts the actual
+one; each pass takes each instance one step. A restart of the daemon loses no state. Slow steps run in a thread
+pool, one at a time per instance.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ BUSY_POLL_S = 0.05
 IDLE_POLL_S = 0.5
 SHUT_DOWN_S = 60.0
 BOOT_S = 60.0
-"""A host that has not answered so long after its start hangs, and is started again."""
+"""A host that has not answered this long after its start hangs, and is started again."""
 ENDED = ("stopped", "terminated")
 _OFF = {"stopped": {"cut"}}
-"""A machine that is off answers nothing, not even that nothing listens there."""
+"""A machine that is off sends no packet, not even to refuse a connection."""
 
 
 class Lifecycle:
-    """The worker."""
+    """The worker that reconciles records with hosts."""
 
     def __init__(self, emulator: Emulator, store: Store, hosts: Hosts, faults: Faults) -> None:
         self._faults = faults
@@ -42,25 +42,25 @@ class Lifecycle:
         self.hosts = hosts
         self._pool = ThreadPoolExecutor(max_workers=8, thread_name_prefix="host")
         self._busy: set[str] = set()
-        self._booted: dict[str, float] = {}
-        self._broken: dict[str, str] = {}
-        self._asked: dict[str, float] = {}
-        self._rules: dict[str, str] = {}
-        self._suffered: dict[str, frozenset[str]] = {}
-        self._turn = threading.Lock()
-        self._names: dict[str, str] = {}
-        self._wanted = threading.Event()
+        self._booted_at: dict[str, float] = {}
+        self._errors: dict[str, str] = {}
+        self._shut_down_at: dict[str, float] = {}
+        self._applied_rules: dict[str, str] = {}
+        self._applied_effects: dict[str, frozenset[str]] = {}
+        self._pass_lock = threading.Lock()
+        self._applied_names: dict[str, str] = {}
+        self._wake_event = threading.Event()
 
     def start(self) -> None:
         threading.Thread(target=self._run, name="lifecycle", daemon=True).start()
 
     def wake(self) -> None:
-        """Asks for a pass now."""
-        self._wanted.set()
+        """Start a pass now."""
+        self._wake_event.set()
 
     def settle(self) -> bool:
-        """Takes a pass, after which what was asked for is in force; true if nothing is on its way."""
-        with self._turn:
+        """Run a pass, which applies faults and rules; return True if no instance is changing state."""
+        with self._pass_lock:
             try:
                 return self._pass()
             except Exception:
@@ -69,81 +69,81 @@ class Lifecycle:
 
     def _run(self) -> None:
         while True:
-            self._wanted.clear()
-            self._wanted.wait(IDLE_POLL_S if self.settle() else BUSY_POLL_S)
+            self._wake_event.clear()
+            self._wake_event.wait(IDLE_POLL_S if self.settle() else BUSY_POLL_S)
 
     def _pass(self) -> bool:
-        """One step for every instance; true if nothing is on its way."""
+        """Take one step for every instance; return True if no instance is changing state."""
         with self._emulator.lock:
             instances = list(self._emulator.instances())
-            before = [(one.id, one.state, one.reboot_wanted) for one in instances]
+            before = [(row.id, row.state, row.reboot_wanted) for row in instances]
             for instance in instances:
                 if instance.state not in ENDED and instance.id not in self._busy:
                     self._step(instance)
-            living = [one for one in instances if one.state != "terminated"]
-            changed = before != [(one.id, one.state, one.reboot_wanted) for one in instances]
-            if self._emulator.forget_old() or changed:
+            alive = [row for row in instances if row.state != "terminated"]
+            has_changed = before != [(row.id, row.state, row.reboot_wanted) for row in instances]
+            if self._emulator.forget_old() or has_changed:
                 self._store.save()
-            self._faults.forget_nodes({one.id for one in living})
-            effects = {one.id: self._faults.of(one.id) for one in living}
-            cut = {one.id: effects[one.id] | _OFF.get(one.state, set()) for one in living}
-            rules = {one.id: _rules(one, living) + fault_rules(cut[one.id]) for one in living}
-            names = {one.private_ip: one.private_dns_name for one in living}
-            unsettled = bool(self._busy) or any(
-                one.state not in (*ENDED, "running") or one.reboot_wanted for one in living
+            self._faults.forget_nodes({row.id for row in alive})
+            effects = {row.id: self._faults.of(row.id) for row in alive}
+            cut = {row.id: effects[row.id] | _OFF.get(row.state, set()) for row in alive}
+            rules = {row.id: _make_rules(row, alive) + fault_rules(cut[row.id]) for row in alive}
+            names = {row.private_ip: row.private_dns_name for row in alive}
+            is_changing = bool(self._busy) or any(
+                row.state not in (*ENDED, "running") or row.reboot_wanted for row in alive
             )
-        self._enforce(rules, effects, names)
-        return not unsettled and not changed
+        self._apply_changes(rules, effects, names)
+        return not is_changing and not has_changed
 
-    def _enforce(
+    def _apply_changes(
         self, rules: dict[str, str], effects: dict[str, frozenset[str]], names: dict[str, str]
     ) -> None:
-        """Brings about what changed, after a restart all: rules, the faults that rules cannot do, names."""
+        """Apply changed rules, fault effects and host names; after a restart all of them."""
         for instance_id in rules.keys() - self._busy:
-            if self._rules.get(instance_id) != (text := rules[instance_id]):
+            if self._applied_rules.get(instance_id) != (text := rules[instance_id]):
                 self.hosts.apply_rules(instance_id, text)
-                self._rules[instance_id] = text
-            wanted = effects[instance_id]
-            if self._suffered.get(instance_id) != wanted and self.hosts.suffer(instance_id, wanted):
-                self._suffered[instance_id] = wanted
-        if names != self._names:
+                self._applied_rules[instance_id] = text
+            desired = effects[instance_id]
+            if self._applied_effects.get(instance_id) != desired and self.hosts.suffer(instance_id, desired):
+                self._applied_effects[instance_id] = desired
+        if names != self._applied_names:
             self.hosts.announce(names)
-            self._names = names
-        for gone in (self._rules.keys() | self._suffered.keys()) - rules.keys():
-            self._rules.pop(gone, None)
-            self._suffered.pop(gone, None)
+            self._applied_names = names
+        for instance_id in (self._applied_rules.keys() | self._applied_effects.keys()) - rules.keys():
+            self._applied_rules.pop(instance_id, None)
+            self._applied_effects.pop(instance_id, None)
 
     def _step(self, instance: Any) -> None:
-        """One instance, under the lock."""
+        """Take one step for an instance. The caller holds the lock."""
         steps = {
-            "pending": self._pending,
-            "running": self._running,
-            "stopping": self._stopping,
-            "shutting-down": self._shutting_down,
+            "pending": self._step_pending,
+            "running": self._step_running,
+            "stopping": self._step_stopping,
+            "shutting-down": self._step_shutting_down,
         }
         steps[instance.state](instance, self.hosts.condition(instance.id))
 
-    def _pending(self, instance: Any, condition: Condition) -> None:
+    def _step_pending(self, instance: Any, condition: Condition) -> None:
         if condition is Condition.UP:
             records.set_state(instance, "running")
-            self._booted.pop(instance.id, None)
-        elif instance.id in self._broken or (condition is Condition.BROKEN and instance.id in self._booted):
-            detail = self._broken.pop(instance.id, "") or self.hosts.complaint(instance.id)
+            self._booted_at.pop(instance.id, None)
+        elif instance.id in self._errors or (condition is Condition.BROKEN and instance.id in self._booted_at):
+            detail = self._errors.pop(instance.id, "") or self.hosts.complaint(instance.id)
             records.set_state(instance, "shutting-down")
             records.set_reason(instance, records.BROKEN, f"Internal error on launch: {detail}")
         elif condition is Condition.STARTING:
-            if time.monotonic() - self._booted.setdefault(instance.id, time.monotonic()) > BOOT_S:
-                self._boot(instance)  # this ends it first
-        elif condition is Condition.OFF and instance.id in self._booted:
+            if time.monotonic() - self._booted_at.setdefault(instance.id, time.monotonic()) > BOOT_S:
+                self._boot(instance)  # this kills it first
+        elif condition is Condition.OFF and instance.id in self._booted_at:
             self._powered_off(instance)
         else:
             self._boot(instance)
 
-    def _running(self, instance: Any, condition: Condition) -> None:
+    def _step_running(self, instance: Any, condition: Condition) -> None:
         if getattr(instance, "reclaimed_at", math.inf) <= time.time():
             records.set_state(instance, "shutting-down")
             records.set_reason(instance, records.RECLAIMED)
-        elif self._broken.pop(instance.id, None) or condition in (Condition.OFF, Condition.BROKEN):
+        elif self._errors.pop(instance.id, None) or condition in (Condition.OFF, Condition.BROKEN):
             self._powered_off(instance)
         elif condition in (Condition.RESTARTING, Condition.ABSENT):
             instance.reboot_wanted = False
@@ -152,51 +152,51 @@ class Lifecycle:
             instance.reboot_wanted = False
             self.hosts.shut_down(instance.id, reboot=True)
 
-    def _stopping(self, instance: Any, condition: Condition) -> None:
+    def _step_stopping(self, instance: Any, condition: Condition) -> None:
         if condition not in (Condition.UP, Condition.STARTING):
-            self._asked.pop(instance.id, None)
-            self._booted.pop(instance.id, None)
+            self._shut_down_at.pop(instance.id, None)
+            self._booted_at.pop(instance.id, None)
             records.finish_stop(instance)
-        elif instance.id not in self._asked:
-            self._asked[instance.id] = time.monotonic()
+        elif instance.id not in self._shut_down_at:
+            self._shut_down_at[instance.id] = time.monotonic()
             self.hosts.shut_down(instance.id)
-        elif time.monotonic() - self._asked[instance.id] > SHUT_DOWN_S:
-            self._later(instance.id, lambda: self.hosts.cut_power(instance.id))
+        elif time.monotonic() - self._shut_down_at[instance.id] > SHUT_DOWN_S:
+            self._run_in_pool(instance.id, lambda: self.hosts.cut_power(instance.id))
 
-    def _shutting_down(self, instance: Any, condition: Condition) -> None:
-        def end() -> None:
+    def _step_shutting_down(self, instance: Any, condition: Condition) -> None:
+        def terminate() -> None:
             self.hosts.remove(instance.id)
             with self._emulator.lock:
                 records.finish_terminate(instance)
                 self._store.save()
 
-        self._later(instance.id, end)
+        self._run_in_pool(instance.id, terminate)
 
     def _powered_off(self, instance: Any) -> None:
-        """Its power went from inside: https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/Using_ChangingInstanceInitiatedShutdownBehavior.html"""
-        end = instance.instance_initiated_shutdown_behavior == "terminate"
-        records.set_state(instance, "shutting-down" if end else "stopping")
+        """Record a power-off from inside: https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/Using_ChangingInstanceInitiatedShutdownBehavior.html"""
+        terminates = instance.instance_initiated_shutdown_behavior == "terminate"
+        records.set_state(instance, "shutting-down" if terminates else "stopping")
         records.set_reason(instance, records.INSTANCE_SHUTDOWN)
-        self._booted.pop(instance.id, None)
+        self._booted_at.pop(instance.id, None)
 
     def _boot(self, instance: Any) -> None:
-        spec = _spec(instance)
-        rules = _rules(instance, [one for one in self._emulator.instances() if one.state != "terminated"])
-        rules += fault_rules(self._faults.of(instance.id))
+        spec = _make_spec(instance)
+        alive = [row for row in self._emulator.instances() if row.state != "terminated"]
+        rules = _make_rules(instance, alive) + fault_rules(self._faults.of(instance.id))
 
         def boot() -> None:
             try:
-                self._suffered.pop(spec.instance_id, None)
+                self._applied_effects.pop(spec.instance_id, None)
                 self.hosts.apply_rules(spec.instance_id, rules)
                 self.hosts.boot(spec)
-                self._booted[spec.instance_id] = time.monotonic()
+                self._booted_at[spec.instance_id] = time.monotonic()
             except Exception as error:
                 traceback.print_exc()
-                self._broken[spec.instance_id] = "; ".join(str(error).splitlines()[:2]) or repr(error)
+                self._errors[spec.instance_id] = "; ".join(str(error).splitlines()[:2]) or repr(error)
 
-        self._later(spec.instance_id, boot)
+        self._run_in_pool(spec.instance_id, boot)
 
-    def _later(self, instance_id: str, work: Callable[[], None]) -> None:
+    def _run_in_pool(self, instance_id: str, work: Callable[[], None]) -> None:
         def run() -> None:
             try:
                 work()
@@ -205,20 +205,21 @@ class Lifecycle:
                 time.sleep(BUSY_POLL_S)
             finally:
                 self._busy.discard(instance_id)
-                with self._turn:  # the memory was shared out anew, also to a node that is to be short of it
-                    self._suffered = {key: effects for key, effects in self._suffered.items() if not effects}
+                with self._pass_lock:  # the memory was divided again: the "oom" effect must be applied again
+                    applied = self._applied_effects.items()
+                    self._applied_effects = {key: effects for key, effects in applied if not effects}
                 self.wake()
 
         self._busy.add(instance_id)
         self._pool.submit(run)
 
 
-def _spec(instance: Any) -> HostSpec:
+def _make_spec(instance: Any) -> HostSpec:
     pair = instance.ec2_backend.key_pairs.get(instance.key_name)
     image = instance.ec2_backend.amis[instance.image_id]
     disk = instance.block_device_mapping[instance.root_device_name]
     tags = [(tag["key"], tag["value"]) for tag in instance.get_tags()]
-    pretended = ("awsddp:gpus", "pretended") in tags
+    is_pretended = ("awsddp:gpus", "pretended") in tags
     return HostSpec(
         instance_id=instance.id,
         address=instance.private_ip,
@@ -227,17 +228,18 @@ def _spec(instance: Any) -> HostSpec:
         public_keys=(pair.material_public.decode().strip(),) if pair else (),
         has_torch="PyTorch" in image.name,
         disk_gib=int(instance.ec2_backend.volumes[disk.volume_id].size),
-        rehearsal=None if pretended else instance.instance_type,
+        rehearsal=None if is_pretended else instance.instance_type,
     )
 
 
-def _groups(instance: Any) -> dict[str, Any]:
+def _security_groups(instance: Any) -> dict[str, Any]:
     return {group.id: group for nic in instance.nics.values() for group in nic.group_set}
 
 
-def _rules(instance: Any, living: list[Any]) -> str:
+def _make_rules(instance: Any, alive: list[Any]) -> str:
+    """Return the ruleset of an instance's security groups, whose members are among `alive`."""
     members: dict[str, list[str]] = {}
-    for one in living:
-        for group_id in _groups(one):
-            members.setdefault(group_id, []).append(one.private_ip)
-    return group_rules(_groups(instance).values(), members)
+    for peer in alive:
+        for group_id in _security_groups(peer):
+            members.setdefault(group_id, []).append(peer.private_ip)
+    return group_rules(_security_groups(instance).values(), members)

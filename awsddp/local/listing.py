@@ -1,4 +1,4 @@
-"""The names in a bucket, sorted, in memory: read once from the files, then updated with them."""
+"""A sorted index of the names in a bucket, in memory: read from the files once, then updated with them."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from awsddp.local.s3_files import Stored
 
 
 class Listing:
-    """Descriptions by name. Not thread-safe."""
+    """Descriptions by name, in sorted order. Not thread-safe."""
 
     def __init__(self, described: Mapping[str, Stored]) -> None:
         self._described = dict(described)
-        self._names = sorted(self._described)  # by code points, which is the order of their UTF-8, too
+        self._names = sorted(self._described)  # by code points, which is also the order of their UTF-8
 
-    def put(self, name: str, one: Stored) -> None:
+    def put(self, name: str, stored: Stored) -> None:
         """Add a name, or replace its description."""
         if name not in self._described:
             insort(self._names, name)
-        self._described[name] = one
+        self._described[name] = stored
 
     def drop(self, name: str) -> None:
         """Remove a name, if it is there."""
@@ -30,28 +30,28 @@ class Listing:
     def page(
         self, prefix: str, *, after: str, room: int, delimiter: str = ""
     ) -> tuple[dict[str, Stored | None], bool]:
-        """Return at most `room` names with a prefix that come after another name, and whether there are more.
+        """Return at most `limit` names with a prefix that sort after `after`, and True if there are more.
 
-        A name is cut behind the first delimiter that follows the prefix; it has no description then.
+        Names with a delimiter after the prefix are cut after it, and listed once, without a description.
         """
-        found = list(islice(self._entries(prefix, after, delimiter), room + 1))
-        return dict(found[:room]), len(found) > room > 0
+        entries = list(islice(self._entries(prefix, after, delimiter), room + 1))
+        return dict(entries[:room]), len(entries) > room > 0
 
     def _entries(self, prefix: str, after: str, delimiter: str) -> Iterator[tuple[str, Stored | None]]:
         names = self._names
-        at = max(bisect_left(names, prefix), bisect_right(names, after))
-        while at < len(names) and names[at].startswith(prefix):
-            name = names[at]
+        index = max(bisect_left(names, prefix), bisect_right(names, after))
+        while index < len(names) and names[index].startswith(prefix):
+            name = names[index]
             end = name.find(delimiter, len(prefix)) if delimiter else -1
             if end < 0:
                 yield name, self._described[name]
-                at += 1
+                index += 1
                 continue
             common = name[: end + len(delimiter)]
             if common > after:
                 yield common, None
-            at = self._end(common, at)
+            index = self._end_of_prefix(common, index)
 
-    def _end(self, prefix: str, at: int) -> int:
-        """Return where the names end that begin with a prefix, as the one at this place does."""
-        return bisect_left(self._names, True, at, key=lambda one: not one.startswith(prefix))
+    def _end_of_prefix(self, prefix: str, start: int) -> int:
+        """Return the index after the last name with a prefix; the name at `start` has it."""
+        return bisect_left(self._names, True, start, key=lambda name: not name.startswith(prefix))

@@ -1,8 +1,8 @@
-"""Ends all processes of a host that has neither a cgroup nor a namespace.
+"""Kill all processes of a host that has neither a cgroup nor a namespace.
 
-They are: what carries the host's mark in its environment (AWSDDP_HOST) or in a file name among its arguments
-(its sshd, which overwrites its environment), and all their descendants. The daemon imports this; the host
-itself runs it as a file, with the system's python3, when its power goes:
+These are the processes with the host's mark in their environment (AWSDDP_HOST) or in a file name among their
+arguments (its sshd, which overwrites its environment), and all their descendants. The daemon imports this
+file; the host itself runs it, with the system's python3, when it powers off:
 
     python3 bin/ending.py MARK
 """
@@ -16,29 +16,29 @@ from pathlib import Path
 
 
 def marked(mark: str) -> "dict[int, str]":
-    """Returns the processes of all hosts whose mark begins so, with when each began; never this one."""
-    living = _living()
-    found = {pid for pid in living if pid != os.getpid() and carries(pid, mark)}
-    while more := {pid for pid, (parent, _) in living.items() if parent in found} - found - {os.getpid()}:
-        found |= more
-    return {pid: living[pid][1] for pid in found}
+    """Return the processes, and their start times, of all hosts whose mark begins so; never this process."""
+    processes = _list_processes()
+    pids = {pid for pid in processes if pid != os.getpid() and carries(pid, mark)}
+    while more := {pid for pid, (parent, _) in processes.items() if parent in pids} - pids - {os.getpid()}:
+        pids |= more
+    return {pid: processes[pid][1] for pid in pids}
 
 
-def _living() -> "dict[int, tuple[int, str]]":
-    """Returns the parent of each process, and when it began."""
-    found = {}
+def _list_processes() -> "dict[int, tuple[int, str]]":
+    """Return the parent of each process, and its start time in clock ticks."""
+    processes = {}
     for process in Path("/proc").glob("[0-9]*"):
         try:
             fields = (process / "stat").read_text().rpartition(")")[2].split()
         except OSError:
             continue
         if fields[0] != "Z":
-            found[int(process.name)] = int(fields[1]), fields[19]
-    return found
+            processes[int(process.name)] = int(fields[1]), fields[19]
+    return processes
 
 
 def carries(pid: int, mark: str) -> bool:
-    """Tells whether a process is itself of such a host."""
+    """Return True if the process itself has the mark of such a host."""
     process = Path("/proc", str(pid))
     try:
         if f"/{mark}".encode() in (process / "cmdline").read_bytes():
@@ -50,21 +50,21 @@ def carries(pid: int, mark: str) -> bool:
 
 
 def end(mark: str, *, grace_s: float = 0.0, deadline_s: float = 10.0) -> bool:
-    """Ends what carries the mark: TERM, after `grace_s` KILL; false if something is left at the deadline."""
-    first = time.monotonic()
-    known: dict[int, str] = {}
+    """Kill the processes of the marked hosts: SIGTERM, after `grace_s` SIGKILL; False if any are left."""
+    start = time.monotonic()
+    targets: dict[int, str] = {}
     while True:
-        found = marked(mark)
-        new = found.keys() - known.keys()
-        known.update(found)
-        living = _living()
-        left = [pid for pid, began in known.items() if pid in living and living[pid][1] == began]
-        waited = time.monotonic() - first
-        if not left or waited > deadline_s + grace_s:
-            return not left
-        for pid in left if waited >= grace_s else new:
+        matches = marked(mark)
+        new = matches.keys() - targets.keys()
+        targets.update(matches)
+        alive = _list_processes()
+        pids = [pid for pid, began in targets.items() if pid in alive and alive[pid][1] == began]
+        waited_s = time.monotonic() - start
+        if not pids or waited_s > deadline_s + grace_s:
+            return not pids
+        for pid in pids if waited_s >= grace_s else new:
             with suppress(OSError):
-                os.kill(pid, signal.SIGKILL if waited >= grace_s else signal.SIGTERM)
+                os.kill(pid, signal.SIGKILL if waited_s >= grace_s else signal.SIGTERM)
         time.sleep(0.02)
 
 

@@ -1,7 +1,7 @@
-"""Where a local cloud keeps its things, what they are called, and what this machine can do.
+"""The paths and names of a local cloud, and which mode this machine can run.
 
-Everything outside the folder (namespaces, interfaces, cgroups, machine names) carries a short hash of
-the home, so that daemons live side by side and `sweep` finds all of one by name alone.
+The names of everything outside its folder (namespaces, interfaces, cgroups, machines) contain a short hash of
+AWSDDP_HOME: several daemons can run on a machine, and `sweep` finds all parts of one by name.
 """
 
 from __future__ import annotations
@@ -20,51 +20,51 @@ from awsddp.errors import LocalCloudError
 
 
 class Place:
-    """The local cloud of one AWSDDP_HOME: paths and names, no I/O beyond resolving the home."""
+    """The paths and names of the local cloud of one AWSDDP_HOME; the only I/O is resolving that path."""
 
     def __init__(self, home: Path) -> None:
         self.home = home
         self.presence = home / "local.lock"
-        """Shared by every client for as long as it lives: who can take it alone knows that none is there."""
+        """A lock that every running client shares: it can be taken exclusively only if there is none."""
         self.folder = home / "local"
         self.settings = self.folder / "settings.json"
-        """What was asked for: written by the client, read by the daemon."""
+        """Written by the client, read by the daemon."""
         self.report = self.folder / "daemon.json"
-        """Where the daemon answers: written by the daemon, read by the client."""
+        """The address of the daemon: written by the daemon, read by the client."""
         self.client_lock = self.folder / "client.lock"
         """Held by a client while it starts or stops the daemon."""
         self.daemon_lock = self.folder / "daemon.lock"
-        """Held by the daemon as long as it lives; its pid is in it."""
+        """Held by the daemon until it ends; contains its pid."""
         self.log = self.folder / "daemon.log"
         self.state = self.folder / "state.pickle"
         self.faults = self.folder / "faults.json"
-        """The faults that are in force."""
+        """The active faults."""
         self.living = self.folder / "living"
-        """There as long as an instance is not terminated."""
+        """Exists as long as an instance is not terminated."""
         self.nodes = self.folder / "nodes"
         self.uploads = self.folder / "uploads"
-        """What S3 is receiving."""
+        """Objects that S3 is receiving."""
         self.buckets = home / "local-s3"
-        """What S3 keeps, a folder for each bucket: it outlives a local cloud that ended by itself."""
+        """The buckets of S3, a folder each. They are kept when the local cloud ends by itself."""
         self.layer = self.folder / "layer"
-        """What is on the disk of a node that is made."""
+        """The content of a new node's disk."""
         self.tag = hashlib.sha256(str(home.resolve()).encode()).hexdigest()[:8]
         self.daemon_mark = f"{self.tag}-daemon"
-        """What its commands carry in their environment (loopback_cleanup.py)."""
+        """In the environment of the daemon and of its commands (loopback_cleanup.py)."""
         self.switch = self.cgroup = f"awsddp-{self.tag}"
-        """The network namespace that holds the bridge, and the cgroup of all."""
+        """The network namespace of the bridge, and the cgroup of all nodes."""
         self.interface = f"ad{self.tag}"
-        """The machine's own end in the network of the nodes (at most 15 characters)."""
+        """The machine's interface in the network of the nodes (at most 15 characters)."""
 
     def machine(self, instance_id: str) -> str:
-        """Return the name of a node's machine and of its network namespace."""
+        """Return the name of a node's container and of its network namespace."""
         return f"{self.switch}-{instance_id}"
 
 
 def run_into(log: IO[bytes], *argv: str, **settings: Any) -> int:
-    """Run a command without input, its output into a log, and return its exit status."""
-    done = subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/", **settings)
-    return done.returncode
+    """Run a command without input, append its output to a log, and return its exit status."""
+    process = subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/", **settings)
+    return process.returncode
 
 
 PACKAGES = {
@@ -84,9 +84,9 @@ SEARCH = os.pathsep.join([os.environ.get("PATH", ""), "/usr/local/sbin", "/usr/s
 
 
 def choose_mode(mode: str | None, home: Path) -> tuple[str, str]:
-    """Return the mode to run in and why: the one asked for, or the best this machine can do.
+    """Return the mode to run in and the reason: the requested mode, else the best that this machine can run.
 
-    :raises LocalCloudError: it cannot; the error names what is missing.
+    :raises LocalCloudError: the machine cannot run it; the error names the missing requirement.
     """
     if sys.platform != "linux":
         raise LocalCloudError(
@@ -94,44 +94,46 @@ def choose_mode(mode: str | None, home: Path) -> tuple[str, str]:
             why=f"this is {sys.platform}",
             next="docker build -t awsddp .   # in a clone of awsddp: a container for it, docs/local.md",
         )
-    absent = [name for name in ("moto", "werkzeug") if importlib.util.find_spec(name) is None]
-    if absent:
+    missing = [name for name in ("moto", "werkzeug") if importlib.util.find_spec(name) is None]
+    if missing:
         raise LocalCloudError(
             "the packages of the local cloud are not installed",
-            why=f"missing: {', '.join(absent)}; they come with the extra `local`",
+            why=f"missing: {', '.join(missing)}; they come with the extra `local`",
             next="pipx install --force '.[local]'   # in a clone of awsddp; or: pip install '.[local]'",
         )
     if mode == "records":
         return "records", "requested: instances change state and nothing boots"
-    lack = _lack() if mode != "loopback" else "requested"
-    if lack is None:
-        _need(PACKAGES, LOOPBACK, RECORDS)
+    why_loopback = _why_no_namespaces() if mode != "loopback" else "requested"
+    if why_loopback is None:
+        _check_packages(PACKAGES, LOOPBACK, RECORDS)
         return "nspawn", "root, namespaces and systemd-nspawn are here"
-    _need(LOOPBACK_PACKAGES, RECORDS)
+    _check_packages(LOOPBACK_PACKAGES, RECORDS)
     if any(letter.isspace() or letter in "'\"" for letter in str(home)):
         raise LocalCloudError(
-            "hosts without root need a home without spaces and quotes in its path",
+            "hosts without root need an AWSDDP_HOME without spaces and quotes in its path",
             why=f"it is {str(home)!r}",
             next="set AWSDDP_HOME to another folder",
         )
-    return "loopback", f"{lack}: an sshd for each instance, no groups, no systemd"
+    return "loopback", f"{why_loopback}: an sshd for each instance, no groups, no systemd"
 
 
-def _lack() -> str | None:
-    """What is missing for hosts with namespaces; None if nothing is."""
+def _why_no_namespaces() -> str | None:
+    """Return why this machine cannot run hosts with namespaces, None if it can."""
     if os.geteuid() != 0:
         return "not root"
     probe = subprocess.run(["unshare", "--mount", "--net", "true"], capture_output=True, text=True)
     return f"no namespaces ({probe.stderr.strip()})" if probe.returncode else None
 
 
-def _need(packages: dict[str, str], *instead: str) -> None:
+def _check_packages(packages: dict[str, str], *alternatives: str) -> None:
+    """Raise LocalCloudError if programs of these packages are not installed."""
     missing = [package for program, package in packages.items() if shutil.which(program, path=SEARCH) is None]
     if missing:
+        install = f"apt-get install -y --no-install-recommends {' '.join(missing)}"
         raise LocalCloudError(
             "Debian packages are missing for the local cloud",
             why=f"not installed: {', '.join(missing)}",
-            next="\n".join([f"apt-get install -y --no-install-recommends {' '.join(missing)}", *instead]),
+            next="\n".join([install, *alternatives]),
         )
 
 
@@ -139,21 +141,21 @@ def run(
     *argv: str,
     text: str = "",
     failed: str = "the local cloud's network could not be set up",
-    next: str = "awsddp local stop",
+    next_step: str = "awsddp local stop",
 ) -> str:
-    """Run a command of the system and return its output.
+    """Run a command and return its output.
 
-    :raises LocalCloudError: it failed; `why` holds what it said last.
+    :raises LocalCloudError: it failed; `why` has the last lines of its output.
     """
-    done = subprocess.run(argv, input=text, capture_output=True, text=True)
-    if done.returncode:
-        lines = (done.stderr or done.stdout).strip().splitlines()
-        raise LocalCloudError(failed, why="\n".join(lines[-5:]), next=next)
-    return done.stdout
+    process = subprocess.run(argv, input=text, capture_output=True, text=True)
+    if process.returncode:
+        lines = (process.stderr or process.stdout).strip().splitlines()
+        raise LocalCloudError(failed, why="\n".join(lines[-5:]), next=next_step)
+    return process.stdout
 
 
 def write_json(path: Path, document: dict[str, Any] | list[dict[str, Any]]) -> None:
-    """Writes a file whole or not at all, readable by its owner alone."""
+    """Write a file atomically, readable by its owner only."""
     new = path.with_suffix(".new")
     new.touch(mode=0o600)
     new.write_text(json.dumps(document, indent=1))

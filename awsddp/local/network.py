@@ -1,10 +1,10 @@
-"""The network of the nodes: a bridge in a namespace of its own, one veth to the machine, one to each node.
+"""The network of the nodes: a bridge in its own namespace, with a veth to the machine and one to each node.
 
-A bridge in the machine's own namespace would be cut by Docker's rules (br_netfilter); one in a namespace
-needs no rule in the machine's firewall. Nothing leads out: nodes have no default route, and the switch drops
-what is not between addresses of the block.
+Docker's rules (br_netfilter) would block a bridge in the machine's own namespace; one in another namespace
+needs no rule in the machine's firewall. There is no route out: nodes have no default route, and the bridge
+drops packets that are not between addresses of the block.
 
-A node's own namespace holds its security groups as nftables rules: stateful, default closed, the union of all
+A node's namespace has its security groups as nftables rules: stateful, closed by default, the union of all
 rules of all groups of the instance (https://docs.aws.amazon.com/vpc/latest/userguide/vpc-security-groups.html).
 """
 
@@ -27,17 +27,17 @@ NAMESPACES = Path("/run/netns")
 LOOPBACK_BLOCKS = tuple(ipaddress.IPv4Network(f"127.{second}.0.0/16") for second in range(77, 128))
 METADATA_ADDRESS = "169.254.169.254"
 SLOW_NETWORK = "1 mbytes/second burst 64 kbytes"
-"""What nftables lets pass of each direction: what the rate allows in a second may come at once."""
+"""The limit of nftables per direction."""
 
 
 def ip(*lines: str, namespace: str | None = None) -> None:
-    """Carries out lines of `ip -batch` in order, in a network namespace or on the machine."""
-    within = () if namespace is None else ("-n", namespace)
-    run("ip", *within, "-batch", "-", text="\n".join(lines) + "\n")
+    """Run the lines of an `ip -batch` in order, in a network namespace or on the machine."""
+    options = () if namespace is None else ("-n", namespace)
+    run("ip", *options, "-batch", "-", text="\n".join(lines) + "\n")
 
 
 def free_blocks() -> list[ipaddress.IPv4Network]:
-    """The blocks that this machine does not route."""
+    """Return the blocks that this machine does not route."""
     routes = json.loads(run("ip", "-4", "-json", "route", "show", "table", "all") or "[]")
     taken = []
     for route in routes:
@@ -47,7 +47,9 @@ def free_blocks() -> list[ipaddress.IPv4Network]:
 
 
 def take_block(blocks: Iterable[ipaddress.IPv4Network]) -> tuple[ipaddress.IPv4Network, socket.socket]:
-    """The first block that no other local cloud of this machine has, and what holds it until closed.
+    """Reserve the first block that no other local cloud of this machine has; return it and a socket.
+
+    The block stays reserved until the socket is closed.
 
     :raises LocalCloudError: all are taken.
     """
@@ -61,35 +63,35 @@ def take_block(blocks: Iterable[ipaddress.IPv4Network]) -> tuple[ipaddress.IPv4N
         return block, holder
     raise LocalCloudError(
         "no address block is free for the local cloud",
-        why="other local clouds, or routes of this machine, have each /16 that it could take",
+        why="other local clouds, or routes of this machine, use each /16 that it could take",
         next="awsddp local stop",
     )
 
 
 def open_switch(
-    place: Place, block: ipaddress.IPv4Network | None
+    paths: Place, block: ipaddress.IPv4Network | None
 ) -> tuple[ipaddress.IPv4Network, socket.socket]:
-    """Makes the switch if it is not there and returns its block, and what holds that until closed.
+    """Create the bridge if it does not exist; return its block, and the socket that reserves the block.
 
     :param block: the block of an earlier start, or None to take the next free one.
-    :raises LocalCloudError: the block is taken by something else now.
+    :raises LocalCloudError: the block is in use by another local cloud.
     """
-    there = (NAMESPACES / place.switch).exists() and Path("/sys/class/net", place.interface).exists()
-    whole = block is not None and there
-    if not whole:
-        close_network(place)
+    exists = (NAMESPACES / paths.switch).exists() and Path("/sys/class/net", paths.interface).exists()
+    is_complete = block is not None and exists
+    if not is_complete:
+        close_network(paths)
     block, holder = take_block(free_blocks() if block is None else [block])
-    if not whole:
+    if not is_complete:
         try:
-            _make_switch(place, block)
+            _create_switch(paths, block)
         except LocalCloudError:
-            close_network(place)
+            close_network(paths)
             raise
     return block, holder
 
 
-def _make_switch(place: Place, block: ipaddress.IPv4Network) -> None:
-    name, interface = place.switch, place.interface
+def _create_switch(paths: Place, block: ipaddress.IPv4Network) -> None:
+    name, interface = paths.switch, paths.interface
     ip(
         f"netns add {name}",
         f"link add {interface} type veth peer name machine netns {name}",
@@ -105,7 +107,7 @@ def _make_switch(place: Place, block: ipaddress.IPv4Network) -> None:
         f"route add {block} dev vpc",
         namespace=name,
     )
-    # Debian's kernel may lack the bridge family of nftables: then the missing default route still holds.
+    # Debian's kernel may lack the bridge family of nftables; nodes have no default route in any case.
     with suppress(LocalCloudError):
         border = (
             "table bridge border {\n chain forward {\n  type filter hook forward priority 0; policy accept;\n"
@@ -115,18 +117,18 @@ def _make_switch(place: Place, block: ipaddress.IPv4Network) -> None:
 
 
 def hardware_address(address: str) -> str:
-    """The MAC of an address, always the same: no neighbour remembers a wrong one when a host is made anew."""
+    """Return the fixed MAC of an IP address: neighbours' ARP caches stay valid if a host is created again."""
     return "02:0a:" + ":".join(f"{int(byte):02x}" for byte in address.split("."))
 
 
-def plug_in(place: Place, instance_id: str, address: str) -> None:
-    """Makes a node's namespace with `ens5` on the switch."""
-    name, port = place.machine(instance_id), _port(instance_id)
+def plug_in(paths: Place, instance_id: str, address: str) -> None:
+    """Create a node's namespace with the interface `ens5` on the bridge."""
+    name, port = paths.machine(instance_id), _port(instance_id)
     ip(f"netns add {name}")
     ip(
         f"link add {port} type veth peer name ens5 address {hardware_address(address)} netns {name}",
         f"link set {port} master vpc up",
-        namespace=place.switch,
+        namespace=paths.switch,
     )
     ip(
         "link set lo up",
@@ -137,15 +139,15 @@ def plug_in(place: Place, instance_id: str, address: str) -> None:
     )
 
 
-def unplug(place: Place, instance_id: str) -> None:
-    """Removes a node's port and namespace; none is fine.
+def unplug(paths: Place, instance_id: str) -> None:
+    """Remove a node's port and namespace, if they exist.
 
-    The port by itself: a namespace stays for as long as anything holds it, a socket perhaps, and with a port
-    it would go on to answer at its address, which is another node's by then.
+    The port is deleted explicitly: a namespace exists as long as a socket refers to it, and with its port it
+    would still answer at an address that may be another node's by then.
     """
-    name = place.machine(instance_id)
+    name = paths.machine(instance_id)
     with suppress(LocalCloudError):
-        run("ip", "-n", place.switch, "link", "del", _port(instance_id))
+        run("ip", "-n", paths.switch, "link", "del", _port(instance_id))
     if (NAMESPACES / name).exists():
         run("ip", "netns", "del", name)
 
@@ -154,28 +156,28 @@ def _port(instance_id: str) -> str:
     return f"v{instance_id[-12:]}"
 
 
-def load_rules(place: Place, instance_id: str, ruleset: str) -> None:
-    """Puts an nftables ruleset in force in a node's namespace, all at once."""
-    run("ip", "netns", "exec", place.machine(instance_id), "nft", "-f", "-", text=ruleset)
+def load_rules(paths: Place, instance_id: str, ruleset: str) -> None:
+    """Apply an nftables ruleset in a node's namespace, atomically."""
+    run("ip", "netns", "exec", paths.machine(instance_id), "nft", "-f", "-", text=ruleset)
 
 
-def namespaces(place: Place) -> list[str]:
-    """Return the network namespaces of this local cloud: of its switch and of its nodes."""
-    return [path.name for path in NAMESPACES.glob(f"{place.switch}*")]
+def namespaces(paths: Place) -> list[str]:
+    """Return the network namespaces of this local cloud: of its bridge and of its nodes."""
+    return [path.name for path in NAMESPACES.glob(f"{paths.switch}*")]
 
 
-def close_network(place: Place) -> None:
-    """Removes every namespace and interface of this local cloud."""
-    for name in namespaces(place):
+def close_network(paths: Place) -> None:
+    """Remove every namespace and interface of this local cloud."""
+    for name in namespaces(paths):
         subprocess.run(["ip", "netns", "del", name], capture_output=True)
-    if Path("/sys/class/net", place.interface).exists():
-        subprocess.run(["ip", "link", "del", place.interface], capture_output=True)
+    if Path("/sys/class/net", paths.interface).exists():
+        subprocess.run(["ip", "link", "del", paths.interface], capture_output=True)
 
 
 def group_rules(groups: Collection[Any], members: Mapping[str, list[str]]) -> str:
-    """The whole ruleset of a node; loading it replaces the one before at once.
+    """Return the whole ruleset of a node's security groups; loading it atomically replaces an earlier one.
 
-    :param groups: the node's security groups, as moto has them.
+    :param groups: the node's security groups, as moto's objects.
     :param members: the addresses in each group, by its id: the peers of a rule that names the group.
     """
     lines = ["table inet groups", "delete table inet groups", "table inet groups {"]
@@ -192,17 +194,17 @@ def _chain(hook: str, interface: str, side: str, matches: set[str]) -> list[str]
         f"  type filter hook {hook} priority 0; policy drop;",
         "  ct state established,related accept",
         f"  {interface} lo accept",
-        f"  ip {side} {METADATA_ADDRESS} accept",  # EC2's groups do not hold the metadata service
+        f"  ip {side} {METADATA_ADDRESS} accept",  # EC2's groups do not apply to the metadata service
         *(f"  {match} accept" for match in sorted(matches - {""})),
         " }",
     ]
 
 
 def _match(rule: Any, side: str, members: Mapping[str, list[str]]) -> str:
-    """What a permission lets pass, "" where it lets nobody (IPv4)."""
+    """Return the nftables match of a permission, "" if it allows no address (IPv4)."""
     protocol, network = rule.ip_protocol or "-1", rule.ip_range.get("CidrIp")
-    named = members.get((rule.source_group or {}).get("GroupId", ""), [])
-    peers = {*named, network} if network else {*named}
+    group_members = members.get((rule.source_group or {}).get("GroupId", ""), [])
+    peers = {*group_members, network} if network else {*group_members}
     if not peers:
         return ""
     source = "" if "0.0.0.0/0" in peers else f"ip {side} {{ {', '.join(sorted(peers))} }} "
@@ -219,9 +221,9 @@ def _match(rule: Any, side: str, members: Mapping[str, list[str]]) -> str:
 
 
 def fault_rules(effects: frozenset[str]) -> str:
-    """What nftables does in the node's namespace, as text to load; it replaces what was in force.
+    """Return the ruleset of a node's faults; loading it replaces an earlier one.
 
-    What passes is dropped, not refused: connections live on once it heals.
+    Packets are dropped, not rejected: connections continue once the fault heals.
     """
     chains = ""
     for hook, side, peer in (("input", "iif", "saddr"), ("output", "oif", "daddr")):

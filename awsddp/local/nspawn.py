@@ -1,9 +1,9 @@
-"""Hosts in systemd-nspawn: real systemd, real OpenSSH and real cloud-init over the machine's own system.
+"""Hosts in systemd-nspawn: real systemd, OpenSSH and cloud-init on an overlay over the machine's own system.
 
-Each host is a folder: `disk.img` (a sparse file of its root volume's size, with `upper` and `work` of its
-overlay), `seed` (its user data), `hosts` (its /etc/hosts), `marks` (what it tells the daemon), `console.log`,
-`exit` (the exit status of its last run: 133 asks for a reboot), `rehearsal` (what is laid over torch). Disk
-and overlay are mounted in a mount namespace of its own: they are gone when the host is, however it ended.
+Each host has a folder: `disk.img` (a sparse file of its root volume's size, with `upper` and `work` of its
+overlay), `seed` (its user data), `hosts` (its /etc/hosts), `marks` (files that it writes for the daemon),
+`console.log`, `exit` (the exit status of its last run: 133 requests a reboot), `rehearsal` (an overlay over
+torch). Disk and overlay are mounted in the host's own mount namespace: they are unmounted however it ends.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ ANSWERS = f"marks/{Path(image.UP_MARK).name}"
 RUNTIME = Path("/run/systemd/nspawn")
 FILLER = "filler"
 CLOCK = "FAKETIME=+120s\nDONT_FAKE_MONOTONIC=1\nNO_FAKE_STAT=1\nLD_PRELOAD={library}\n"
-"""The variables of a login that sees the wrong time: https://manpages.debian.org/faketime"""
+"""Variables that give the processes of a login a wrong time: https://manpages.debian.org/faketime"""
 HOST_KEY = "etc/ssh/ssh_host_ed25519_key"
 
-# $1 cgroups, one a line, the rest what to run in them. Who waits for this knows that the host is in them.
-# The daemon's mark ends there: it would have the next daemon end the host.
-# Where memory is short, the kernel is to end what runs in a host before the daemon and the machine's own.
+# $1 cgroups, one per line; the other arguments are the command. When this returns the host is in the cgroups.
+# The host does not get the daemon's mark: otherwise the next daemon would kill it.
+# oom_score_adj: the kernel kills processes of hosts before the daemon and the machine's own processes.
 LAUNCHER = """\
 groups=$1; shift
 echo 300 > /proc/self/oom_score_adj
 for group in $groups; do echo $$ > "$group/cgroup.procs" || exit 1; done
 exec env -u AWSDDP_HOST setsid --fork unshare --mount sh -c "$1" sh "$@"
 """
-# $2 the host's folder, the rest the command. Runs in a mount namespace of its own.
+# $2 the host's folder; the other arguments are the command. Runs in a mount namespace of its own.
 WRAPPER = """\
 node=$2; shift 2
 echo $$ > "$node/wrapper"
@@ -59,86 +59,87 @@ echo $? > "$node/exit.new"; mv "$node/exit.new" "$node/exit"
 class NspawnHosts(Hosts):
     """All hosts of one local cloud."""
 
-    def __init__(self, place: Place) -> None:
-        super().__init__(place)
+    def __init__(self, paths: Place) -> None:
+        super().__init__(paths)
         self._hosts = "127.0.0.1 localhost\n"
         self._layer_lock = threading.Lock()
 
     def boot(self, spec: HostSpec) -> None:
         node = self.folder(spec.instance_id)
-        cgroups.end(self._place, spec.instance_id)
+        cgroups.end(self._paths, spec.instance_id)
         if not (node / "made").exists():
-            self._make(node, spec)
+            self._create(node, spec)
         _write_seed(node / "seed", spec)
         if spec.rehearsal is not None:
             image.rehearse(node / "rehearsal" / image.PACKAGES, spec.rehearsal)
         for name in ("exit", "pid", "wrapper", ANSWERS):
             (node / name).unlink(missing_ok=True)
-        network.unplug(self._place, spec.instance_id)
-        network.plug_in(self._place, spec.instance_id, spec.address)
-        network.load_rules(self._place, spec.instance_id, (node / "rules").read_text())
-        groups = cgroups.make(self._place, spec.instance_id)
+        network.unplug(self._paths, spec.instance_id)
+        network.plug_in(self._paths, spec.instance_id, spec.address)
+        network.load_rules(self._paths, spec.instance_id, (node / "rules").read_text())
+        groups = cgroups.make(self._paths, spec.instance_id)
         with (node / "console.log").open("ab") as console:
             launch = ["sh", "-c", LAUNCHER, "sh", "\n".join(map(str, groups)), WRAPPER, str(node)]
             environ = {
-                "AWSDDP_HOST": self._place.daemon_mark,
+                "AWSDDP_HOST": self._paths.daemon_mark,
                 "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
                 "SYSTEMD_NSPAWN_TMPFS_TMP": "0",
             }
             run_into(console, *launch, *self._command(node, spec), env=environ, check=True)
 
-    def _make(self, node: Path, spec: HostSpec) -> None:
-        """The host's files, from nothing."""
+    def _create(self, node: Path, spec: HostSpec) -> None:
+        """Create the host's files."""
         node.mkdir(parents=True, exist_ok=True)
         for name in ("disk", "root", "marks", "seed"):
             shutil.rmtree(node / name, ignore_errors=True)
             (node / name).mkdir()
         with self._layer_lock:
-            if not (self._place.layer / "work").exists():
-                shutil.rmtree(self._place.layer, ignore_errors=True)
-                image.build_layer(self._place.layer / "upper")
-                (self._place.layer / "work").mkdir()
-        _format(node / "disk.img", gib=spec.disk_gib, content=self._place.layer)
+            if not (self._paths.layer / "work").exists():
+                shutil.rmtree(self._paths.layer, ignore_errors=True)
+                image.build_layer(self._paths.layer / "upper")
+                (self._paths.layer / "work").mkdir()
+        _format_disk(node / "disk.img", gib=spec.disk_gib, content=self._paths.layer)
         (node / "hosts").write_text(self._hosts)
         (node / "made").touch()
-        (node / "hosts").write_text(self._hosts)  # `announce` may have come between
+        (node / "hosts").write_text(self._hosts)  # `set_host_names` may have run in between
 
     def _command(self, node: Path, spec: HostSpec) -> list[str]:
-        settings = json.loads(self._place.settings.read_text())  # a later `local start --share` adds to it
-        shown = [f"--bind-ro={_escape(path)}" for path in settings["share"]]
+        settings = json.loads(self._paths.settings.read_text())  # a later `local start --share` adds to it
+        mounts = [f"--bind-ro={_escape(path)}" for path in settings["share"]]
         if spec.has_torch:
             torch = _escape(image.ensure("nspawn"))
             if spec.rehearsal is None:
-                shown.append(f"--bind-ro={torch}:{image.AT}")
+                mounts.append(f"--bind-ro={torch}:{image.AT}")
             else:
-                shown.append(f"--overlay-ro={torch}:{_escape(node / 'rehearsal')}:{image.AT}")
+                mounts.append(f"--overlay-ro={torch}:{_escape(node / 'rehearsal')}:{image.AT}")
             if image.BASE_AT != image.BASE:
-                shown.append(f"--bind-ro={_escape(image.BASE)}:{image.BASE_AT}")
-            # The machine's own of that name (another patch release, perhaps) gives way.
+                mounts.append(f"--bind-ro={_escape(image.BASE)}:{image.BASE_AT}")
+            # Mounted over the machine's own library of that name, which may be another patch release.
             if library := image.library():
-                same = [path.parent for path in Path("/usr/lib").glob(f"*/{library.name}")]
-                shown += [f"--bind-ro={_escape(library)}:{at}/{library.name}" for at in ("/usr/lib", *same)]
+                lib = Path("/usr/lib")
+                folders = [lib, *(path.parent for path in lib.glob(f"*/{library.name}"))]
+                mounts += [f"--bind-ro={_escape(library)}:{folder}/{library.name}" for folder in folders]
         return [
             *("systemd-nspawn", "--quiet", f"--directory={node / 'root'}", "--boot", "--register=no"),
-            *("--keep-unit", f"--network-namespace-path=/run/netns/{self._place.machine(spec.instance_id)}"),
-            *(f"--machine={self._place.machine(spec.instance_id)}", f"--hostname={spec.name.split('.')[0]}"),
+            *("--keep-unit", f"--network-namespace-path=/run/netns/{self._paths.machine(spec.instance_id)}"),
+            *(f"--machine={self._paths.machine(spec.instance_id)}", f"--hostname={spec.name.split('.')[0]}"),
             *("--resolv-conf=off", "--timezone=off", "--link-journal=no", "--console=read-only"),
             *(f"--bind={_escape(node / 'hosts')}:/etc/hosts", f"--bind={_escape(node / 'marks')}:/{MARKS}"),
-            *(f"--bind-ro={_escape(node / 'seed')}:/{SEED}", "--tmpfs=/sys/block", *shown),
+            *(f"--bind-ro={_escape(node / 'seed')}:/{SEED}", "--tmpfs=/sys/block", *mounts),
         ]
 
     def shut_down(self, instance_id: str, *, reboot: bool = False) -> None:
         if (pid := self._pid(instance_id)) is None:
             return
         for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
-            os.kill(int(child), signal.SIGRTMIN + (5 if reboot else 4))  # to its systemd: reboot, poweroff
+            os.kill(int(child), signal.SIGRTMIN + (5 if reboot else 4))  # its systemd reboots or powers off
 
     def cut_power(self, instance_id: str) -> None:
-        cgroups.end(self._place, instance_id)
+        cgroups.end(self._paths, instance_id)
 
     def remove(self, instance_id: str) -> None:
-        cgroups.end(self._place, instance_id)
-        network.unplug(self._place, instance_id)
+        cgroups.end(self._paths, instance_id)
+        network.unplug(self._paths, instance_id)
         shutil.rmtree(self.folder(instance_id), ignore_errors=True)
 
     def condition(self, instance_id: str) -> Condition:
@@ -148,7 +149,7 @@ class NspawnHosts(Hosts):
             if status == REBOOT_STATUS:
                 return Condition.RESTARTING
             return Condition.OFF if status == 0 or (node / ANSWERS).exists() else Condition.BROKEN
-        if not cgroups.processes(self._place, instance_id):
+        if not cgroups.processes(self._paths, instance_id):
             return Condition.ABSENT
         if (node / ANSWERS).exists():
             return Condition.UP
@@ -158,17 +159,17 @@ class NspawnHosts(Hosts):
         node = self.folder(instance_id)
         node.mkdir(parents=True, exist_ok=True)
         (node / "rules").write_text(ruleset)
-        if (network.NAMESPACES / self._place.machine(instance_id)).exists():
-            network.load_rules(self._place, instance_id, ruleset)
+        if (network.NAMESPACES / self._paths.machine(instance_id)).exists():
+            network.load_rules(self._paths, instance_id, ruleset)
 
     def suffer(self, instance_id: str, effects: frozenset[str]) -> bool:
         node, wrapper = self.folder(instance_id), self._pid(instance_id, "wrapper")
         if wrapper is None:
             return False
-        cgroups.freeze(self._place, instance_id, frozen="frozen" in effects)
-        cgroups.slow_down(self._place, instance_id, slow="slow-cpu" in effects)
-        cgroups.squeeze(self._place, instance_id, tight="oom" in effects)
-        disk = Path(f"/proc/{wrapper}/root{node / 'disk'}")  # mounted in its namespace alone
+        cgroups.freeze(self._paths, instance_id, frozen="frozen" in effects)
+        cgroups.slow_down(self._paths, instance_id, slow="slow-cpu" in effects)
+        cgroups.squeeze(self._paths, instance_id, tight="oom" in effects)
+        disk = Path(f"/proc/{wrapper}/root{node / 'disk'}")  # mounted only in its namespace
         root = Path(f"/proc/{wrapper}/root{node / 'root'}")
         if disk.stat().st_dev == node.stat().st_dev or not os.path.ismount(root):
             return False
@@ -180,12 +181,12 @@ class NspawnHosts(Hosts):
             set_clock(root, ahead="clock" in effects)
             if set_host_key(root, other="hostkey" in effects):
                 self._reload_sshd(instance_id)
-        except FileNotFoundError:  # it is just ending
+        except FileNotFoundError:  # the host is just ending
             return False
         return True
 
     def _reload_sshd(self, instance_id: str) -> None:
-        for pid in cgroups.processes(self._place, instance_id):
+        for pid in cgroups.processes(self._paths, instance_id):
             with suppress(OSError):
                 if b"[listener]" in Path(f"/proc/{pid}/cmdline").read_bytes():
                     os.kill(pid, signal.SIGHUP)
@@ -194,27 +195,27 @@ class NspawnHosts(Hosts):
         self._hosts = "127.0.0.1 localhost\n" + "".join(
             f"{address} {name} {name.split('.')[0]}\n" for address, name in sorted(names.items())
         )
-        for mark in self._place.nodes.glob("*/made"):
-            # In place: the file is mounted over /etc/hosts, a new one would not be seen.
+        for mark in self._paths.nodes.glob("*/made"):
+            # Written in place: the file is mounted over /etc/hosts, and a new file would not be.
             with suppress(FileNotFoundError):
                 (mark.parent / "hosts").write_text(self._hosts)
 
     def _pid(self, instance_id: str, name: str = "pid") -> int | None:
-        """The pid of its nspawn, if it lives: a recorded number may be another process's by now."""
-        pid = self._number(instance_id, name)
-        return pid if pid in cgroups.processes(self._place, instance_id) else None
+        """Return the recorded pid if that process is one of the host's: the pid may have been reused."""
+        pid = self._read_number(instance_id, name)
+        return pid if pid in cgroups.processes(self._paths, instance_id) else None
 
 
 def forget_locks() -> None:
-    """Removes the lock files that killed nspawns left, as nspawn itself does when it ends."""
+    """Remove the lock files of killed nspawns, as nspawn itself does when it ends."""
     for path in (RUNTIME / "locks").glob("inode-*"):
         with suppress(OSError), path.open() as lock:
             if take(lock):
                 path.unlink()
 
 
-def _format(disk: Path, *, gib: int, content: Path) -> None:
-    """A disk of so many GiB, sparse, that holds a folder's content.
+def _format_disk(disk: Path, *, gib: int, content: Path) -> None:
+    """Create a sparse disk of `gib` GiB with the content of a folder.
 
     :raises LocalCloudError: mkfs.ext4 could not make it.
     """
@@ -228,7 +229,7 @@ def _format(disk: Path, *, gib: int, content: Path) -> None:
 
 
 def _write_seed(folder: Path, spec: HostSpec) -> None:
-    """The NoCloud seed: what EC2's metadata server would say."""
+    """Write the NoCloud seed, which replaces EC2's metadata service."""
     meta_data = {
         "instance-id": spec.instance_id,
         "local-hostname": spec.name.split(".")[0],
@@ -240,31 +241,31 @@ def _write_seed(folder: Path, spec: HostSpec) -> None:
 
 
 def _escape(path: Path | str) -> str:
-    """nspawn splits bind arguments at colons."""
+    """Escape a path for a bind argument, which nspawn splits at colons."""
     return str(path).replace("\\", "\\\\").replace(":", "\\:")
 
 
 def fill(disk: Path) -> None:
-    """Takes all that is free of a file system, without writing it."""
+    """Allocate all free space of a file system."""
     with (disk / FILLER).open("ab") as file:
         block = os.statvfs(disk).f_frsize
         blocks = os.statvfs(disk).f_bavail
         while blocks:
             try:
                 os.posix_fallocate(file.fileno(), os.fstat(file.fileno()).st_size, blocks * block)
-            except OSError:  # its own tables take room too
+            except OSError:  # the file system's own tables need space as well
                 blocks //= 2
 
 
 def faketime() -> Path | None:
-    """The library that changes what processes see of the clock, None where it is not installed."""
+    """Return the library that shifts the clock of processes, None if it is not installed."""
     return next(iter(sorted(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"))), None)
 
 
 def set_clock(root: Path, *, ahead: bool) -> None:
-    """Lets what a login starts in a node see a clock that is ahead, or the true one.
+    """Set the clock of processes that later logins start on a node: ahead, or correct.
 
-    :param root: the node's files.
+    :param root: the node's root folder.
     """
     path, variables = root / "etc/environment", CLOCK.format(library=faketime())
     text = path.read_text().replace(variables, "")
@@ -272,15 +273,15 @@ def set_clock(root: Path, *, ahead: bool) -> None:
 
 
 def set_host_key(root: Path, *, other: bool) -> bool:
-    """Put another host key in the place of a node's own, or its own back; true if sshd has to read it."""
-    shown, own = root / HOST_KEY, root / f"{HOST_KEY}.own"
-    if other == own.exists():
+    """Replace a node's host key by a new one (`other`), or restore it; return True if sshd must reload."""
+    key, own_key = root / HOST_KEY, root / f"{HOST_KEY}.own"
+    if other == own_key.exists():
         return False
     if other:
-        made = root / f"{HOST_KEY}.other"
-        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(made)], check=True)
-        shown.rename(own)
-        made.rename(shown)
+        new_key = root / f"{HOST_KEY}.other"
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(new_key)], check=True)
+        key.rename(own_key)
+        new_key.rename(key)
     else:
-        own.rename(shown)
+        own_key.rename(key)
     return True

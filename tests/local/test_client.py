@@ -24,7 +24,7 @@ def test_it_stays_while_a_client_is_there_or_an_instance_lives(
     cloud = Cloud(tmp_path, control.start(tmp_path, auto=True, mode="records"))
     try:
         made = cloud.client("ec2").run_instances(**cloud.request())["Instances"][0]["InstanceId"]
-        with local._presence(tmp_path):
+        with local._hold_presence_lock(tmp_path):
             cloud.client("ec2").terminate_instances(InstanceIds=[made])
             until(lambda: not Place(tmp_path).living.exists())
             time.sleep(7)  # its patience, and that with any EC2 client, is over
@@ -62,7 +62,7 @@ def test_status_revives_a_daemon_that_was_killed(tmp_path: Path) -> None:
     try:
         made = cloud.client("ec2").run_instances(**cloud.request())["Instances"][0]["InstanceId"]
         os.kill(int(Place(tmp_path).daemon_lock.read_text()), signal.SIGKILL)
-        until(lambda: not control._daemon_lives(Place(tmp_path)))
+        until(lambda: not control._is_daemon_alive(Place(tmp_path)))
         assert control.find(tmp_path).pid is None
         document = local.status(tmp_path)
         assert [one["instance_id"] for one in document["instances"]] == [made]

@@ -46,7 +46,7 @@ def test_what_a_node_can_have_is_taken_up(effect: str) -> None:
         (fault("i-0c", "cut"), "instance not found: i-0c", "the instances are i-0a, i-0b"),
         (fault("i-0a", "cut", times=2), "--times is not for cut", "it takes --for"),
         (fault("i-0a", "reboot", for_s=3), "--for is not for reboot", "it takes no options"),
-        (fault("i-0b", "poweroff"), "i-0b is stopped", "a node that runs"),
+        (fault("i-0b", "poweroff"), "i-0b is stopped", "requires a running node"),
         (fault("i-0a", "reclaim"), "i-0a is not a spot instance", "create one: awsddp up --local --spot"),
         (fault("i-0a", "cut", notice_s=9), "--notice is not for cut", "it takes --for"),
     ],
@@ -60,7 +60,7 @@ def test_what_cannot_be_is_refused_with_the_choices(asked: dict[str, Any], messa
 
 def test_records_have_no_node_that_could_break(records: Cloud) -> None:
     (made,) = records.client("ec2").run_instances(**records.request())["Instances"]
-    with pytest.raises(UsageError, match="machines of their own"):
+    with pytest.raises(UsageError, match="run in systemd-nspawn"):
         fault_add(records.info, made["InstanceId"], "frozen")
     assert control.ask(records.info).faults == ()
 

@@ -23,7 +23,7 @@ def test_another_system_and_missing_python_packages_are_named(
 
 def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(machine, "SEARCH", str(tmp_path))
-    monkeypatch.setattr(machine, "_lack", lambda: None)
+    monkeypatch.setattr(machine, "_why_no_namespaces", lambda: None)
     with pytest.raises(LocalCloudError) as caught:
         machine.choose_mode(None, tmp_path)
     assert "systemd-container, cloud-init" in caught.value.why
@@ -41,7 +41,7 @@ def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 def test_without_root_or_namespaces_it_says_so_and_takes_the_next_best(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, lack: str
 ) -> None:
-    monkeypatch.setattr(machine, "_lack", lambda: lack)
+    monkeypatch.setattr(machine, "_why_no_namespaces", lambda: lack)
     mode, why = machine.choose_mode(None, tmp_path)
     assert (mode, lack in why) == ("loopback", True)
 
