@@ -1,1 +1,1 @@
-"""The local cloud: a server program that speaks EC2, and a real host for each instance."""
+"""The local cloud: an emulator of EC2 and S3, with a real host for each instance."""

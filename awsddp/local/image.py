@@ -4,9 +4,9 @@ A node's root is an overlay: its own folder over a layer over `/`. The layer hid
 that is not its system (home folders, data, services, accounts, secrets) with whiteouts and opaque folders,
 and adds a small systemd, sshd and cloud-init configuration.
 
-Deep Learning AMIs have torch at /opt/pytorch. In a node that is an environment from a cache, mounted read-only.
-Its Python may be in a home folder that nodes do not see (pyenv, uv), so it is mounted at /opt/python, and the
-environment refers to that path.
+Deep Learning AMIs have torch at /opt/pytorch. In a node that is an environment from a cache, mounted
+read-only. Its Python may be in a home folder that nodes do not see (pyenv, uv), so it is mounted at
+/opt/python, and the environment refers to that path.
 """
 
 from __future__ import annotations
@@ -240,7 +240,7 @@ def ensure(mode: str, *, on_event: Callable[[str], None] = lambda _: None) -> Pa
                 _install(folder)
     except OSError as error:
         raise LocalCloudError(
-            "torch for the local cloud cannot be written to its cache",
+            "torch for the local cloud cannot be kept in its cache",
             why=str(error),
             next="awsddp local stop   # then set AWSDDP_CACHE to a folder with 3 GB free, and try again",
         ) from error
@@ -303,7 +303,7 @@ def point_at(python: Path, environment: Path) -> None:
 
 
 def rehearse(packages: Path, instance_type: str) -> None:
-    """Install templates/rehearse_gpu into these packages: torch then simulates the GPUs of a type, if known."""
+    """Install templates/rehearse_gpu into these packages: torch simulates the GPUs of a type, if known."""
     shutil.copytree(
         shipped_folder("templates") / "rehearse_gpu", packages / "rehearse_gpu", dirs_exist_ok=True
     )

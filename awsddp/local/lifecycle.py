@@ -1,8 +1,8 @@
 """A worker that reconciles instance records with hosts.
 
 Records have the desired state (`pending`, `stopping`, `shutting-down`, a requested reboot), hosts the actual
-one; each pass takes each instance one step. A restart of the daemon loses no state. Slow steps run in a thread
-pool, one at a time per instance.
+one; each pass takes each instance one step. A restart of the daemon loses no state. Slow steps run in a
+thread pool, one at a time per instance.
 """
 
 from __future__ import annotations
@@ -124,17 +124,18 @@ class Lifecycle:
         steps[instance.state](instance, self.hosts.condition(instance.id))
 
     def _step_pending(self, instance: Any, condition: Condition) -> None:
+        has_booted = instance.id in self._booted_at
         if condition is Condition.UP:
             records.set_state(instance, "running")
             self._booted_at.pop(instance.id, None)
-        elif instance.id in self._errors or (condition is Condition.BROKEN and instance.id in self._booted_at):
+        elif instance.id in self._errors or (condition is Condition.BROKEN and has_booted):
             detail = self._errors.pop(instance.id, "") or self.hosts.complaint(instance.id)
             records.set_state(instance, "shutting-down")
             records.set_reason(instance, records.BROKEN, f"Internal error on launch: {detail}")
         elif condition is Condition.STARTING:
             if time.monotonic() - self._booted_at.setdefault(instance.id, time.monotonic()) > BOOT_S:
                 self._boot(instance)  # this kills it first
-        elif condition is Condition.OFF and instance.id in self._booted_at:
+        elif condition is Condition.OFF and has_booted:
             self._powered_off(instance)
         else:
             self._boot(instance)

@@ -16,11 +16,11 @@ class Listing:
         self._described = dict(described)
         self._names = sorted(self._described)  # by code points, which is also the order of their UTF-8
 
-    def put(self, name: str, stored: Stored) -> None:
+    def put(self, name: str, info: Stored) -> None:
         """Add a name, or replace its description."""
         if name not in self._described:
             insort(self._names, name)
-        self._described[name] = stored
+        self._described[name] = info
 
     def drop(self, name: str) -> None:
         """Remove a name, if it is there."""

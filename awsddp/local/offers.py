@@ -1,7 +1,7 @@
-"""What the local cloud offers: images, spot prices, quotas, reservations, placement groups, and launches.
+"""Images, spot prices, quotas, capacity reservations, placement groups and launches of the local cloud.
 
-moto lacks all of these but the records of images and instances. What it lacks is kept in its back end
-(`kept`).
+Of these moto has only the records of images and instances. The other records are saved with its back end
+(`ec2_http.get_records`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ OWNER = "898082745236"
 ROOT_GIB = 75
 
 
-# As on AWS each ends with the day when it was made; of two of a kind the newer one is the later one.
+# As on AWS each name ends with the day of the build.
 IMAGES = (
     "Deep Learning OSS Nvidia Driver AMI GPU PyTorch 2.13 (Ubuntu 26.04) 20260829",
     "Deep Learning OSS Nvidia Driver AMI GPU PyTorch 2.12 (Ubuntu 24.04) 20260705",
@@ -43,7 +43,7 @@ IMAGES = (
 
 
 def image_id(name: str, region: str) -> str:
-    """Return the id of an image: stable, and another one in each region, as on AWS."""
+    """Return the id of an image: always the same, but different in each region, as on AWS."""
     return "ami-" + hashlib.sha256(f"{region}/{name}".encode()).hexdigest()[:17]
 
 
@@ -53,25 +53,25 @@ def architecture(name: str) -> str:
 
 
 def parameters(region: str) -> dict[str, str]:
-    """The parameters of Systems Manager that name the newest image of each kind, with their values."""
-    found = {}
+    """Return the parameters of Systems Manager that name the newest image of each kind, with their values."""
+    parameters = {}
     for name in IMAGES:
         torch, ubuntu = re.findall(r"(?:PyTorch (\S+) )?\(Ubuntu (\S+)\)", name)[0]
         kind = f"oss-nvidia-driver-gpu-pytorch-{torch}" if torch else "base-oss-nvidia-driver-gpu"
         path = f"{architecture(name)}/{kind}-ubuntu-{ubuntu}/latest/ami-id"
-        found[f"/aws/service/deeplearning/ami/{path}"] = image_id(name, region)
-    return found
+        parameters[f"/aws/service/deeplearning/ami/{path}"] = image_id(name, region)
+    return parameters
 
 
 class Call:
-    """A request, and what is looked at before it is carried out. Most of it is of launches."""
+    """A request and what its checks and handlers need, mostly for launches."""
 
     def __init__(self, request: Request, backend: Any) -> None:
         self.request, self.backend = request, backend
         self.asked = {"MinCount": 1, "MaxCount": 1, **request.asked}
         self.type = str(self.asked.get("InstanceType", "m1.small"))
-        zones = INSTANCE_TYPE_OFFERINGS["availability-zone"].get(request.region, [])
-        self.offered = {one["Location"] for one in zones if one["InstanceType"] == self.type}
+        offerings = INSTANCE_TYPE_OFFERINGS["availability-zone"].get(request.region, [])
+        self.offered = {row["Location"] for row in offerings if row["InstanceType"] == self.type}
         self.zones = ", ".join(sorted(self.offered))
         self.nics: list[dict[str, Any]] = self.asked.get("NetworkInterfaces", [])
         self.disks: list[dict[str, Any]] = self.asked.get("BlockDeviceMappings", [])
@@ -88,7 +88,7 @@ class Call:
 
     @cached_property
     def image(self) -> Any:
-        """The image of a launch.
+        """Return the image of a launch.
 
         :raises ServiceException: InvalidAMIID.NotFound.
         """
@@ -97,52 +97,52 @@ class Call:
 
     @cached_property
     def subnet(self) -> Any:
-        """The subnet of a launch: the one it names, else the default one of its zone or of one that fits.
+        """Return the subnet of a launch: the requested one, else a default one, in the requested zone if any.
 
         :raises ServiceException: InvalidSubnetID.NotFound; MissingInput: no default subnet fits.
         """
-        if key := self.asked.get("SubnetId") or [*self.nics, {}][0].get("SubnetId"):
-            return self.backend.get_subnet(key)
+        if subnet_id := self.asked.get("SubnetId") or [*self.nics, {}][0].get("SubnetId"):
+            return self.backend.get_subnet(subnet_id)
         zone = self.asked.get("Placement", {}).get("AvailabilityZone")
-        for name, subnet in sorted(self.backend.get_default_subnets().items()):
-            if name in ({zone} if zone else self.offered):
+        for subnet_zone, subnet in sorted(self.backend.get_default_subnets().items()):
+            if subnet_zone in ({zone} if zone else self.offered):
                 return subnet
         raise Refusal("MissingInput", "No default subnet can take this instance type. Specify a subnet.")
 
     @cached_property
     def zone(self) -> str:
-        """The zone of a launch or of a reservation."""
+        """Return the zone of a launch or of a reservation."""
         return str(self.asked.get("AvailabilityZone") or self.subnet.availability_zone)
 
     @property
     def machines(self) -> tuple[str, str, bool]:
-        """The type and the zone of the machines that a launch or a start needs, and if in a placement group.
+        """Return type and zone of the instances to launch or start, and True if in a placement group.
 
-        :raises ServiceException: an id that is not there.
+        :raises ServiceException: an id does not exist.
         """
         if self.request.action == "RunInstances":
             return self.type, self.zone, bool(self.group)
-        named = self.backend.get_multi_instances_by_id(self.asked.get("InstanceIds", ()))
-        grouped = any(one.placement.group_name for one in named)
-        return named[0].instance_type, named[0].placement.zone, grouped
+        instances = self.backend.get_multi_instances_by_id(self.asked.get("InstanceIds", ()))
+        in_group = any(instance.placement.group_name for instance in instances)
+        return instances[0].instance_type, instances[0].placement.zone, in_group
 
     @property
     def least_price(self) -> float:
-        """What a spot instance of the type costs now, in USD per hour."""
+        """Return the spot price of the type now, in USD per hour."""
         return price_usd_per_hour(self.type, self.zone, datetime.now(UTC).date())
 
     @property
     def reservation(self) -> CapacityReservation | None:
-        """The reservation that a launch goes into, with room for it all: the one named, else an open one."""
-        named, known = self.named_reservation, held(self.backend)
-        if "InstanceMarketOptions" in self.asked or (not named and self.group):
+        """Return the reservation with capacity for the whole launch: the named one, else an open one."""
+        reservation_id, reservations = self.named_reservation, held(self.backend)
+        if "InstanceMarketOptions" in self.asked or (not reservation_id and self.group):
             return None
-        wanted = (self.type, self.zone, PRODUCT)
-        for one in [known[named]] if named else known.values():
-            fits = wanted == (one.instance_type, one.availability_zone, one.instance_platform)
-            is_for_it = named or one.instance_match_criteria == "open"
-            if fits and is_for_it and one.available_instance_count >= self.asked["MaxCount"]:
-                return one
+        required = (self.type, self.zone, PRODUCT)
+        for row in [reservations[reservation_id]] if reservation_id else reservations.values():
+            matches = required == (row.instance_type, row.availability_zone, row.instance_platform)
+            is_usable = reservation_id or row.instance_match_criteria == "open"
+            if matches and is_usable and row.available_instance_count >= self.asked["MaxCount"]:
+                return row
         return None
 
 
@@ -150,18 +150,18 @@ def image_parameters(call: Call) -> dict[str, Any]:
     """Answer GetParameter and GetParameters."""
     ids = parameters(call.request.region)
     names = call.asked.get("Names") or [call.asked.get("Name", "")]
-    found = [{"Name": name, "Type": "String", "Value": ids[name]} for name in names if name in ids]
+    rows = [{"Name": name, "Type": "String", "Value": ids[name]} for name in names if name in ids]
     if call.request.action == "GetParameter":
-        return {"Parameter": found[0]}
-    return {"Parameters": found, "InvalidParameters": [name for name in names if name not in ids]}
+        return {"Parameter": rows[0]}
+    return {"Parameters": rows, "InvalidParameters": [name for name in names if name not in ids]}
 
 
 KEPT = timedelta(days=90)
-# Relative prices of seven days, repeated: a budget that assumes the price of today is spent before its time.
+# Relative prices of seven days, repeated, so that a budget computed from today's price runs out early.
 DAYS = (1.0, 1.04, 0.97, 1.1, 0.93, 1.02, 0.95)
 PRODUCT = "Linux/UNIX"  # of all images
 SHARE = 0.42
-# On-demand price of types without a listed one, from c5.large, m5.large and r5.large in us-east-1.
+# For types without a price in compat/types.py: from c5.large, m5.large and r5.large in us-east-1, on demand.
 USD_PER_VCPU, USD_PER_GIB = 0.0348, 0.0033
 
 
@@ -169,10 +169,10 @@ def price_usd_per_hour(instance_type: str, zone: str, day: date) -> float:
     """Return the spot price of a type in a zone on a day in UTC. Zones differ by up to 10 % either way."""
     number = int(hashlib.sha256(f"{instance_type} {zone}".encode()).hexdigest()[:4], 16)
     share = SHARE * (0.9 + 0.2 * number / 0xFFFF)
-    return _on_demand(instance_type) * share * DAYS[(day.toordinal() + number) % len(DAYS)]
+    return _on_demand_price(instance_type) * share * DAYS[(day.toordinal() + number) % len(DAYS)]
 
 
-def _on_demand(instance_type: str) -> float:
+def _on_demand_price(instance_type: str) -> float:
     if (listed := GPU_TYPES.get(instance_type)) and listed.price_usd_per_hour is not None:
         return listed.price_usd_per_hour
     facts = INSTANCE_TYPES[instance_type]
@@ -182,7 +182,7 @@ def _on_demand(instance_type: str) -> float:
 
 
 def spot_prices(call: Call) -> dict[str, Any]:
-    """Answer DescribeSpotPriceHistory: the prices since a time, and those in force then, the newest first."""
+    """Answer DescribeSpotPriceHistory: the prices since StartTime and those valid at it, the newest first."""
     now = datetime.now(UTC)
     first = max(min(call.asked.get("StartTime", now - KEPT), now), now - KEPT).date()
     days = [now.date() - timedelta(days=back) for back in range((now.date() - first).days + 1)]
@@ -202,57 +202,58 @@ def spot_prices(call: Call) -> dict[str, Any]:
     return {"SpotPriceHistory": entries}
 
 
-_OUT = ("stopped", "terminated")
+_UNUSED = ("stopped", "terminated")
 
 
 class CapacityReservation(TaggedEC2Resource):
-    """Machines that are held, as EC2 describes them. `asked`: the parameters of the call that made it.
+    """A capacity reservation, as EC2 describes it. `arguments`: of the call that created it.
 
-    `instance_match_criteria` is "open" (any fitting launch takes them) or "targeted".
+    `instance_match_criteria` is "open" (used by any launch that matches) or "targeted".
     """
 
     tenancy = reservation_type = "default"
     cancelled = False
 
-    def __init__(self, backend: Any, asked: dict[str, Any], tags: dict[str, str]) -> None:
+    def __init__(self, backend: Any, arguments: dict[str, Any], tags: dict[str, str]) -> None:
         self.ec2_backend = backend
         self.id = f"cr-{uuid.uuid4().hex[:17]}"
-        self.instance_type = asked.get("InstanceType", "")
-        self.instance_platform = asked.get("InstancePlatform", "")
-        self.availability_zone = asked.get("AvailabilityZone", "")
-        self.total_instance_count = asked.get("InstanceCount", 1)
-        self.instance_match_criteria = asked.get("InstanceMatchCriteria", "open")
-        self.end_date: datetime | None = asked.get("EndDate")
+        self.instance_type = arguments.get("InstanceType", "")
+        self.instance_platform = arguments.get("InstancePlatform", "")
+        self.availability_zone = arguments.get("AvailabilityZone", "")
+        self.total_instance_count = arguments.get("InstanceCount", 1)
+        self.instance_match_criteria = arguments.get("InstanceMatchCriteria", "open")
+        self.end_date: datetime | None = arguments.get("EndDate")
         self.end_date_type = "limited" if self.end_date else "unlimited"
         self.add_tags(tags)
 
     @property
     def state(self) -> str:
-        """As EC2 names it."""
+        """Return the state, as EC2 names it."""
         if self.cancelled:
             return "cancelled"
         return "expired" if self.end_date and self.end_date < datetime.now(UTC) else "active"
 
     @property
     def available_instance_count(self) -> int:
-        """How many machines it has left: stopped and terminated instances have given theirs back."""
-        inside = [one for one in self.ec2_backend.all_instances() if one.capacity_reservation_id == self.id]
-        used = sum(one.state not in _OUT for one in inside)
+        """Return how many instances it has capacity for; stopped and terminated ones use none."""
+        instances = self.ec2_backend.all_instances()
+        states = [row.state for row in instances if row.capacity_reservation_id == self.id]
+        used = sum(state not in _UNUSED for state in states)
         return max(0, self.total_instance_count - used) if self.state == "active" else 0
 
 
 def create_reservation(call: Call) -> dict[str, Any]:
     """Answer CreateCapacityReservation."""
-    made = CapacityReservation(call.backend, call.asked, call.request.tags("capacity-reservation"))
-    held(call.backend)[made.id] = made
-    return {"CapacityReservation": made}
+    reservation = CapacityReservation(call.backend, call.asked, call.request.tags("capacity-reservation"))
+    held(call.backend)[reservation.id] = reservation
+    return {"CapacityReservation": reservation}
 
 
 def describe_reservations(call: Call) -> dict[str, Any]:
     """Answer DescribeCapacityReservations."""
-    known = held(call.backend)
-    found = [known[key] for key in call.asked.get("CapacityReservationIds", known)]
-    return {"CapacityReservations": call.request.select(found)}
+    reservations = held(call.backend)
+    rows = [reservations[key] for key in call.asked.get("CapacityReservationIds", reservations)]
+    return {"CapacityReservations": call.request.select(rows)}
 
 
 def cancel_reservation(call: Call) -> dict[str, Any]:
@@ -262,12 +263,12 @@ def cancel_reservation(call: Call) -> dict[str, Any]:
 
 
 def held(backend: Any) -> dict[str, CapacityReservation]:
-    """The reservations of a region, by id."""
+    """Return the reservations of a region, by id."""
     return kept(backend, "capacity_reservations")
 
 
 class PlacementGroup(TaggedEC2Resource):
-    """One placement group, which moto lacks, too. Nothing here is near or far: faults alone fill a group."""
+    """A placement group. Instances have no distance in the local cloud: only a fault makes a group full."""
 
     strategy, state = "cluster", "available"
 
@@ -279,20 +280,20 @@ class PlacementGroup(TaggedEC2Resource):
 
 def create_group(call: Call) -> dict[str, Any]:
     """Answer CreatePlacementGroup."""
-    made = PlacementGroup(call.backend, call.group, call.request.tags("placement-group"))
-    call.groups[call.group] = made
-    return {"PlacementGroup": made}
+    group = PlacementGroup(call.backend, call.group, call.request.tags("placement-group"))
+    call.groups[call.group] = group
+    return {"PlacementGroup": group}
 
 
 def describe_groups(call: Call) -> dict[str, Any]:
     """Answer DescribePlacementGroups."""
     names = call.asked.get("GroupNames", call.groups)
-    found = [call.groups[name] for name in names if name in call.groups]
-    return {"PlacementGroups": call.request.select(found)}
+    groups = [call.groups[name] for name in names if name in call.groups]
+    return {"PlacementGroups": call.request.select(groups)}
 
 
 def move(call: Call) -> dict[str, Any]:
-    """Answer ModifyInstancePlacement: a stopped instance joins a placement group, or leaves its one."""
+    """Answer ModifyInstancePlacement: a stopped instance joins or leaves a placement group."""
     call.backend.get_instance(call.asked["InstanceId"]).placement.group_name = call.group or ""
     return {"Return": True}
 
@@ -303,7 +304,7 @@ def delete_group(call: Call) -> dict[str, Any]:
     return {}
 
 
-VCPUS = 12288.0  # 64 of the largest machines: what the local cloud is asked to carry
+VCPUS = 12288.0  # the default of quotas: enough for 64 of the largest machines
 RUNNING = ("pending", "running")
 _ON_DEMAND = (types.QUOTA_P, types.QUOTA_G, types.QUOTA_STANDARD)
 QUOTAS = dict((*_ON_DEMAND, types.SPOT_P5, types.SPOT_P, types.SPOT_G, types.SPOT_STANDARD))
@@ -311,27 +312,27 @@ QUOTAS = dict((*_ON_DEMAND, types.SPOT_P5, types.SPOT_P, types.SPOT_G, types.SPO
 
 
 def quota_value(backend: Any, code: str) -> float:
-    """The value of a quota in a region."""
+    """Return the value of a quota in a region."""
     return float(kept(backend, "service_quotas").get(code, VCPUS))
 
 
 def exceeded_limit(
     backend: Any, instance_type: str, count: int, *, market: types.Market = "on-demand"
 ) -> float | None:
-    """The quota that so many machines more would be over, in vCPUs; None where they fit."""
+    """Return the quota, in vCPUs, that `count` more instances would exceed, None if they are within it."""
     quota = types.quota_of(instance_type, market)
     if quota is None:
         return None
     counts = Counter({instance_type: count})
-    for one in backend.all_instances():
-        if one.state in RUNNING and quota == types.quota_of(one.instance_type, one.lifecycle or "on-demand"):
-            counts[one.instance_type] += 1
-    for one in held(backend).values():
-        if quota == types.quota_of(one.instance_type):
-            counts[one.instance_type] += one.available_instance_count
+    for row in backend.all_instances():
+        if row.state in RUNNING and quota == types.quota_of(row.instance_type, row.lifecycle or "on-demand"):
+            counts[row.instance_type] += 1
+    for reservation in held(backend).values():
+        if quota == types.quota_of(reservation.instance_type):
+            counts[reservation.instance_type] += reservation.available_instance_count
     used = sum(
-        INSTANCE_TYPES[name]["VCpuInfo"]["DefaultVCpus"] * number
-        for name, number in counts.items()
+        INSTANCE_TYPES[name]["VCpuInfo"]["DefaultVCpus"] * type_count
+        for name, type_count in counts.items()
         if name in INSTANCE_TYPES
     )
     limit = quota_value(backend, quota[0])
@@ -341,61 +342,59 @@ def exceeded_limit(
 def quota(call: Call) -> dict[str, Any]:
     """Answer GetServiceQuota and RequestServiceQuotaIncrease. An increase is granted at once."""
     code = call.quota
-    known = {"ServiceCode": "ec2", "QuotaCode": code, "QuotaName": QUOTAS[code]}
+    names = {"ServiceCode": "ec2", "QuotaCode": code, "QuotaName": QUOTAS[code]}
     if call.request.action == "GetServiceQuota":
-        return {"Quota": {**known, "Value": quota_value(call.backend, code), "Adjustable": True}}
-    wanted = kept(call.backend, "service_quotas")[code] = float(call.asked["DesiredValue"])
-    granted = {"Id": uuid.uuid4().hex, "Status": "APPROVED", "DesiredValue": wanted}
-    return {"RequestedQuota": {**known, **granted}}
+        return {"Quota": {**names, "Value": quota_value(call.backend, code), "Adjustable": True}}
+    value = kept(call.backend, "service_quotas")[code] = float(call.asked["DesiredValue"])
+    request = {"Id": uuid.uuid4().hex, "Status": "APPROVED", "DesiredValue": value}
+    return {"RequestedQuota": {**names, **request}}
 
 
-NOT_COMPARED = ("ClientToken", "DryRun")  # what may differ when a launch is sent again
+NOT_COMPARED = ("ClientToken", "DryRun")  # may differ when a launch is sent again
 
 
 def launch(call: Call) -> Any:
-    """Answer a launch that was checked; a client token sent again gets the same instances again.
+    """Launch the instances of a checked call; a repeated client token returns the same instances.
 
     :raises Refusal: IdempotentParameterMismatch, IdempotentInstanceTerminated.
     """
-    asked, launches, token = call.asked, kept(call.backend, "launches"), call.asked.get("ClientToken")
-    compared = sorted(
-        (name, sent) for name, sent in call.request.parameters.items() if name not in NOT_COMPARED
-    )
+    arguments, launches, token = call.asked, kept(call.backend, "launches"), call.asked.get("ClientToken")
+    compared = sorted(item for item in call.request.parameters.items() if item[0] not in NOT_COMPARED)
     digest = hashlib.sha256(repr(compared).encode()).hexdigest()
     if token in launches:
         return _replay(digest, *launches[token])
     reservation = call.reservation
-    nics = [{"SubnetId": call.subnet.id, **nic, "DeviceIndex": place} for place, nic in enumerate(call.nics)]
+    nics = [{"SubnetId": call.subnet.id, **nic, "DeviceIndex": index} for index, nic in enumerate(call.nics)]
     if len(nics) > 1:
         nics[0]["AssociatePublicIpAddress"] = False
     launched = call.backend.run_instances(
-        asked["ImageId"],
-        asked["MaxCount"],
-        parse_user_data(asked.get("UserData")),
-        asked.get("SecurityGroups", []),
+        arguments["ImageId"],
+        arguments["MaxCount"],
+        parse_user_data(arguments.get("UserData")),
+        arguments.get("SecurityGroups", []),
         instance_type=call.type,
         is_instance_type_default=False,
         region_name=call.request.region,
         subnet_id=call.subnet.id,
-        key_name=asked.get("KeyName"),
-        security_group_ids=asked.get("SecurityGroupIds", []),
+        key_name=arguments.get("KeyName"),
+        security_group_ids=arguments.get("SecurityGroupIds", []),
         nics=nics,
         associate_public_ip=None,
         tags={kind: call.request.tags(kind) for kind in ("instance", "volume")},
-        instance_market_options=asked.get("InstanceMarketOptions"),
-        instance_initiated_shutdown_behavior=asked.get("InstanceInitiatedShutdownBehavior"),
-        metadata_options=asked.get("MetadataOptions"),
+        instance_market_options=arguments.get("InstanceMarketOptions"),
+        instance_initiated_shutdown_behavior=arguments.get("InstanceInitiatedShutdownBehavior"),
+        metadata_options=arguments.get("MetadataOptions"),
         block_device_mappings=[_root_disk(call)],
     )
     for instance in launched.instances:
-        _complete(instance, call, reservation)
+        _set_details(instance, call, reservation)
     if token:
         launches[token] = (digest, launched)
     return launched
 
 
 def _root_disk(call: Call) -> dict[str, Any]:
-    """The root volume as moto wants it: that of the image, with what the launch asks for."""
+    """Return the root volume in moto's format: that of the image, with the settings of the launch."""
     [root] = call.image.block_device_mappings
     [mapping] = call.disks or [{}]
     return {
@@ -404,33 +403,33 @@ def _root_disk(call: Call) -> dict[str, Any]:
     }
 
 
-def _complete(instance: Any, call: Call, chosen: CapacityReservation | None) -> None:
-    """Give a new instance what moto drops of its launch."""
-    asked = call.asked
-    instance.placement.group_name = asked.get("Placement", {}).get("GroupName", "")
-    for place, nic in instance.nics.items():
+def _set_details(instance: Any, call: Call, reservation: CapacityReservation | None) -> None:
+    """Set the details of a launch that moto ignores."""
+    arguments = call.asked
+    instance.placement.group_name = arguments.get("Placement", {}).get("GroupName", "")
+    for index, nic in instance.nics.items():
         nic.add_tags(call.request.tags("network-interface"))
-        nic.interface_type = (call.nics or [{}])[place].get("InterfaceType", "interface")
+        nic.interface_type = (call.nics or [{}])[index].get("InterfaceType", "interface")
         if nic.interface_type == "efa-only":
             nic.private_ip_address, nic.private_ip_addresses = None, []
-    if profile := asked.get("IamInstanceProfile"):
+    if profile := arguments.get("IamInstanceProfile"):
         associate = call.backend.associate_iam_instance_profile
         associate(instance.id, profile.get("Name"), profile.get("Arn"))
-    if chosen is not None:
-        instance.capacity_reservation_id = chosen.id
+    if reservation is not None:
+        instance.capacity_reservation_id = reservation.id
         if call.named_reservation:
-            target = {"CapacityReservationId": chosen.id}
+            target = {"CapacityReservationId": reservation.id}
             instance.capacity_reservation_specification = {"CapacityReservationTarget": target}
 
 
-def _replay(digest: str, earlier: str, launched: Any) -> Any:
-    if earlier != digest:
+def _replay(digest: str, earlier_digest: str, launched: Any) -> Any:
+    if earlier_digest != digest:
         raise Refusal(
             "IdempotentParameterMismatch",
             "Arguments on this idempotent request are inconsistent with arguments used in previous "
             "request(s).",
         )
-    if all(one.state in ("shutting-down", "terminated") for one in launched.instances):
+    if all(row.state in ("shutting-down", "terminated") for row in launched.instances):
         raise Refusal(
             "IdempotentInstanceTerminated",
             "The instances launched with this client token have been terminated. Please use a new token.",

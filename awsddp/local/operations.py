@@ -1,6 +1,7 @@
-"""What the local cloud carries out: one row for each operation. Everything else is refused by name.
+"""The operations that the local cloud supports, one row each. All others are refused by name.
 
-moto records far more than has an effect here: a volume that no node sees, a command that nobody runs.
+moto accepts more operations than have an effect in the local cloud, such as creating a volume that no node
+can use.
 """
 
 from __future__ import annotations
@@ -21,11 +22,10 @@ TAGS = ("tag-key", "tag:")
 
 @dataclass(frozen=True, kw_only=True)
 class Operation:
-    """What of an operation is carried out.
+    """The supported part of an operation.
 
-    Names of parameters are as they are sent, without their numbers; each stands for all that is below it,
-    too; none: those that must be there. `makes`: the kinds of resources that it makes and tags. `answer`
-    takes moto's place.
+    `parameters`: names as they are sent, without numbers, each with everything below it; if empty, the
+    required ones. `creates`: the kinds of resources that it creates and tags. `handler`: replaces moto's.
     """
 
     parameters: tuple[str, ...] = ()
@@ -34,8 +34,13 @@ class Operation:
     answer: Callable[[offers.Call], Any] | None = None
 
 
-def _row(*parameters: str, **more: Any) -> Operation:
-    return Operation(parameters=parameters, **more)
+def _row(
+    *parameters: str,
+    filters: tuple[str, ...] = (),
+    creates: tuple[str, ...] = (),
+    handler: Callable[[offers.Call], Any] | None = None,
+) -> Operation:
+    return Operation(parameters=parameters, filters=filters, makes=creates, answer=handler)
 
 
 _LAUNCH = (
@@ -58,7 +63,7 @@ _RULES = _row(
     *(f"IpPermissions.{name}" for name in ("IpProtocol", "FromPort", "ToPort", "IpRanges", "Ipv6Ranges")),
     *(f"IpPermissions.Groups.{name}" for name in ("GroupId", "UserId", "Description")),
 )
-# Parameters that have an effect with these values alone.
+# The supported values of parameters that have few.
 VALUES = {
     "Attribute": ("instanceInitiatedShutdownBehavior",),
     "BlockDeviceMapping.Ebs.DeleteOnTermination": ("true",),
@@ -78,8 +83,8 @@ VALUES = {
 _EC2: dict[str, Operation] = {
     "RunInstances": _row(
         *_LAUNCH,
-        makes=("instance", "volume", "network-interface", "spot-instances-request"),
-        answer=offers.launch,
+        creates=("instance", "volume", "network-interface", "spot-instances-request"),
+        handler=offers.launch,
     ),
     "DescribeInstances": _row(
         "InstanceId",
@@ -105,19 +110,19 @@ _EC2: dict[str, Operation] = {
     "DescribeIamInstanceProfileAssociations": _row("AssociationId"),
     "DeleteTags": _row("ResourceId", "Tag"),
     "DescribeTags": _row(filters=("key", "resource-id", "resource-type", "value")),
-    "CreateKeyPair": _row("KeyName", "KeyType", makes=("key-pair",)),
-    "ImportKeyPair": _row("KeyName", "PublicKeyMaterial", makes=("key-pair",)),
+    "CreateKeyPair": _row("KeyName", "KeyType", creates=("key-pair",)),
+    "ImportKeyPair": _row("KeyName", "PublicKeyMaterial", creates=("key-pair",)),
     "DescribeKeyPairs": _row("KeyName", "IncludePublicKey", filters=("key-name", *TAGS)),
     "DeleteKeyPair": _row("KeyName"),
     "CreatePlacementGroup": _row(
-        "GroupName", "Strategy", makes=("placement-group",), answer=offers.create_group
+        "GroupName", "Strategy", creates=("placement-group",), handler=offers.create_group
     ),
     "DescribePlacementGroups": _row(
-        "GroupName", filters=("group-name", "state", *TAGS), answer=offers.describe_groups
+        "GroupName", filters=("group-name", "state", *TAGS), handler=offers.describe_groups
     ),
-    "DeletePlacementGroup": _row("GroupName", answer=offers.delete_group),
-    "ModifyInstancePlacement": _row("InstanceId", "GroupName", answer=offers.move),
-    "CreateSecurityGroup": _row("GroupName", "GroupDescription", "VpcId", makes=("security-group",)),
+    "DeletePlacementGroup": _row("GroupName", handler=offers.delete_group),
+    "ModifyInstancePlacement": _row("InstanceId", "GroupName", handler=offers.move),
+    "CreateSecurityGroup": _row("GroupName", "GroupDescription", "VpcId", creates=("security-group",)),
     "DescribeSecurityGroups": _row(
         "GroupId", "GroupName", filters=("group-id", "group-name", "vpc-id", *TAGS)
     ),
@@ -131,15 +136,15 @@ _EC2: dict[str, Operation] = {
         "NetworkInterfaceId", filters=("attachment.instance-id", "group-id", "subnet-id", "vpc-id", *TAGS)
     ),
     "DescribeVolumes": _row("VolumeId", "MaxResults", filters=("attachment.instance-id", *TAGS)),
-    "CreateVpc": _row("CidrBlock", makes=("vpc",)),
+    "CreateVpc": _row("CidrBlock", creates=("vpc",)),
     "DescribeVpcs": _row("VpcId", filters=("cidr", "is-default", *TAGS)),
-    "CreateSubnet": _row("VpcId", "CidrBlock", "AvailabilityZone", makes=("subnet",)),
+    "CreateSubnet": _row("VpcId", "CidrBlock", "AvailabilityZone", creates=("subnet",)),
     "DescribeSubnets": _row(
         "SubnetId", filters=("availability-zone", "default-for-az", "state", "subnet-id", "vpc-id", *TAGS)
     ),
-    "CreateInternetGateway": _row(makes=("internet-gateway",)),
+    "CreateInternetGateway": _row(creates=("internet-gateway",)),
     "DescribeInternetGateways": _row("InternetGatewayId", filters=("attachment.vpc-id", *TAGS)),
-    "CreateRouteTable": _row("VpcId", "ClientToken", makes=("route-table",)),
+    "CreateRouteTable": _row("VpcId", "ClientToken", creates=("route-table",)),
     "DescribeRouteTables": _row("RouteTableId", filters=("vpc-id", *TAGS)),
     "CreateRoute": _row("RouteTableId", "DestinationCidrBlock", "GatewayId"),
     "DeleteRoute": _row("RouteTableId", "DestinationCidrBlock"),
@@ -150,13 +155,13 @@ _EC2: dict[str, Operation] = {
     "CreateCapacityReservation": _row(
         *("InstanceType", "InstancePlatform", "AvailabilityZone", "InstanceCount"),
         *("InstanceMatchCriteria", "EndDate", "EndDateType"),
-        makes=("capacity-reservation",),
-        answer=offers.create_reservation,
+        creates=("capacity-reservation",),
+        handler=offers.create_reservation,
     ),
     "DescribeCapacityReservations": _row(
-        "CapacityReservationId", filters=("state", *TAGS), answer=offers.describe_reservations
+        "CapacityReservationId", filters=("state", *TAGS), handler=offers.describe_reservations
     ),
-    "CancelCapacityReservation": _row("CapacityReservationId", answer=offers.cancel_reservation),
+    "CancelCapacityReservation": _row("CapacityReservationId", handler=offers.cancel_reservation),
     "DescribeImages": _row(
         "ImageId", "Owner", "IncludeDeprecated", filters=("architecture", "image-id", "name", "state")
     ),
@@ -165,15 +170,15 @@ _EC2: dict[str, Operation] = {
     "DescribeRegions": _row("AllRegions", "RegionName"),
     "DescribeAvailabilityZones": _row("ZoneName"),
     "DescribeSpotPriceHistory": _row(
-        "InstanceType", "ProductDescription", "StartTime", answer=offers.spot_prices
+        "InstanceType", "ProductDescription", "StartTime", handler=offers.spot_prices
     ),
 }
 _QUOTA = ("ServiceCode", "QuotaCode")
 OPERATIONS: dict[str, dict[str, Operation]] = {
     "ec2": _EC2,
     "ssm": {
-        "GetParameter": _row("Name", answer=offers.image_parameters),
-        "GetParameters": _row("Names", answer=offers.image_parameters),
+        "GetParameter": _row("Name", handler=offers.image_parameters),
+        "GetParameters": _row("Names", handler=offers.image_parameters),
     },
     "sts": {
         "GetCallerIdentity": _row(),
@@ -193,16 +198,16 @@ OPERATIONS: dict[str, dict[str, Operation]] = {
         "CreateRole": _row("RoleName", "AssumeRolePolicyDocument", "Description", "Tags"),
         "CreateInstanceProfile": _row("InstanceProfileName", "Path", "Tags"),
         "SimulatePrincipalPolicy": _row(
-            *("PolicySourceArn", "ActionNames", "ResourceArns", "ContextEntries"), answer=iam.simulate
+            *("PolicySourceArn", "ActionNames", "ResourceArns", "ContextEntries"), handler=iam.simulate
         ),
     },
-    "s3": dict.fromkeys(iam.ACTIONS, _row()),  # carried out in s3_api.py
+    "s3": dict.fromkeys(iam.ACTIONS, _row()),  # handled in s3_api.py
     "kms": dict.fromkeys(
         ("CreateKey", "CreateAlias", "ListAliases", "DescribeKey", "EnableKey", "DisableKey"), _row()
     ),
     "servicequotas": {
-        "GetServiceQuota": _row(*_QUOTA, answer=offers.quota),
-        "RequestServiceQuotaIncrease": _row(*_QUOTA, "DesiredValue", answer=offers.quota),
+        "GetServiceQuota": _row(*_QUOTA, handler=offers.quota),
+        "RequestServiceQuotaIncrease": _row(*_QUOTA, "DesiredValue", handler=offers.quota),
     },
 }
 
@@ -210,7 +215,7 @@ OPERATIONS: dict[str, dict[str, Operation]] = {
 def find(request: Request) -> Operation:
     """Return the row of a request's operation.
 
-    :raises Refusal: the operation, a parameter, a value or a filter that is not carried out, by its name.
+    :raises Refusal: the operation, a parameter, a value or a filter is not supported; the text names it.
     """
     service, action = request.service, request.action
     if service not in OPERATIONS:
@@ -220,26 +225,27 @@ def find(request: Request) -> Operation:
         if service == "ec2" and action not in get_service_model("ec2").operation_names:
             raise Refusal("InvalidAction", f"The action {action} is not valid for this web service.")
         raise lacking(action, service=service)
-    known = (*COMMON, *(row.parameters or _required(service, action)))
-    known += ("Filter",) if row.filters else ()
-    known += ("TagSpecification", "TagSpecifications") if row.makes else ()
-    for name, value in request.parameters.items():
-        plain = re.sub(r"\.\d+(?=\.|$)", "", name)
-        if not any(f"{plain}.".startswith(f"{one}.") for one in known):
-            raise lacking(f"{action} with {plain}", service=service)
-        of_tags = re.fullmatch(r"TagSpecifications?\.ResourceType", plain)
-        values = row.makes if of_tags else VALUES.get(plain, (value,))
+    supported = (*COMMON, *(row.parameters or _list_required(service, action)))
+    supported += ("Filter",) if row.filters else ()
+    supported += ("TagSpecification", "TagSpecifications") if row.makes else ()
+    for numbered_name, value in request.parameters.items():
+        name = re.sub(r"\.\d+(?=\.|$)", "", numbered_name)
+        if not any(f"{name}.".startswith(f"{prefix}.") for prefix in supported):
+            raise lacking(f"{action} with {name}", service=service)
+        is_tagged_kind = re.fullmatch(r"TagSpecifications?\.ResourceType", name)
+        values = row.makes if is_tagged_kind else VALUES.get(name, (value,))
         if value not in values:
-            raise invalid(value, plain, f"The local cloud carries out {', '.join(values)}.")
-    for one in request.asked.get("Filters", ()) if row.filters else ():
-        if re.sub("^tag:.*", "tag:", one["Name"]) not in row.filters:
-            raise Refusal("InvalidParameterValue", f"The filter '{one['Name']}' is invalid")
+            raise invalid(value, name, f"The local cloud carries out {', '.join(values)}.")
+    filters = request.asked.get("Filters", ()) if row.filters else ()
+    for filter_name in (entry["Name"] for entry in filters):
+        if re.sub("^tag:.*", "tag:", filter_name) not in row.filters:
+            raise Refusal("InvalidParameterValue", f"The filter '{filter_name}' is invalid")
     return row
 
 
-def _required(service: str, action: str) -> list[str]:
-    """Return the parameters that must be there, as they are sent."""
+def _list_required(service: str, action: str) -> list[str]:
+    """Return the names of the required parameters, as they are sent."""
     shape: Any = get_service_model(service).operation_model(action).input_shape
-    names = shape.required_members if shape else ()
-    sent = [shape.members[name].serialization.get("name", name) for name in names]
-    return [f"{name[0].upper()}{name[1:]}" for name in sent]
+    members = shape.required_members if shape else ()
+    names = [shape.members[name].serialization.get("name", name) for name in members]
+    return [f"{name[0].upper()}{name[1:]}" for name in names]

@@ -1,4 +1,4 @@
-"""What EC2 refuses and moto lets pass, as rows: the first one that finds something in a request counts."""
+"""Requests that EC2 refuses and moto accepts, as rows; the first row that applies refuses the request."""
 
 from __future__ import annotations
 
@@ -22,53 +22,55 @@ from awsddp.local.ec2_http import Refusal, kept
 from awsddp.local.offers import Call
 from awsddp.settings import ec2_limits
 
-# What of a cloud-config hosts carry out: https://docs.cloud-init.io/en/latest/reference/modules.html
+# The keys of a cloud-config that hosts support: https://docs.cloud-init.io/en/latest/reference/modules.html
 USER_DATA_KEYS = frozenset({"ssh_keys", "ssh_deletekeys", "ssh_pwauth", "write_files", "bootcmd", "runcmd"})
 
 
 Found = dict[str, Callable[[Call], Any]]
-"""A refusal, and what returns whether a call is refused so.
+"""Refusals, each with a check that returns a true value if it applies to a call.
 
-Instead of True it may return the words that the text names beside the call and its parameters.
+The check may return a dict: further values for the text, which has the call and its parameters.
 """
 
 
 def check(call: Call) -> None:
-    """Refuse what a row refuses; a launch that is sent again is not looked at again.
+    """Check a call against all rows, except a launch that is sent again.
 
-    :raises ServiceException: with EC2's code; moto's own for names of things that are not there.
+    :raises ServiceException: the call is refused; moto's own if a named resource does not exist.
     """
-    request, asked, backend = call.request, call.asked, call.backend
+    request, arguments, backend = call.request, call.asked, call.backend
     if request.action == "RunInstances":
-        if asked.get("ClientToken") in kept(backend, "launches"):
+        if arguments.get("ClientToken") in kept(backend, "launches"):
             return
         _ = call.image
-        backend.describe_key_pairs([asked.get("KeyName")])
+        backend.describe_key_pairs([arguments.get("KeyName")])
     if request.action in ("CreateTags", "DeleteTags"):
-        backend.get_multi_instances_by_id([one for one in asked.get("Resources", ()) if one.startswith("i-")])
-    for row, found in ROWS.items():
+        ids = arguments.get("Resources", ())
+        backend.get_multi_instances_by_id([key for key in ids if key.startswith("i-")])
+    for row, is_refused in ROWS.items():
         operations, code, text = row.split(": ", 2)
-        if re.fullmatch(operations, request.action) and (words := found(call)):
-            more = words if isinstance(words, dict) else {}
-            raise Refusal(code, text.format(call=call, **asked, **more))
+        if re.fullmatch(operations, request.action) and (result := is_refused(call)):
+            values = result if isinstance(result, dict) else {}
+            raise Refusal(code, text.format(call=call, **arguments, **values))
 
 
-def _bad_text(names: str, right: str, call: Call) -> dict[str, str] | None:
-    """Look at the parameters of these names (a pattern), which are to match another one."""
+def _bad_text(names: str, pattern: str, call: Call) -> dict[str, str] | None:
+    """Return the first parameter whose name matches `names` and whose value does not match `pattern`."""
     for name, value in call.request.parameters.items():
-        if re.fullmatch(names, name) and not re.fullmatch(right, value):
+        if re.fullmatch(names, name) and not re.fullmatch(pattern, value):
             return {"name": name, "value": value[:300]}
     return None
 
 
 def _tags(call: Call) -> list[dict[str, str]]:
-    """The tags that a call puts on things, by what it tags."""
-    given = [one.get("Tags", ()) for one in (call.asked, *call.asked.get("TagSpecifications", ()))]
-    return [{tag.get("Key", ""): tag.get("Value", "") for tag in tags} for tags in given]
+    """Return the tags that a call sets: its own, then those of each tag specification."""
+    specs = (call.asked, *call.asked.get("TagSpecifications", ()))
+    return [{tag.get("Key", ""): tag.get("Value", "") for tag in spec.get("Tags", ())} for spec in specs]
 
 
 def _long_filter(call: Call) -> bool:
-    return any(len(one.get("Values", ())) > ec2_limits.FILTER_VALUES for one in call.asked.get("Filters", ()))
+    filters = call.asked.get("Filters", ())
+    return any(len(row.get("Values", ())) > ec2_limits.FILTER_VALUES for row in filters)
 
 
 def _bad_tag(call: Call) -> dict[str, str] | None:
@@ -79,34 +81,34 @@ def _bad_tag(call: Call) -> dict[str, str] | None:
 
 
 def _too_many_tags(call: Call) -> bool:
-    things = [call.backend.tags.get(one, {}).keys() for one in call.asked.get("Resources", [""])]
-    return any(len(has | tags.keys()) > ec2_limits.TAGS for has in things for tags in _tags(call))
+    existing = [call.backend.tags.get(key, {}).keys() for key in call.asked.get("Resources", [""])]
+    return any(len(keys | tags.keys()) > ec2_limits.TAGS for keys in existing for tags in _tags(call))
 
 
 def _too_many_rules(call: Call) -> bool:
-    """Count the rules that a group has and gets: one that names a group counts as IPv4 and as IPv6."""
+    """Count a group's rules with the new ones; a rule that names a group counts as IPv4 and as IPv6."""
     group = call.backend.get_security_group_from_id(call.asked.get("GroupId", ""))
     if group is None:
         return False
     rules = group.ingress_rules if call.request.action.endswith("Ingress") else group.egress_rules
-    asked = call.asked.get("IpPermissions", ())
+    added = call.asked.get("IpPermissions", ())
     counts = [
         sum(bool(rule.source_group or rule.ip_range.get(key)) for rule in rules)
-        + sum(len(one.get(kind, ())) + len(one.get("UserIdGroupPairs", ())) for one in asked)
+        + sum(len(row.get(kind, ())) + len(row.get("UserIdGroupPairs", ())) for row in added)
         for kind, key in (("IpRanges", "CidrIp"), ("Ipv6Ranges", "CidrIpv6"))
     ]
     return max(counts) > ec2_limits.RULES
 
 
 def _used_subnet(call: Call) -> bool:
-    return any(one.subnet.id == call.asked.get("SubnetId") for one in call.backend.enis.values())
+    return any(nic.subnet.id == call.asked.get("SubnetId") for nic in call.backend.enis.values())
 
 
 def _used_vpc(call: Call) -> bool:
     vpc_id = call.asked.get("VpcId", "")
     gateways = call.backend.describe_internet_gateways(filters={"attachment.vpc-id": [vpc_id]})
     groups = call.backend.groups.get(vpc_id, {}).values()
-    return bool(gateways) or any(one.name != "default" for one in groups)
+    return bool(gateways) or any(group.name != "default" for group in groups)
 
 
 def _used_interface(call: Call) -> Any:
@@ -114,131 +116,133 @@ def _used_interface(call: Call) -> Any:
 
 
 def _used_group(call: Call) -> bool:
-    """Whether an interface, or a rule of another group, still needs a group."""
-    wanted = call.asked.get("GroupId", "")
+    """Return True if an interface, or a rule of another group, uses a group."""
+    group_id = call.asked.get("GroupId", "")
     users = {group.id for eni in call.backend.enis.values() for group in eni.group_set}
     users |= {
         rule.source_group.get("GroupId")
         for group in call.backend.describe_security_groups()
         for rule in (*group.ingress_rules, *group.egress_rules)
-        if group.id != wanted
+        if group.id != group_id
     }
-    return wanted in users
+    return group_id in users
 
 
 def _unknown_profile(call: Call) -> dict[str, str] | None:
-    known = iam_backends[DEFAULT_ACCOUNT_ID]["aws"].instance_profiles.values()
+    profiles = iam_backends[DEFAULT_ACCOUNT_ID]["aws"].instance_profiles.values()
     for key, text in call.asked.get("IamInstanceProfile", {}).items():
-        if text not in {one.name if key == "Name" else one.arn for one in known}:
+        if text not in {row.name if key == "Name" else row.arn for row in profiles}:
             return {"value": text[:300], "key": key.lower(), "what": "ARN" if key == "Arn" else "name"}
     return None
 
 
-def _other_interfaces(call: Call) -> bool:
-    """A node has one interface: what is EFA alone is no device of the network."""
+def _unsupported_interfaces(call: Call) -> bool:
+    """Return True if a further interface is not efa-only: hosts have one network interface."""
     kinds = [(nic.get("InterfaceType"), nic.get("NetworkCardIndex")) for nic in call.nics]
-    return any(kind != ("efa-only", place) for place, kind in enumerate(kinds) if place)
+    return any(kind != ("efa-only", card) for card, kind in enumerate(kinds) if card > 0)
 
 
 def _unknown_group(call: Call) -> dict[str, str] | None:
-    """moto makes one of an unknown id."""
-    named = [
-        *call.asked.get("SecurityGroupIds", ()),
-        *(one for nic in call.nics for one in nic.get("Groups", ())),
-    ]
-    unknown = [one for one in named if call.backend.get_security_group_from_id(one) is None]
+    """Return the first unknown security group, which moto would create."""
+    ids = [*call.asked.get("SecurityGroupIds", ())]
+    ids += [key for nic in call.nics for key in nic.get("Groups", ())]
+    unknown = [key for key in ids if call.backend.get_security_group_from_id(key) is None]
     return {"group": unknown[0]} if unknown else None
 
 
 def _small_disk(call: Call) -> dict[str, int] | None:
     """https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_EbsBlockDevice.html"""
     least = call.image.ebs_snapshot.volume.size
-    sizes = [one.get("Ebs", {}).get("VolumeSize", least) for one in call.disks]
+    sizes = [disk.get("Ebs", {}).get("VolumeSize", least) for disk in call.disks]
     return {"size": min(sizes), "least": least} if sizes and min(sizes) < least else None
 
 
-def _known_types() -> list[str]:
+def _list_types() -> list[str]:
     shape: Any = get_service_model("ec2").shape_for("InstanceType")
     return list(shape.enum)
 
 
-def _other_architecture(call: Call) -> dict[str, str] | None:
+def _wrong_architecture(call: Call) -> dict[str, str] | None:
     supported = INSTANCE_TYPES[call.type]["ProcessorInfo"]["SupportedArchitectures"]
     return None if call.image.architecture in supported else {"supported": ",".join(supported)}
 
 
-def _not_of_a_host(call: Call) -> dict[str, str] | None:
-    """What no host would have, where hosts boot. They are reached at addresses of the block alone."""
+def _unsupported_by_hosts(call: Call) -> dict[str, str] | None:
+    """Return the parts of a launch that hosts cannot have, if hosts boot; only their block is routed."""
     if call.backend.tags[call.image.id].get("awsddp:hosts") == "none":
         return None
     data, subnet = call.user_data or b"", call.subnet
     block = IPv4Network(call.backend.default_vpc.cidr_block)
-    missing = [f"{key} of the user data" for key in _cloud_config(data) if key not in USER_DATA_KEYS]
+    unsupported = [f"{key} of the user data" for key in _cloud_config(data) if key not in USER_DATA_KEYS]
     if data and not data.startswith((b"#!", b"#cloud-config")):
-        missing = ["user data that is neither a script nor a cloud-config"]
+        unsupported = ["user data that is neither a script nor a cloud-config"]
     if not IPv4Network(subnet.cidr_block).subnet_of(block):
-        missing = [f"a launch into {subnet.cidr_block} ({subnet.id}): {block} alone is routed"]
-    return {"what": ", ".join(missing)} if missing else None
+        unsupported = [f"a launch into {subnet.cidr_block} ({subnet.id}): {block} alone is routed"]
+    return {"what": ", ".join(unsupported)} if unsupported else None
 
 
 def _cloud_config(data: bytes) -> dict[str, Any]:
-    """The keys of user data. What cannot be parsed is left to cloud-init, which complains in its place."""
+    """Return the cloud-config of user data, {} if it cannot be parsed, which cloud-init reports."""
     yaml: Any = importlib.import_module("yaml")  # comes with moto's server; it has no types
-    found = None
+    config = None
     with suppress(yaml.YAMLError, ValueError):
-        found = yaml.safe_load(data) if data.startswith(b"#cloud-config") else None
-    return found if isinstance(found, dict) else {}
+        config = yaml.safe_load(data) if data.startswith(b"#cloud-config") else None
+    return config if isinstance(config, dict) else {}
 
 
 def _used_placement_group(call: Call) -> bool:
-    alive = [one for one in call.backend.all_instances() if one.state != "terminated"]
-    return any(one.placement.group_name == call.group for one in alive)
+    alive = [row for row in call.backend.all_instances() if row.state != "terminated"]
+    return any(row.placement.group_name == call.group for row in alive)
 
 
 def _unknown_reservation(call: Call) -> dict[str, str] | None:
-    named = [call.named_reservation, call.asked.get("CapacityReservationId")]
-    named += call.asked.get("CapacityReservationIds", ())
-    unknown = [one for one in named if one and one not in offers.held(call.backend)]
+    ids = [call.named_reservation, call.asked.get("CapacityReservationId")]
+    ids += call.asked.get("CapacityReservationIds", ())
+    unknown = [key for key in ids if key and key not in offers.held(call.backend)]
     return {"id": unknown[0]} if unknown else None
 
 
 def _wrong_state(call: Call) -> dict[str, str] | None:
-    wish, wrong = _WRONG_STATES[call.request.action]
-    named = call.backend.get_multi_instances_by_id(call.asked.get("InstanceIds", ()))
-    return next(({"id": one.id, "wish": wish} for one in named if one.state in wrong), None)
+    change, wrong_states = _WRONG_STATES[call.request.action]
+    instances = call.backend.get_multi_instances_by_id(call.asked.get("InstanceIds", ()))
+    ids = [row.id for row in instances if row.state in wrong_states]
+    return {"id": ids[0], "change": change} if ids else None
 
 
-def _outside(call: Call) -> list[Any]:
-    """The stopped instances to be started that have no reservation, or no room in theirs."""
-    named = call.backend.get_multi_instances_by_id(call.asked.get("InstanceIds", ()))
-    stopped = [one for one in named if one.state == "stopped"]
-    counts = Counter(one.capacity_reservation_id for one in stopped)
-    free = {key: one.available_instance_count for key, one in offers.held(call.backend).items()}
+def _list_unreserved(call: Call) -> list[Any]:
+    """Return the stopped instances to start that have no reservation, or whose reservation is full."""
+    instances = call.backend.get_multi_instances_by_id(call.asked.get("InstanceIds", ()))
+    stopped = [row for row in instances if row.state == "stopped"]
+    counts = Counter(row.capacity_reservation_id for row in stopped)
+    free = {key: row.available_instance_count for key, row in offers.held(call.backend).items()}
     full = {key for key, count in counts.items() if count > free.get(key, 0)}
-    return [one for one in stopped if one.capacity_reservation_id in full]
+    return [row for row in stopped if row.capacity_reservation_id in full]
 
 
 def _full_reservation(call: Call) -> bool:
-    """No code tells one without room from one that does not fit.
+    """EC2 has the same code for a full reservation and for one that does not match the launch.
 
     https://github.com/hashicorp/terraform-provider-aws/issues/32458
     """
     if call.request.action == "RunInstances":
         return bool(call.named_reservation) and call.reservation is None
-    return any(hasattr(one, "capacity_reservation_specification") for one in _outside(call))
+    return any(hasattr(row, "capacity_reservation_specification") for row in _list_unreserved(call))
 
 
 def _over_quota(call: Call, *, market: Market = "on-demand") -> dict[str, float] | None:
-    """Held against a quota: launches and starts outside of a reservation, and reserved machines."""
+    """Return the exceeded quota. Launches and starts outside a reservation count, and new reservations."""
     if (market == "spot") != ("InstanceMarketOptions" in call.asked):
         return None
     if call.request.action == "RunInstances" and call.reservation is not None:
         return None
     counts = Counter({call.type: call.asked.get("InstanceCount", call.asked["MaxCount"])})
     if call.request.action == "StartInstances":
-        counts = Counter(one.instance_type for one in _outside(call))
-    over = [offers.exceeded_limit(call.backend, name, count, market=market) for name, count in counts.items()]
-    return next(({"limit": one} for one in over if one is not None), None)
+        counts = Counter(row.instance_type for row in _list_unreserved(call))
+    for instance_type, count in counts.items():
+        limit = offers.exceeded_limit(call.backend, instance_type, count, market=market)
+        if limit is not None:
+            return {"limit": limit}
+    return None
 
 
 _WRONG_STATES = {
@@ -268,34 +272,34 @@ _LAUNCH: Found = {
     ),
     "InvalidParameterCombination: The associatePublicIPAddress parameter cannot be specified when launching "
     "with multiple network interfaces.": lambda call: (
-        len(call.nics) > 1 and any(one.get("AssociatePublicIpAddress") for one in call.nics)
+        len(call.nics) > 1 and any(nic.get("AssociatePublicIpAddress") for nic in call.nics)
     ),
-    f"{_LACKING} network interfaces beside the first, but an efa-only one of each further card.": (
-        _other_interfaces
+    f"{_LACKING} further network interfaces, except an efa-only one on each further card.": (
+        _unsupported_interfaces
     ),
     "InvalidGroup.NotFound: The security group '{group}' does not exist": _unknown_group,
     f"{_LACKING} more than one EBS volume (BlockDeviceMapping).": (
-        lambda call: any(one.get("DeviceName") != call.image.root_device_name for one in call.disks)
+        lambda call: any(disk.get("DeviceName") != call.image.root_device_name for disk in call.disks)
     ),
     "InvalidBlockDeviceMapping: Volume of size {size}GB is smaller than snapshot "
     "'{call.image.ebs_snapshot.id}', expect size>= {least}GB": _small_disk,
     "InvalidParameterValue: Invalid value '{call.type}' for InstanceType.": (
-        lambda call: call.type not in _known_types()
+        lambda call: call.type not in _list_types()
     ),
     "Unsupported: The requested configuration is currently not supported. Please check the documentation for "
     "supported configurations.": lambda call: not call.offered,
     "InvalidParameterValue: The architecture '{supported}' of the specified instance type does not match the "
     "architecture '{call.image.architecture}' of the specified AMI. Specify an instance type and an AMI that "
-    "have matching architectures, and try again.": _other_architecture,
+    "have matching architectures, and try again.": _wrong_architecture,
     # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-request-status.html
-    "InvalidParameterValue: Value ({call.price}) for parameter price is invalid. It is no number.": (
+    "InvalidParameterValue: Value ({call.price}) for parameter price is invalid. It is not a number.": (
         lambda call: call.price is not None and not re.fullmatch(r"\d*\.?\d+", call.price)
     ),
     "SpotMaxPriceTooLow: Your Spot request price of {call.price} is lower than the minimum required Spot "
     "request fulfillment price of {call.least_price:.6f}.": lambda call: (
         call.price is not None and float(call.price) < call.least_price
     ),
-    f"{_LACKING} {{what}}.": _not_of_a_host,
+    f"{_LACKING} {{what}}.": _unsupported_by_hosts,
 }
 ROWS: Found = {
     ".*: FilterLimitExceeded: The maximum number of filter values specified on a single call is "
@@ -332,11 +336,11 @@ ROWS: Found = {
     "DeleteNetworkInterface: InvalidNetworkInterface.InUse: Network interface '{NetworkInterfaceId}' is "
     "currently in use.": _used_interface,
     "(Stop|Start|Reboot)Instances: IncorrectInstanceState: The instance '{id}' is not in a state from which "
-    "it can be {wish}.": _wrong_state,
+    "it can be {change}.": _wrong_state,
     "ModifyInstancePlacement: IncorrectInstanceState: The instance '{InstanceId}' is not in the 'stopped' "
     "state.": lambda call: call.backend.get_instance(call.asked["InstanceId"]).state != "stopped",
     # https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_RunInstances.html
-    **{f"RunInstances: {row}": found for row, found in _LAUNCH.items()},
+    **{f"RunInstances: {row}": is_refused for row, is_refused in _LAUNCH.items()},
     "RunInstances|CreateCapacityReservation: Unsupported: Your requested instance type ({call.type}) is not "
     "supported in your requested Availability Zone ({call.zone}). Please retry your request by not "
     "specifying an Availability Zone or choosing {call.zones}.": lambda call: call.zone not in call.offered,
@@ -366,4 +370,4 @@ ROWS: Found = {
         lambda call: call.asked.get("Name") not in offers.parameters(call.request.region)
     ),
 }
-"""The operations (a pattern), the code and the text."""
+"""By operations (a pattern), error code and text: the check of a refusal."""

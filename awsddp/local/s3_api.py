@@ -1,7 +1,7 @@
-"""S3: buckets as folders, objects as files. Bodies are streamed; nothing of it is in the pickled state.
+"""S3: buckets as folders, objects as files. Bodies are streamed, and the pickled state has none of them.
 
-A file of an object is its body, a description in JSON, and the length of that in 8 bytes: it appears whole
-under its name, or not at all.
+The file of an object has its body, a description in JSON, and the length of the description in 8 bytes. It is
+renamed to its final name once it is complete.
 """
 
 from __future__ import annotations
@@ -59,16 +59,16 @@ PUBLIC = ("HeadBucket", "ListObjectsV2", "GetObject", "HeadObject")
 
 
 class Buckets:
-    """The WSGI application. Its lock is held while names change, never while a body is on its way."""
+    """The WSGI application of S3. Its lock is held while names change, never while a body is transferred."""
 
     def __init__(self, folder: Path, unfinished: Path, emulator: Emulator, faults: Faults) -> None:
         self._folder = folder
         self._emulator = emulator
         self._faults = faults
         self._lock = threading.Lock()
-        self._by_key: dict[str, Listing] = {}
-        self._begun: dict[str, Listing] = {}
-        self._unfinished = unfinished
+        self._object_listings: dict[str, Listing] = {}
+        self._upload_listings: dict[str, Listing] = {}
+        self._temporary_files = unfinished
         shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.mkdir(mode=0o700)
         if folder.exists():
@@ -77,23 +77,23 @@ class Buckets:
     def __call__(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         try:
             call = Call(environ)
-            reply = self._answer(call)
+            response = self._handle(call)
         except NotFound as error:
             return error(environ, start_response)
         except ConnectionError:
             hang_up(environ)
             raise
         except ServiceException as error:
-            reply = _reply("HeadBucket", error)
+            response = _make_response("HeadBucket", error)
         except Exception:
             traceback.print_exc()
-            reply = _reply("HeadBucket", internal_error("We encountered an internal error."))
-        reply.headers["x-amz-request-id"] = uuid.uuid4().hex[:16].upper()
+            response = _make_response("HeadBucket", internal_error("We encountered an internal error."))
+        response.headers["x-amz-request-id"] = uuid.uuid4().hex[:16].upper()
         if call.found is not None:
-            reply.headers["x-amz-bucket-region"] = call.found.region
-        return reply(environ, start_response)
+            response.headers["x-amz-bucket-region"] = call.found.region
+        return response(environ, start_response)
 
-    def _answer(self, call: Call) -> Response:
+    def _handle(self, call: Call) -> Response:
         with self._emulator.lock:
             if "authorization" in call.headers:
                 identify(call)
@@ -103,278 +103,282 @@ class Buckets:
             raise faults.refusal(fault)
         if effect == "delay":
             time.sleep(seconds)
-        self._authorise(call)
+        self._authorize(call)
         call.cut = effect == "cut"
         if call.cut and call.operation not in BODIES:
             raise ConnectionResetError("a fault: the connection is cut")
         result = getattr(self, f"_{xform_name(call.operation)}")(call) or {}
-        reply = _reply(call.operation, result, result.pop("Body", None))
+        response = _make_response(call.operation, result, result.pop("Body", None))
         if "ContentRange" in result:
-            reply.status_code = 206
+            response.status_code = 206
         if effect == "late":
             time.sleep(seconds)
         if effect == "lost":
-            raise ConnectionResetError("a fault: the reply is lost")
-        return reply
+            raise ConnectionResetError("a fault: the response is lost")
+        return response
 
-    def _authorise(self, call: Call) -> None:
-        """Find the bucket, and see whether the caller may do this to it. Raises Refusal where not."""
-        ours, public = True, False
+    def _authorize(self, call: Call) -> None:
+        """Set the bucket of a call. Raises Refusal if it does not exist or the caller has no permission."""
+        is_own, is_public = True, False
         if call.operation not in ("ListBuckets", "CreateBucket"):
-            found = call.found = self._bucket(call.bucket)
-            if call.region not in ("", found.region):
+            bucket = call.found = self._read_bucket(call.bucket)
+            if call.region not in ("", bucket.region):
                 why = "The bucket you are attempting to access is in another region."
                 raise Refusal("PermanentRedirect", why, status="301")
-            ours = found.owner == DEFAULT_ACCOUNT_ID
-            pays = bool(call.caller) and "RequestPayer" in call.asked
-            public = found.public and call.operation in PUBLIC and (pays or not found.requester_pays)
-        if public and (ours or not call.caller):
+            is_own = bucket.owner == DEFAULT_ACCOUNT_ID
+            can_pay = (bool(call.caller) and "RequestPayer" in call.asked) or not bucket.requester_pays
+            is_public = bucket.public and call.operation in PUBLIC and can_pay
+        if is_public and (is_own or not call.caller):
             return
-        if not call.caller or not (ours or public):
+        if not call.caller or not (is_own or is_public):
             raise Refusal("AccessDenied", "Access Denied")
         call.may(call.operation, "/".join(filter(None, (call.bucket, call.key))) or "*")
 
-    def _bucket(self, name: str) -> Bucket:
+    def _read_bucket(self, name: str) -> Bucket:
         with suppress(FileNotFoundError):
             if NAME.fullmatch(name):
                 return msgspec.json.decode((self._folder / name / "bucket.json").read_bytes(), type=Bucket)
         raise Refusal("NoSuchBucket", "The specified bucket does not exist")
 
-    def _change(self, call: Call, **fields: Any) -> None:
+    def _change_bucket(self, call: Call, **fields: Any) -> None:
         with self._lock:
-            changed = msgspec.structs.replace(self._bucket(call.bucket), **fields)
+            changed = msgspec.structs.replace(self._read_bucket(call.bucket), **fields)
             write_json(self._folder / call.bucket / "bucket.json", msgspec.to_builtins(changed))
 
     def _list_buckets(self, call: Call) -> dict[str, Any]:
         with self._lock:
             names = sorted(path.parent.name for path in self._folder.glob("*/bucket.json"))
-            found = [(name, one) for name in names if (one := self._bucket(name)).owner == DEFAULT_ACCOUNT_ID]
-        listed = [
-            {"Name": name, "CreationDate": one.created, "BucketRegion": one.region} for name, one in found
+            buckets = [(name, self._read_bucket(name)) for name in names]
+        rows = [
+            {"Name": name, "CreationDate": bucket.created, "BucketRegion": bucket.region}
+            for name, bucket in buckets
+            if bucket.owner == DEFAULT_ACCOUNT_ID
         ]
-        return {"Owner": {"ID": DEFAULT_ACCOUNT_ID}, "Buckets": listed}
+        return {"Owner": {"ID": DEFAULT_ACCOUNT_ID}, "Buckets": rows}
 
     def _create_bucket(self, call: Call) -> dict[str, Any]:
         if not NAME.fullmatch(call.bucket):
             raise Refusal("InvalidBucketName", "The specified bucket is not valid.")
         region = call.asked.get("CreateBucketConfiguration", {}).get("LocationConstraint", call.region)
-        at = self._folder / call.bucket
+        folder = self._folder / call.bucket
         with self._lock:
-            if at.exists():
-                if self._bucket(call.bucket).owner == DEFAULT_ACCOUNT_ID:
+            if folder.exists():
+                if self._read_bucket(call.bucket).owner == DEFAULT_ACCOUNT_ID:
                     raise Refusal("BucketAlreadyOwnedByYou", "The bucket that you tried to create is yours.")
                 raise Refusal("BucketAlreadyExists", "The requested bucket name is not available.")
             self._folder.mkdir(mode=0o700, exist_ok=True)
-            for one in (at, at / "objects", at / "uploads"):
-                one.mkdir(mode=0o700)
-            made = Bucket(region, DEFAULT_ACCOUNT_ID, time.time())
-            write_json(at / "bucket.json", msgspec.to_builtins(made))
+            for path in (folder, folder / "objects", folder / "uploads"):
+                path.mkdir(mode=0o700)
+            bucket = Bucket(region, DEFAULT_ACCOUNT_ID, time.time())
+            write_json(folder / "bucket.json", msgspec.to_builtins(bucket))
         return {"Location": f"/{call.bucket}"}
 
     def _delete_bucket(self, call: Call) -> None:
         with self._lock:
             if any((self._folder / call.bucket / "objects").iterdir()):
                 raise Refusal("BucketNotEmpty", "The bucket you tried to delete is not empty")
-            self._by_key.pop(call.bucket, None)
-            self._begun.pop(call.bucket, None)
+            self._object_listings.pop(call.bucket, None)
+            self._upload_listings.pop(call.bucket, None)
             shutil.rmtree(self._folder / call.bucket)
 
     def _head_bucket(self, call: Call) -> None:
         pass
 
     def _get_bucket_lifecycle_configuration(self, call: Call) -> dict[str, Any]:
-        if found := self._bucket(call.bucket).lifecycle:
-            return found
+        if lifecycle := self._read_bucket(call.bucket).lifecycle:
+            return lifecycle
         raise Refusal("NoSuchLifecycleConfiguration", "The lifecycle configuration does not exist")
 
     def _put_bucket_lifecycle_configuration(self, call: Call) -> None:
-        self._change(call, lifecycle=call.asked["LifecycleConfiguration"])
+        self._change_bucket(call, lifecycle=call.asked["LifecycleConfiguration"])
 
     def _put_bucket_acl(self, call: Call) -> None:
-        self._change(call, public=call.asked["ACL"] == "public-read")
+        self._change_bucket(call, public=call.asked["ACL"] == "public-read")
 
     def _list_objects_v2(self, call: Call) -> dict[str, Any]:
-        asked = call.asked
+        arguments = call.asked
         try:
-            after = base64.urlsafe_b64decode(asked.get("ContinuationToken", "")).decode()
+            after = base64.urlsafe_b64decode(arguments.get("ContinuationToken", "")).decode()
         except ValueError:
             raise Refusal("InvalidArgument", "The continuation token provided is incorrect") from None
         with self._lock:
-            page, more = self._objects(call.bucket).page(
-                asked.get("Prefix", ""),
+            page, has_more = self._objects(call.bucket).page(
+                arguments.get("Prefix", ""),
                 after=after,
-                room=min(asked.get("MaxKeys", PAGE), PAGE),
-                delimiter=asked.get("Delimiter", ""),
+                room=min(arguments.get("MaxKeys", PAGE), PAGE),
+                delimiter=arguments.get("Delimiter", ""),
             )
         contents = [
-            {"Key": call.shown(name), "Size": one.size, "ETag": one.tag, "LastModified": one.modified}
-            for name, one in page.items()
-            if one
+            {"Key": call.shown(name), "Size": info.size, "ETag": info.tag, "LastModified": info.modified}
+            for name, info in page.items()
+            if info
         ]
-        token = base64.urlsafe_b64encode(list(page)[-1].encode()).decode() if more else None
+        prefixes = [{"Prefix": call.shown(name)} for name, info in page.items() if info is None]
+        token = base64.urlsafe_b64encode(list(page)[-1].encode()).decode() if has_more else None
         return {
-            "EncodingType": asked.get("EncodingType"),
+            "EncodingType": arguments.get("EncodingType"),
             "KeyCount": len(page),
-            "IsTruncated": more,
+            "IsTruncated": has_more,
             "NextContinuationToken": token,
             "Contents": contents,
-            "CommonPrefixes": [{"Prefix": call.shown(name)} for name, one in page.items() if one is None],
+            "CommonPrefixes": prefixes,
         }
 
     def _objects(self, bucket: str) -> Listing:
-        """The objects of a bucket by their keys. Whoever calls holds the lock."""
-        if bucket not in self._by_key:
-            every = map(read, (self._folder / bucket / "objects").iterdir())
-            self._by_key[bucket] = Listing({one.key: one for one in every})
-        return self._by_key[bucket]
+        """Return the objects of a bucket by key. The caller holds the lock."""
+        if bucket not in self._object_listings:
+            objects = map(read, (self._folder / bucket / "objects").iterdir())
+            self._object_listings[bucket] = Listing({info.key: info for info in objects})
+        return self._object_listings[bucket]
 
     def _uploads(self, bucket: str) -> Listing:
-        """The uploads of a bucket that are not complete, by key and id. Whoever calls holds the lock."""
-        if bucket not in self._begun:
-            every = (self._folder / bucket).glob("uploads/*/upload")
-            self._begun[bucket] = Listing(
-                {_named(one.key, path.parent): one for path in every if (one := read(path))}
+        """Return the incomplete multipart uploads of a bucket, by key and id. The caller holds the lock."""
+        if bucket not in self._upload_listings:
+            uploads = [(path.parent, read(path)) for path in (self._folder / bucket).glob("uploads/*/upload")]
+            self._upload_listings[bucket] = Listing(
+                {_upload_name(info.key, folder): info for folder, info in uploads}
             )
-        return self._begun[bucket]
+        return self._upload_listings[bucket]
 
-    def _object(self, call: Call) -> Path:
-        """The file of an object, which may not be there."""
+    def _object_path(self, call: Call) -> Path:
+        """Return the path of an object's file, which may not exist."""
         name = hashlib.sha256(call.key.encode()).hexdigest()
         return self._folder / call.bucket / "objects" / name
 
     def _put_object(self, call: Call) -> dict[str, Any]:
-        return self._receive(call, self._object(call))
+        return self._receive(call, self._object_path(call))
 
     def _get_object(self, call: Call) -> dict[str, Any]:
         try:
-            file = self._object(call).open("rb")
+            file = self._object_path(call).open("rb")
         except FileNotFoundError:
             if call.found is not None and not call.found.public:
                 call.may("ListObjectsV2", call.bucket)
             raise no_such_key() from None
-        one = description(file)
-        check_condition(call.asked.get("IfMatch", one.tag).strip('"') == one.tag.strip('"'))
-        found = {**one.kept, "ETag": one.tag, "LastModified": one.modified}
-        first, last = 0, one.size
-        if wanted := parse_range_header(call.asked.get("Range")):
-            if (part := wanted.range_for_length(one.size)) is None:
+        info = description(file)
+        check_condition(call.asked.get("IfMatch", info.tag).strip('"') == info.tag.strip('"'))
+        result = {**info.kept, "ETag": info.tag, "LastModified": info.modified}
+        start, end = 0, info.size
+        if requested := parse_range_header(call.asked.get("Range")):
+            if (part := requested.range_for_length(info.size)) is None:
                 raise Refusal("InvalidRange", "The requested range is not satisfiable")
-            first, last = part
-            found["ContentRange"] = f"bytes {first}-{last - 1}/{one.size}"
-        file.seek(first)
-        size = last - first
+            start, end = part
+            result["ContentRange"] = f"bytes {start}-{end - 1}/{info.size}"
+        file.seek(start)
+        size = end - start
         body = exactly(file, size // 2 if call.cut else size)
-        return {**found, "ContentLength": size, "Body": body}
+        return {**result, "ContentLength": size, "Body": body}
 
     _head_object = _get_object
 
     def _delete_object(self, call: Call) -> None:
         with self._lock:
             self._objects(call.bucket).drop(call.key)
-            self._object(call).unlink(missing_ok=True)
+            self._object_path(call).unlink(missing_ok=True)
 
-    def _upload(self, call: Call) -> Path:
-        """The folder of an upload. Raises Refusal where there is none of its key."""
-        name = call.asked["UploadId"]
-        at: Path = self._folder / call.bucket / "uploads" / name
+    def _find_upload(self, call: Call) -> Path:
+        """Return the folder of an upload. Raises Refusal if its key has no such upload."""
+        upload_id = call.asked["UploadId"]
+        folder: Path = self._folder / call.bucket / "uploads" / upload_id
         with suppress(FileNotFoundError):
-            if name.isalnum() and read(at / "upload").key == call.key:
-                return at
+            if upload_id.isalnum() and read(folder / "upload").key == call.key:
+                return folder
         raise Refusal("NoSuchUpload", "The specified multipart upload does not exist.")
 
     def _create_multipart_upload(self, call: Call) -> dict[str, Any]:
-        name = f"{time.time_ns():016x}{uuid.uuid4().hex[:16]}"  # those of one key are listed in their order
-        at = self._folder / call.bucket / "uploads" / name
-        at.mkdir(mode=0o700)
-        one = Stored(call.key, kept=call.kept())
-        with self._temporary() as file:
-            self._keep(call, file, one, at / "upload")
-        return {"Bucket": call.bucket, "Key": call.key, "UploadId": at.name}
+        upload_id = f"{time.time_ns():016x}{uuid.uuid4().hex[:16]}"  # sorts in order of creation
+        folder = self._folder / call.bucket / "uploads" / upload_id
+        folder.mkdir(mode=0o700)
+        info = Stored(call.key, kept=call.kept())
+        with self._open_temporary() as file:
+            self._save(call, file, info, folder / "upload")
+        return {"Bucket": call.bucket, "Key": call.key, "UploadId": upload_id}
 
     def _list_multipart_uploads(self, call: Call) -> dict[str, Any]:
-        asked, key = call.asked, call.asked.get("KeyMarker", "")
-        after = f"{key}\0{asked.get('UploadIdMarker', LAST)}" if key else ""
-        room = min(asked.get("MaxUploads", PAGE), PAGE)
+        arguments, key = call.asked, call.asked.get("KeyMarker", "")
+        prefix = arguments.get("Prefix", "")
+        after = f"{key}\0{arguments.get('UploadIdMarker', LAST)}" if key else ""
+        limit = min(arguments.get("MaxUploads", PAGE), PAGE)
         with self._lock:
-            page, more = self._uploads(call.bucket).page(asked.get("Prefix", ""), after=after, room=room)
-        listed = [
-            {"Key": call.shown(one.key), "UploadId": name.rpartition("\0")[2], "Initiated": one.modified}
-            for name, one in page.items()
-            if one
+            page, has_more = self._uploads(call.bucket).page(prefix, after=after, room=limit)
+        uploads = [
+            {"Key": call.shown(info.key), "UploadId": name.rpartition("\0")[2], "Initiated": info.modified}
+            for name, info in page.items()
+            if info
         ]
-        last = listed[-1] if more else {}
+        last = uploads[-1] if has_more else {}
         return {
             "Bucket": call.bucket,
-            "IsTruncated": more,
+            "IsTruncated": has_more,
             "NextKeyMarker": last.get("Key"),
             "NextUploadIdMarker": last.get("UploadId"),
-            "Uploads": listed,
-            "EncodingType": asked.get("EncodingType"),
+            "Uploads": uploads,
+            "EncodingType": arguments.get("EncodingType"),
         }
 
     def _upload_part(self, call: Call) -> dict[str, Any]:
-        return self._receive(call, self._upload(call) / str(part_number(call)))
+        return self._receive(call, self._find_upload(call) / str(part_number(call)))
 
     def _list_parts(self, call: Call) -> dict[str, Any]:
-        at, after = self._upload(call), call.asked.get("PartNumberMarker", 0)
-        room = min(call.asked.get("MaxParts", PAGE), PAGE)
+        folder, after = self._find_upload(call), call.asked.get("PartNumberMarker", 0)
+        limit = min(call.asked.get("MaxParts", PAGE), PAGE)
         with self._lock:
-            numbers = sorted(int(path.name) for path in at.iterdir() if path.name.isdigit())
-            page = [number for number in numbers if number > after][:room]
-            parts = [(number, read(at / str(number))) for number in page]
+            numbers = sorted(int(path.name) for path in folder.iterdir() if path.name.isdigit())
+            page = [number for number in numbers if number > after][:limit]
+            parts = [(number, read(folder / str(number))) for number in page]
         return {
             **{name: call.asked[name] for name in ("Bucket", "Key", "UploadId")},
             "PartNumberMarker": after,
             "NextPartNumberMarker": page[-1] if page else 0,
-            "MaxParts": room,
+            "MaxParts": limit,
             "IsTruncated": bool(page) and page[-1] != numbers[-1],
             "Parts": [
-                {"PartNumber": number, "Size": one.size, "ETag": one.tag, "LastModified": one.modified}
-                for number, one in parts
+                {"PartNumber": number, "Size": part.size, "ETag": part.tag, "LastModified": part.modified}
+                for number, part in parts
             ],
         }
 
     def _complete_multipart_upload(self, call: Call) -> dict[str, Any]:
-        at, md5, sizes = self._upload(call), hashlib.md5(), list[int]()
-        with self._temporary() as file:
+        folder, md5, sizes = self._find_upload(call), hashlib.md5(), list[int]()
+        with self._open_temporary() as file:
             for number, tag in named_parts(call):
                 if sizes and sizes[-1] < PART_AT_LEAST:
                     raise Refusal("EntityTooSmall", "A part but the last is smaller than 5 MiB")
-                with suppress(FileNotFoundError), (at / str(number)).open("rb") as part:
-                    one = description(part)
-                    if one.tag.strip('"') == tag:
-                        for data in exactly(part, one.size):
+                with suppress(FileNotFoundError), (folder / str(number)).open("rb") as part_file:
+                    part = description(part_file)
+                    if part.tag.strip('"') == tag:
+                        for data in exactly(part_file, part.size):
                             file.write(data)
                         md5.update(bytes.fromhex(tag))
-                        sizes.append(one.size)
+                        sizes.append(part.size)
                         continue
                 raise Refusal("InvalidPart", "One or more of the specified parts could not be found.")
             tag = f'"{md5.hexdigest()}-{len(sizes)}"'
-            whole = Stored(call.key, sum(sizes), tag, kept=read(at / "upload").kept)
-            self._keep(call, file, whole, self._object(call))
-        with self._lock, suppress(Refusal):  # it was given up meanwhile
-            self._forget(call)
+            info = Stored(call.key, sum(sizes), tag, kept=read(folder / "upload").kept)
+            self._save(call, file, info, self._object_path(call))
+        with self._lock, suppress(Refusal):  # another request may have removed it
+            self._remove_upload(call)
         return {"Bucket": call.bucket, "Key": call.key, "ETag": tag}
 
     def _abort_multipart_upload(self, call: Call) -> None:
         with self._lock:
-            self._forget(call)
+            self._remove_upload(call)
 
-    def _forget(self, call: Call) -> None:
-        """Remove an upload. Raises Refusal where there is none."""
-        at = self._upload(call)
-        self._uploads(call.bucket).drop(_named(call.key, at))
-        shutil.rmtree(at)
+    def _remove_upload(self, call: Call) -> None:
+        """Remove an upload. Raises Refusal if it does not exist."""
+        folder = self._find_upload(call)
+        self._uploads(call.bucket).drop(_upload_name(call.key, folder))
+        shutil.rmtree(folder)
 
-    def _receive(self, call: Call, at: Path) -> dict[str, Any]:
-        with self._temporary() as file:
+    def _receive(self, call: Call, path: Path) -> dict[str, Any]:
+        with self._open_temporary() as file:
             size, tag = call.receive(file)
-            self._keep(call, file, Stored(call.key, size, tag, kept=call.kept()), at)
+            self._save(call, file, Stored(call.key, size, tag, kept=call.kept()), path)
         return {"ETag": tag}
 
     @contextmanager
-    def _temporary(self) -> Iterator[IO[bytes]]:
-        path = self._unfinished / uuid.uuid4().hex
+    def _open_temporary(self) -> Iterator[IO[bytes]]:
+        path = self._temporary_files / uuid.uuid4().hex
         try:
             path.touch(mode=0o600, exist_ok=False)
             with path.open("r+b") as file:
@@ -382,57 +386,57 @@ class Buckets:
         finally:
             path.unlink(missing_ok=True)
 
-    def _keep(self, call: Call, file: IO[bytes], stored: Stored, at: Path) -> None:
-        """Give a file its description and its name.
+    def _save(self, call: Call, file: IO[bytes], info: Stored, path: Path) -> None:
+        """Append the description to a temporary file and rename the file to `path`.
 
-        :raises Refusal: the bucket or the upload is gone, or a condition of the caller's does not hold.
+        :raises Refusal: the bucket or the upload no longer exists, or a precondition does not hold.
         """
-        text = msgspec.json.encode(stored)
+        text = msgspec.json.encode(info)
         file.write(text + len(text).to_bytes(8))
         file.flush()
         with self._lock:
-            self._check_conditions(call, at)
+            self._check_conditions(call, path)
             try:
-                Path(file.name).rename(at)
+                Path(file.name).rename(path)
             except FileNotFoundError:
-                self._bucket(call.bucket)
-                self._upload(call)
+                self._read_bucket(call.bucket)
+                self._find_upload(call)
                 raise
-            if at == self._object(call):
-                self._objects(call.bucket).put(call.key, stored)
-            elif at.name == "upload":
-                self._uploads(call.bucket).put(_named(call.key, at.parent), stored)
+            if path == self._object_path(call):
+                self._objects(call.bucket).put(call.key, info)
+            elif path.name == "upload":
+                self._uploads(call.bucket).put(_upload_name(call.key, path.parent), info)
 
-    def _check_conditions(self, call: Call, at: Path) -> None:
-        """Compare the object that is there with what the caller expects. Raises Refusal where it is not so.
+    def _check_conditions(self, call: Call, path: Path) -> None:
+        """Raise Refusal if a precondition of the request does not hold for the existing object.
 
         https://docs.aws.amazon.com/AmazonS3/latest/userguide/conditional-writes.html
         """
-        check_condition("IfNoneMatch" not in call.asked or not at.exists())
-        if (wanted := call.asked.get("IfMatch")) is not None:
+        check_condition("IfNoneMatch" not in call.asked or not path.exists())
+        if (expected := call.asked.get("IfMatch")) is not None:
             call.may("GetObject", f"{call.bucket}/{call.key}")
             try:
-                check_condition(read(at).tag.strip('"') == wanted.strip('"'))
+                check_condition(read(path).tag.strip('"') == expected.strip('"'))
             except FileNotFoundError:
                 raise no_such_key() from None
 
 
-def _named(key: str, upload: Path) -> str:
-    """What an upload is called among those of its bucket."""
+def _upload_name(key: str, upload: Path) -> str:
+    """Return the name of an upload in its bucket's listing."""
     return f"{key}\0{upload.name}"
 
 
 def hang_up(environ: dict[str, Any]) -> None:
-    """End the connection of a request that gets no answer."""
+    """Close the connection of a request without a response."""
     with suppress(OSError):
         environ["werkzeug.socket"].shutdown(socket.SHUT_RDWR)
 
 
-def _reply(operation: str, result: object, body: Iterator[bytes] | None = None) -> Response:
-    """An answer, or a refusal, in the form of an operation."""
+def _make_response(operation: str, result: object, body: Iterator[bytes] | None = None) -> Response:
+    """Return the response for a result, or for a refusal, in the format of an operation."""
     model: Any = get_service_model("s3").operation_model(operation)
-    made = S3Serializer(model).serialize(result)
-    status = made["status_code"]
-    if status == 400:  # or it is a code of which the model does not know
+    serialized = S3Serializer(model).serialize(result)
+    status = serialized["status_code"]
+    if status == 400:  # also the status of errors that the model does not have
         status = getattr(result, "status", status)
-    return Response(body or made["body"], status, made["headers"])
+    return Response(body or serialized["body"], status, serialized["headers"])

@@ -1,4 +1,4 @@
-"""A request to S3: which operation it is, what it may do, and its body as it comes in."""
+"""S3 requests: their operation, permissions and body; and the format of object files."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ TAKEN = {
     *("ListMultipartUploads.UploadIdMarker", "ListMultipartUploads.MaxUploads"),
     *("UploadPart.PartNumber", "PutBucketAcl.ACL", "ListParts.PartNumberMarker", "ListParts.MaxParts"),
 }
-"""The parameters that are carried out, of all operations or of one, beside checksums."""
+"""The supported parameters, of all operations or of one, in addition to checksums."""
 VALUES = {
     "ACL": ("private", "public-read"),
     "ContentEncoding": ("aws-chunked",),
@@ -51,7 +51,7 @@ VALUES = {
 
 
 class Headers(dict[str, str]):
-    """The headers of a request; the case of their names does not matter. moto looks up 50 of them."""
+    """The headers of a request, with case-insensitive names. moto looks up 50 of them."""
 
     def __setitem__(self, name: str, value: str) -> None:
         super().__setitem__(name.lower(), value)
@@ -67,7 +67,7 @@ class Headers(dict[str, str]):
 
 
 class Bucket(msgspec.Struct, frozen=True):
-    """What `bucket.json` says; everybody may read a `public` one."""
+    """The content of `bucket.json`. A `public` bucket can be read without a signature."""
 
     region: str
     owner: str
@@ -80,7 +80,7 @@ class Bucket(msgspec.Struct, frozen=True):
 class Stored(msgspec.Struct, frozen=True):
     """The description of an object, of a part, or of an upload.
 
-    `tag`: its ETag; `kept`: what its owner noted.
+    `tag`: its ETag; `kept`: its content type and user metadata.
     """
 
     key: str
@@ -92,9 +92,11 @@ class Stored(msgspec.Struct, frozen=True):
 
 @dataclass
 class Call:
-    """One request. `caller` is the ARN of who signed it, "" for nobody; `policies`: None for all rights.
+    """One request. `caller`: the signer's ARN, "" if it is unsigned; `policies`: None allows everything.
 
-    :raises NotFound: it is for no operation of S3.
+    `found`: the bucket, once it is known; `cut`: a fault breaks the connection half-way through the body.
+
+    :raises NotFound: the request matches no operation of S3.
     """
 
     environ: dict[str, Any] = field(repr=False)
@@ -115,37 +117,37 @@ class Call:
 
     @cached_property
     def asked(self) -> dict[str, Any]:
-        """Its parameters as boto3 names them, but for a body that is streamed.
+        """The parsed parameters as boto3 names them, without a streamed body.
 
-        :raises Refusal: ones that cannot be read, or that would have no effect.
+        :raises Refusal: a parameter is invalid or not supported.
         """
         if self.operation not in iam.ACTIONS:
-            raise _lacking(self.operation)
-        text = io.BytesIO()
+            raise _unsupported(self.operation)
+        body = io.BytesIO()
         if self.operation not in BODIES and "content-length" in self.headers:
-            self.receive(text)
-        sent: Any = {"headers": self.headers, "values": self.query, "url_params": self._labels}
-        sent["body"] = text.getvalue()
+            self.receive(body)
+        request: Any = {"headers": self.headers, "values": self.query, "url_params": self._labels}
+        request["body"] = body.getvalue()
         try:
-            asked: dict[str, Any] = RestXMLParser(self._model).parse(sent)
+            arguments: dict[str, Any] = RestXMLParser(self._model).parse(request)
         except (ValueError, RequestParserError) as error:
             raise Refusal("InvalidArgument", str(error)) from None
-        for name, value in asked.items():
-            known = name.startswith("Checksum") or TAKEN & {name, f"{self.operation}.{name}"}
-            if not known or value not in VALUES.get(name, (value,)):
-                raise _lacking(f"{name} in {self.operation}")
-        return asked
+        for name, value in arguments.items():
+            is_supported = name.startswith("Checksum") or TAKEN & {name, f"{self.operation}.{name}"}
+            if not is_supported or value not in VALUES.get(name, (value,)):
+                raise _unsupported(f"{name} in {self.operation}")
+        return arguments
 
     def kept(self) -> dict[str, Any]:
-        """What comes back with an object: its type, and what its owner noted."""
+        """Return what is stored and returned with an object: its content type and user metadata."""
         return {name: self.asked[name] for name in ("ContentType", "Metadata") if name in self.asked}
 
     def shown(self, text: str) -> str:
-        """A key as a listing shows it to this caller."""
+        """Return a key as a listing shows it, URL-encoded if the caller requests that."""
         return quote(text, safe="/*-._") if "EncodingType" in self.asked else text
 
     def may(self, operation: str, resource: str) -> None:
-        """Raise Refusal where the policies of the caller do not allow it."""
+        """Raise Refusal if the caller's policies do not allow an operation on a resource."""
         if self.policies is None:
             return
         action = iam.ACTIONS[operation]
@@ -157,14 +159,14 @@ class Call:
             raise Refusal("AccessDenied", f"User: {self.caller} {text} {why}")
 
     def receive(self, file: IO[bytes]) -> tuple[int, str]:
-        """Write the body into a file; its size and its ETag.
+        """Write the body into a file; return its size and its ETag.
 
         :raises Refusal: a checksum is wrong.
-        :raises ConnectionError: the client has gone, or a fault cuts the connection.
+        :raises ConnectionError: the client disconnected, or a fault cuts the connection.
         """
-        sent, source = self.headers.get("x-amz-content-sha256", ""), self.environ["wsgi.input"]
+        content_hash, source = self.headers.get("x-amz-content-sha256", ""), self.environ["wsgi.input"]
         length = int(self.headers.get("x-amz-decoded-content-length") or self.headers["content-length"])
-        if sent.startswith("STREAMING-"):
+        if content_hash.startswith("STREAMING-"):
             if self.environ.get("wsgi.input_terminated"):
                 source = io.BufferedReader(source, CHUNK)
             chunks = unchunked(source, self.headers)
@@ -179,19 +181,19 @@ class Call:
             if self.cut and 2 * size >= length:
                 break
         if self.cut or size != length:
-            raise ConnectionResetError("the body is not as long as it was said to be")
-        sums = [
-            (sent if len(sent) == 2 * sha256.digest_size else "", sha256.hexdigest()),
+            raise ConnectionResetError("the body does not have the announced length")
+        checksums = [
+            (content_hash if len(content_hash) == 2 * sha256.digest_size else "", sha256.hexdigest()),
             (self.headers.get("content-md5"), base64.b64encode(md5.digest()).decode()),
             (self.headers.get("x-amz-checksum-crc32"), base64.b64encode(crc32.to_bytes(4)).decode()),
         ]
-        if any(one and one != real for one, real in sums):
+        if any(expected and expected != actual for expected, actual in checksums):
             raise Refusal("BadDigest", "The checksum you specified did not match the calculated checksum.")
         return size, f'"{md5.hexdigest()}"'
 
 
 def identify(call: Call) -> None:
-    """Find who signed a request, and which policies hold for them. Raises ServiceException for nobody."""
+    """Set the caller of a signed request and the policies of the caller. Raises ServiceException."""
     match = ec2_http.SCOPE.fullmatch(call.headers["authorization"])
     if match is None or match[3] != "s3":
         raise Refusal("AuthorizationHeaderMalformed", "The authorization header is malformed.")
@@ -207,19 +209,19 @@ def identify(call: Call) -> None:
 
 
 def check_condition(holds: bool) -> None:
-    """Raise Refusal where what is under a key is not what the caller expects there."""
+    """Raise Refusal if a precondition of the request does not hold."""
     if not holds:
         why = "At least one of the pre-conditions you specified did not hold"
         raise Refusal("PreconditionFailed", why, status="412")
 
 
 def no_such_key() -> Refusal:
-    """The refusal of a key that has no object."""
+    """Return the error for a key without an object."""
     return Refusal("NoSuchKey", "The specified key does not exist.", status="404")
 
 
 def part_number(call: Call) -> int:
-    """The number of the part that is uploaded. Raises Refusal for one that no part can have."""
+    """Return the number of the uploaded part. Raises Refusal if it is out of range."""
     number: int = call.asked["PartNumber"]
     if not 1 <= number <= MOST_PARTS:
         why = f"Part number must be an integer between 1 and {MOST_PARTS}, inclusive"
@@ -228,30 +230,30 @@ def part_number(call: Call) -> int:
 
 
 def named_parts(call: Call) -> list[tuple[int, str]]:
-    """Number and ETag of each part that completes an upload.
+    """Return number and ETag of each part that a request to complete an upload lists.
 
-    :raises Refusal: there is none, one lacks a number or an ETag, or they are not in order.
+    :raises Refusal: there are none, one lacks a number or an ETag, or they are not in order.
     """
     try:
-        listed = call.asked["MultipartUpload"]["Parts"]
-        named = [(one["PartNumber"], one["ETag"].strip('"')) for one in listed]
+        rows = call.asked["MultipartUpload"]["Parts"]
+        parts = [(row["PartNumber"], row["ETag"].strip('"')) for row in rows]
     except KeyError:
-        named = []
-    if not named:
+        parts = []
+    if not parts:
         why = "The XML you provided was not well-formed or did not validate against our published schema"
         raise Refusal("MalformedXML", why)
-    if any(one >= other for (one, _), (other, _) in itertools.pairwise(named)):
+    if any(number >= following for (number, _), (following, _) in itertools.pairwise(parts)):
         why = "The list of parts was not in ascending order. Parts must be ordered by part number."
         raise Refusal("InvalidPartOrder", why)
-    return named
+    return parts
 
 
-def _lacking(what: str) -> Refusal:
-    return Refusal("NotImplemented", f"The local cloud does not carry out {what}.", status="501")
+def _unsupported(feature: str) -> Refusal:
+    return Refusal("NotImplemented", f"The local cloud does not carry out {feature}.", status="501")
 
 
 def exactly(source: Any, size: int) -> Iterator[bytes]:
-    """The next bytes of a file, in pieces. Raises ConnectionError where it ends before."""
+    """Yield the next `size` bytes of a file, in chunks. Raises ConnectionError if it ends before."""
     while size:
         data = source.read(min(size, CHUNK))
         if not data:
@@ -261,7 +263,7 @@ def exactly(source: Any, size: int) -> Iterator[bytes]:
 
 
 def unchunked(source: Any, headers: Headers) -> Iterator[bytes]:
-    """What is in the chunks of an aws-chunked body; what follows them is put into `headers`.
+    """Yield the content of an aws-chunked body, and add its trailers to `headers`.
 
     https://docs.aws.amazon.com/AmazonS3/latest/API/sigv4-streaming.html
     """
@@ -277,16 +279,16 @@ def unchunked(source: Any, headers: Headers) -> Iterator[bytes]:
 
 
 def description(file: IO[bytes]) -> Stored:
-    """What the end of an object's file says; the file is at its start then."""
+    """Return the description at the end of an object's file, and seek to the start of the file."""
     file.seek(-8, io.SEEK_END)
     length = int.from_bytes(file.read(8))
     file.seek(-8 - length, io.SEEK_END)
-    one = msgspec.json.decode(file.read(length), type=Stored)
+    info = msgspec.json.decode(file.read(length), type=Stored)
     file.seek(0)
-    return one
+    return info
 
 
 def read(path: Path) -> Stored:
-    """The description in a file. Raises FileNotFoundError where there is none."""
+    """Return the description in a file. Raises FileNotFoundError if there is no file."""
     with path.open("rb") as file:
         return description(file)

@@ -1,4 +1,4 @@
-"""HTTP for the endpoint and for the nodes: connections that carry several requests, as those of AWS do.
+"""HTTP for the endpoint and for the nodes, with keep-alive connections as AWS has them.
 
 werkzeug's own handler closes each connection after one request.
 """
@@ -14,26 +14,26 @@ from typing import Any
 from werkzeug.exceptions import InternalServerError
 from werkzeug.serving import WSGIRequestHandler
 
-IDLE_S = 20.0  # so long a connection stays open without a request
-DRAINED = 1 << 20  # so much of a body is read at once that nobody asked for
+IDLE_S = 20.0  # how long a connection stays open without a request
+DRAINED = 1 << 20  # bytes per read of an unused body
 
 
 class Body:
-    """The body of a request, which ends with it and not with the connection. `left`: bytes not yet read."""
+    """The body of a request, without what follows on the connection. `left`: the number of unread bytes."""
 
     def __init__(self, source: io.BufferedIOBase, size: int) -> None:
         self._source = source
         self.left = size
 
     def read(self, size: int = -1) -> bytes:
-        """Return at most so many bytes, b"" at the end."""
-        return self._count(self._source.read(self._most(size)))
+        """Return at most `size` bytes, b"" at the end."""
+        return self._count(self._source.read(self._limit(size)))
 
     def readline(self, size: int = -1) -> bytes:
-        """Return a line, or as much of it as there is room for."""
-        return self._count(self._source.readline(self._most(size)))
+        """Return a line, or its first `size` bytes."""
+        return self._count(self._source.readline(self._limit(size)))
 
-    def _most(self, size: int) -> int:
+    def _limit(self, size: int) -> int:
         return self.left if size < 0 else min(size, self.left)
 
     def _count(self, data: bytes) -> bytes:
@@ -42,14 +42,14 @@ class Body:
 
 
 class Handler(WSGIRequestHandler):
-    """One connection. It is closed where a body or a reply did not come to its end."""
+    """One connection. It is closed if a body or a response is incomplete."""
 
     protocol_version = "HTTP/1.1"
-    wbufsize = 1 << 16  # head and body of a small reply are one packet
+    wbufsize = 1 << 16  # head and body of a small response are one packet
     disable_nagle_algorithm = True
 
     def run_wsgi(self) -> None:
-        """Answer one request."""
+        """Respond to one request."""
         if self.headers.get("Expect", "").lower() == "100-continue":
             self.wfile.write(b"HTTP/1.1 100 Continue\r\n\r\n")
             self.wfile.flush()
@@ -63,16 +63,16 @@ class Handler(WSGIRequestHandler):
         if not is_chunked:
             body = environ["wsgi.input"] = Body(self.rfile, int(length))
         try:
-            is_whole = self._answer(environ)
-            while body.read(DRAINED):  # who is refused early sees the reply once all was taken
+            is_complete = self._respond(environ)
+            while body.read(DRAINED):  # the client reads an early error only after it sent the body
                 pass
         except ConnectionError:
-            is_whole = False
-        ends = is_chunked or not is_whole or body.left > 0
-        self.close_connection = self.close_connection or ends or not self._is_asked_again()
+            is_complete = False
+        must_close = is_chunked or not is_complete or body.left > 0
+        self.close_connection = self.close_connection or must_close or not self._wait_for_request()
 
-    def _answer(self, environ: dict[str, Any]) -> bool:
-        """Send the reply, and return whether it is as long as its head says. Raises ConnectionError."""
+    def _respond(self, environ: dict[str, Any]) -> bool:
+        """Send the response; return True if it has the length in its head. Raises ConnectionError."""
         try:
             return self._send(environ, self.server.app)
         except ConnectionError:
@@ -83,7 +83,7 @@ class Handler(WSGIRequestHandler):
 
     def _send(self, environ: dict[str, Any], application: Any) -> bool:
         head: list[Any] = []
-        parts: Iterable[bytes] = application(environ, lambda *given: head.extend(given))
+        parts: Iterable[bytes] = application(environ, lambda *arguments: head.extend(arguments))
         try:
             status, headers = head[:2]
             code, _, reason = status.partition(" ")
@@ -91,17 +91,17 @@ class Handler(WSGIRequestHandler):
             for name, value in headers:
                 self.send_header(name, value)
             self.end_headers()
-            left = int(dict(headers).get("Content-Length", 0)) if self.command != "HEAD" else 0
+            remaining = int(dict(headers).get("Content-Length", 0)) if self.command != "HEAD" else 0
             for data in parts:
                 self.wfile.write(data)
-                left -= len(data)
+                remaining -= len(data)
             self.wfile.flush()
-            return left == 0
+            return remaining == 0
         finally:
             getattr(parts, "close", lambda: None)()
 
-    def _is_asked_again(self) -> bool:
-        """Wait for another request, or for the end of the connection."""
+    def _wait_for_request(self) -> bool:
+        """Wait for another request; return False if none comes within IDLE_S or the client disconnects."""
         source: Any = self.rfile
         self.connection.settimeout(IDLE_S)
         try:
@@ -112,9 +112,9 @@ class Handler(WSGIRequestHandler):
             self.connection.settimeout(None)
 
     def finish(self) -> None:
-        """Close the connection; what its client did not wait for is lost."""
+        """Close the connection; ignore unsent data that the client did not wait for."""
         with suppress(ConnectionError):
             super().finish()
 
     def log_request(self, code: int | str = "-", size: int | str = "-") -> None:
-        """No line for each request."""
+        """Write no line for each request."""
