@@ -1,1 +1,1 @@
-"""What is known of clusters, nodes and jobs, as plain data."""
+"""Data types of clusters, nodes and jobs."""

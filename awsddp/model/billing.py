@@ -1,6 +1,6 @@
-"""What a cluster costs, from its ledger: one account for `status`, `down` and `jobs`. Pure.
+"""Compute what a cluster costs from its ledger, for `status`, `down` and `jobs`. No I/O.
 
-EC2 bills by the second, at least 60 of them at each start; a stopped instance costs its disk alone:
+EC2 bills by the second, at least 60 s per start; a stopped instance costs only its disk:
 https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/ec2-on-demand-instances.html
 """
 
@@ -21,23 +21,23 @@ from awsddp.util.format import duration
 Moment = Annotated[datetime, msgspec.Meta(tz=True)]
 LEAST = timedelta(seconds=60)
 LEAST_BUDGET_S = 300.0
-"""The shortest time that a budget must last: booting and preparing the nodes takes most of it."""
+"""The minimum time that a budget must last (s): booting and preparing the nodes takes most of it."""
 SETTLES = timedelta(minutes=10)
-"""After this EC2 lists every instance that it launched, until an hour after its end."""
+"""The age from which EC2 certainly lists an instance, until an hour after the instance's end."""
 History = Mapping[tuple[str, str], Sequence[tuple[datetime, float]]]
-"""Spot prices, US dollars per hour of one machine from a moment on, by instance type and zone."""
+"""Spot prices by instance type and zone: pairs of time and US dollars per instance-hour from then on."""
 _ALWAYS = datetime.min.replace(tzinfo=UTC)
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A row of a ledger, for each change of a cluster; what is None or empty is not written.
+    """A row of a ledger: a change of a cluster. Fields that are None or empty are not written.
 
     `event` is "launched", "started", "stopped", "resized", "ended", "extended" (a new expiry), "repriced" (a
     new spot price), "fetched" (bytes that left AWS, for `usd`) or "train" (a `job`, its results in `home`).
-    `time` is when the row was written, `at` when it happened, where that is known better. `instances` are
-    those that changed (none named: all). A launch tells the cluster's place, type, size and settings
-    (`asked`), the price of a machine and of its disk per hour in US dollars (None: not known), and when the
-    nodes expire.
+    `time` is when the row was written, `at` when the event happened, if known more precisely. `instances` are
+    the instances that changed (empty: all). A "launched" row has target, region, type, size and settings
+    (`asked`) of the cluster, the hourly prices of an instance and of its disk in US dollars (None: unknown),
+    and the expiry of the nodes.
     """
 
     time: Moment
@@ -59,18 +59,18 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def moment(self) -> datetime:
-        """When it happened, as far as that is known."""
+        """The time of the event, as precisely as known."""
         return self.at or self.time
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What is written beside the event and the time."""
+        """The written fields, without event and time."""
         written = msgspec.to_builtins(self, builtin_types=(datetime,))
         return {key: value for key, value in written.items() if key not in ("time", "event")}
 
 
 def ledger_rows(text: str) -> list[Row]:
-    """Return the rows of a ledger; a line that is none is skipped."""
+    """Return the rows of a ledger; invalid lines are skipped."""
     rows = []
     for line in text.splitlines():
         with contextlib.suppress(ValueError, RecursionError):
@@ -79,9 +79,9 @@ def ledger_rows(text: str) -> list[Row]:
 
 
 class Rate(Frozen):
-    """What a budget assumes that all nodes cost per hour (None: unknown), in US dollars.
+    """The hourly cost of all nodes that a budget assumes, in US dollars (None: unknown).
 
-    `source` tells which price that is; "" is the price of the plan, which does not change.
+    `source` describes the price; "" is the price of the plan, which does not change.
     """
 
     usd_per_hour: float | None = None
@@ -93,7 +93,7 @@ class Rate(Frozen):
 
 
 class Budget(Rate):
-    """A budget in US dollars, what of it is spent, and the rate that it assumes."""
+    """A budget in US dollars, the part already spent, and the assumed hourly cost."""
 
     usd: float
     spent_usd: float = 0.0
@@ -104,14 +104,11 @@ class Budget(Rate):
 
     @property
     def lasts_s(self) -> float:
-        """How long what is left of it lasts (s); for no time where no price is known.
-
-        Raises ConfigError where that is too short.
-        """
+        """How long the remaining budget lasts (s). Raises ConfigError if too short or without a known price."""
         if self.usd_per_hour == 0:
             return float("inf")
-        left_usd = max(0.0, self.usd - self.spent_usd)
-        term_s = left_usd / self.usd_per_hour * 3600 if self.usd_per_hour is not None else 0.0
+        remaining_usd = max(0.0, self.usd - self.spent_usd)
+        term_s = remaining_usd / self.usd_per_hour * 3600 if self.usd_per_hour is not None else 0.0
         if term_s < LEAST_BUDGET_S:
             raise ConfigError(
                 f"cluster.budget_usd: ${self.usd:,.2f} is spent, or does not last {duration(LEAST_BUDGET_S)}",
@@ -123,25 +120,26 @@ class Budget(Rate):
 
 @dataclass(kw_only=True)
 class _Meter:
-    """The account of one instance that exists since a moment, until it `ended`.
+    """The account of one instance, which exists from `since` to `ended`.
 
-    `rates` are US dollars per hour of the machine from a moment on (None: not known), in order, first the
-    launch's; `disk` is the rate of its disk. `runs` is since when it runs, `ran` from when to when it did.
+    `rates` are pairs of time and US dollars per instance-hour from then on (None: unknown), in order, the
+    launch's first; `disk` is the hourly rate of its disk. `running_since` is the start of the current
+    run (None: it does not run), `runs` are the earlier runs.
     """
 
     since: datetime
-    runs: datetime | None
+    running_since: datetime | None
     rates: list[tuple[datetime, float | None]]
     disk: float
     expires: datetime | None
     ended: datetime | None = None
-    ran: list[tuple[datetime, datetime]] = field(default_factory=list)
+    runs: list[tuple[datetime, datetime]] = field(default_factory=list)
 
     def read(self, row: Row) -> None:
-        """Count what a row tells of the machine."""
+        """Apply a row of the ledger."""
         match row.event:
-            case "started" if self.runs is None and self.ended is None:
-                self.runs, self.expires = row.moment, row.expires or self.expires
+            case "started" if self.running_since is None and self.ended is None:
+                self.running_since, self.expires = row.moment, row.expires or self.expires
             case "stopped":
                 self.stop(row.moment)
             case "resized" | "ended":
@@ -152,25 +150,27 @@ class _Meter:
                 self.rates = sorted([*self.rates, (row.moment, row.node_usd_per_hour)], key=itemgetter(0))
 
     def stop(self, at: datetime) -> None:
-        """The machine stops; its disk stays."""
-        if self.runs is not None:
-            self.ran.append((self.runs, max(at, self.runs + LEAST)))
-            self.runs = None
+        """End the current run; the disk continues to cost."""
+        if self.running_since is not None:
+            self.runs.append((self.running_since, max(at, self.running_since + LEAST)))
+            self.running_since = None
 
     def end(self, at: datetime) -> None:
-        """The machine and its disk are gone."""
+        """End the instance and its disk."""
         self.stop(at)
         self.ended = self.ended or at
 
     def rate(self, at: datetime) -> float | None:
-        """Return what the machine costs per hour at a moment: the launch's rate until a price is known."""
+        """Return the hourly rate of the instance at a moment; until the first price, the launch's rate."""
         return [usd for since, usd in self.rates if since <= at][-1]
 
     def usd(self, until: datetime) -> float:
-        """Return what the machine and its disk cost until a moment, or until they stopped or ended."""
-        ran = self.ran if self.runs is None else [*self.ran, (self.runs, max(until, self.runs + LEAST))]
+        """Return the cost of the instance and its disk until a moment, or until they stopped or ended."""
+        runs = list(self.runs)
+        if self.running_since is not None:
+            runs.append((self.running_since, max(until, self.running_since + LEAST)))
         total = max(0.0, _hours(self.since, self.ended or until)) * self.disk
-        for start, end in ran:
+        for start, end in runs:
             changes = [since for since, _ in self.rates if start < since < end]
             for span in pairwise((start, *changes, end)):
                 total += _hours(*span) * (self.rate(span[0]) or 0.0)
@@ -178,9 +178,10 @@ class _Meter:
 
 
 class Bill(Frozen):
-    """A cluster's account. `began` and `ended` are UTC; `ended` is None while anything of it exists.
+    """The bill of a cluster. `began` and `ended` are UTC; `ended` is None while any of its resources exist.
 
-    `cost_usd` and `price_usd_per_hour` (of what runs or is kept now) are None where a price is not known.
+    `price_usd_per_hour` is the current hourly price, disks of stopped nodes included. It and `cost_usd` are
+    None if a price is unknown.
     """
 
     id: str | None
@@ -195,13 +196,13 @@ class Bill(Frozen):
     running: frozenset[str] = frozenset()
     stopped: frozenset[str] = frozenset()
     settled: frozenset[str] = frozenset()
-    """Those of `running` and `stopped` that EC2 lists, if they exist."""
+    """The instances in `running` and `stopped` that EC2 lists if they still exist."""
 
 
 class Account:
-    """A cluster's account: the rows of its ledger are read in their order, its bill can be made at any time.
+    """Replays the rows of a ledger, in their order; `bill` returns the bill so far.
 
-    Rows before the first launch, and those of another cluster, count nothing.
+    Ignores rows before the first launch and rows of another cluster.
     """
 
     def __init__(self) -> None:
@@ -211,7 +212,7 @@ class Account:
         self._fees_usd = 0.0
 
     def read(self, row: Row) -> None:
-        """Count what a row tells."""
+        """Apply a row of the ledger."""
         first = next(iter(self._launches), row)
         if row.id not in (None, first.id) or (first is row and row.event != "launched"):
             return
@@ -229,25 +230,28 @@ class Account:
         self._ended = None
         for key in row.instances:
             rates, disk = [(_ALWAYS, row.node_usd_per_hour)], row.disk_usd_per_hour or 0.0
-            meter = _Meter(since=row.moment, runs=row.moment, rates=rates, disk=disk, expires=row.expires)
-            self._meters.setdefault(key, meter)  # a `status` beside `up` may have written it before
+            begins = row.moment
+            meter = _Meter(since=begins, running_since=begins, rates=rates, disk=disk, expires=row.expires)
+            self._meters.setdefault(key, meter)  # a concurrent `status` may have written it before
 
     def bill(self, now: datetime, *, running: Collection[str] = ()) -> Bill | None:
-        """Return what the cluster cost until `now`; None where it never launched anything.
+        """Return the bill until `now`, None for a cluster without a launch.
 
-        An instance that was last seen running, and that AWS does not name among those `running` now, is
-        counted until its expiry at the latest, when it ends itself.
+        An instance last seen running that is not among `running`, the instances that AWS lists as running
+        now, is charged until its expiry at most, when it terminates itself.
         """
         if not self._launches:
             return None
         launch, meters = self._launches[-1], self._meters
-        runs = [key for key, meter in meters.items() if meter.runs is not None]
-        exists = [key for key, meter in meters.items() if meter.ended is None]
-        known = all(meter.rate(now) is not None for meter in meters.values())
-        price = sum(meters[key].rate(now) or 0.0 for key in runs) + sum(meters[key].disk for key in exists)
+        running_keys = [key for key, meter in meters.items() if meter.running_since is not None]
+        existing = [key for key, meter in meters.items() if meter.ended is None]
+        has_prices = all(meter.rate(now) is not None for meter in meters.values())
+        price = sum(meters[key].rate(now) or 0.0 for key in running_keys) + sum(
+            meters[key].disk for key in existing
+        )
         cost = self._fees_usd
         for key, meter in meters.items():
-            until = meter.expires if key in runs and key not in running else None
+            until = meter.expires if key in running_keys and key not in running else None
             cost += meter.usd(min(now, until or now))
         return Bill(
             id=launch.id,
@@ -257,55 +261,56 @@ class Account:
             nodes=len(meters) if launch.nodes is None else launch.nodes,
             began=self._launches[0].moment,
             ended=self._ended,
-            cost_usd=round(cost, 2) if known else None,
-            price_usd_per_hour=round(price, 4) if known else None,
-            running=frozenset(runs),
-            stopped=frozenset(exists) - frozenset(runs),
-            settled=frozenset(key for key in exists if meters[key].since <= now - SETTLES),
+            cost_usd=round(cost, 2) if has_prices else None,
+            price_usd_per_hour=round(price, 4) if has_prices else None,
+            running=frozenset(running_keys),
+            stopped=frozenset(existing) - frozenset(running_keys),
+            settled=frozenset(key for key in existing if meters[key].since <= now - SETTLES),
         )
 
 
 def account(rows: Iterable[Row], now: datetime, *, running: Collection[str] = ()) -> Bill | None:
-    """Return the bill of a ledger, as `Account.bill`."""
-    read = Account()
+    """Return the bill of a ledger; `now` and `running` as in `Account.bill`."""
+    ledger = Account()
     for row in rows:
-        read.read(row)
-    return read.bill(now, running=running)
+        ledger.read(row)
+    return ledger.bill(now, running=running)
 
 
 def cost_until(rows: Sequence[Row], moment: datetime) -> float:
-    """Return what a cluster cost (US dollars) until a moment in the past, by what its ledger says now."""
-    known = [row for row in rows if row.moment <= moment]
+    """Return the cost of a cluster (US dollars) until a moment in the past, by its present ledger."""
+    past_rows = [row for row in rows if row.moment <= moment]
     running = {key for row in rows if row.event == "launched" for key in row.instances}
-    bill = account(known, moment, running=running)
+    bill = account(past_rows, moment, running=running)
     return (bill.cost_usd or 0.0) if bill is not None else 0.0
 
 
 def shares(spans: Sequence[tuple[datetime, datetime, Collection[str]]]) -> list[float]:
-    """Return which part of the time of its instances each job pays: those that run at once on one share it.
+    """Return the share of its instances' time that each job pays, from 0 to 1.
 
-    A span is when a job began and ended, and the ids of its instances.
+    A span is begin, end and instance ids of a job. Jobs that run on one instance at the same time share its
+    time equally.
     """
-    owned = [0.0] * len(spans)
+    shared_hours = [0.0] * len(spans)
     for key in {key for _, _, keys in spans for key in keys}:
-        here = [number for number, (_, _, keys) in enumerate(spans) if key in keys]
-        moments = sorted({moment for number in here for moment in spans[number][:2]})
-        for start, end in pairwise(moments if len(here) > 1 else ()):
-            running = [number for number in here if spans[number][0] <= start and end <= spans[number][1]]
-            for number in running:
-                owned[number] += _hours(start, end) / len(running)
-        if len(here) == 1:
-            owned[here[0]] += _hours(*spans[here[0]][:2])
-    whole = [_hours(start, end) * len(keys) for start, end, keys in spans]
-    return [own / all_of if all_of > 0 else 1.0 for own, all_of in zip(owned, whole, strict=True)]
+        jobs = [job for job, (_, _, keys) in enumerate(spans) if key in keys]
+        moments = sorted({moment for job in jobs for moment in spans[job][:2]})
+        for start, end in pairwise(moments if len(jobs) > 1 else ()):
+            running = [job for job in jobs if spans[job][0] <= start and end <= spans[job][1]]
+            for job in running:
+                shared_hours[job] += _hours(start, end) / len(running)
+        if len(jobs) == 1:
+            shared_hours[jobs[0]] += _hours(*spans[jobs[0]][:2])
+    all_hours = [_hours(start, end) * len(keys) for start, end, keys in spans]
+    return [hours / total if total > 0 else 1.0 for hours, total in zip(shared_hours, all_hours, strict=True)]
 
 
 def unwritten(bill: Bill | None, nodes: Sequence[Node] | None, *, launched: Row, now: datetime) -> list[Row]:
-    """Return the rows that the ledger lacks, by what AWS lists: launches, starts, stops and ends unseen here.
+    """Return the rows missing in the ledger according to AWS: launches, starts, stops and ends.
 
-    `nodes` are all of the cluster (None: AWS was not asked). What is not among them any more ended over an
-    hour ago; when is not known, so that it is counted until now, or its expiry. `launched` is the row of a
-    launch that was cut off before it was written.
+    `nodes` are all nodes that AWS lists for the cluster (None: no listing). Instances that are no longer
+    listed ended over an hour ago at an unknown time: they are charged until now, or their expiry. `launched`
+    is the row for instances whose launch was interrupted before it was written.
     """
     if nodes is None:
         return []
@@ -332,7 +337,7 @@ def unwritten(bill: Bill | None, nodes: Sequence[Node] | None, *, launched: Row,
 
 
 def repriced(rows: Iterable[Row], nodes: Iterable[Node], history: History, *, now: datetime) -> Iterator[Row]:
-    """Yield the rows that a ledger lacks of the spot prices that held since each spot node was launched."""
+    """Yield the missing ledger rows for the spot prices since the launch of each spot node."""
     from awsddp.compat.types import ADDRESS_USD_PER_HOUR
 
     written = {(key, row.at) for row in rows if row.event == "repriced" for key in row.instances}

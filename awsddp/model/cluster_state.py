@@ -1,4 +1,4 @@
-"""The state of a cluster from the states of its nodes."""
+"""Derive the state of a cluster."""
 
 from awsddp.model.records import ClusterState, Listed
 
@@ -8,9 +8,9 @@ def cluster_state(
 ) -> ClusterState:
     """Return the state of a cluster from the states of its nodes.
 
-    `prepared` holds the instance ids that this machine has seen ready (None: it knows nothing of them);
-    `launching` tells that a launch was written down and has not answered; `size` is how many nodes were asked
-    for, so that one which was lost before the cluster became smaller is not missed (None: it is not known).
+    `prepared` has the instance ids that this machine has seen ready (None: it has no record). `launching`: a
+    launch was recorded and has not returned. `size` is the requested number of nodes (None: unknown): lost
+    nodes beyond it are ignored, as the cluster has become smaller.
     """
     states = {node.state for node in cluster.live} if cluster else set()
     if cluster is None or not states:
@@ -20,8 +20,8 @@ def cluster_state(
         return "ending" if ending or (cluster and cluster.leftovers) else "absent"
     if states <= {"stopped", "stopping"}:
         return "stopped"
-    missed = {node.node for node in cluster.nodes if size is None or node.node < size}
-    if missed - {node.node for node in cluster.live} or states - {"pending", "running"}:
+    expected = {node.node for node in cluster.nodes if size is None or node.node < size}
+    if expected - {node.node for node in cluster.live} or states - {"pending", "running"}:
         return "partial"
     if "pending" in states:
         return "launching"

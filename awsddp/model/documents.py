@@ -1,6 +1,7 @@
-"""What the methods return, and `--json` prints: docs/schema.json is made of it (tests/support/schema.py).
+"""The documents that the verbs return and `--json` prints; docs/schema.json is generated from them.
 
-A document on stdout also has "schema". A key with a default may be absent.
+The generator is tests/support/schema.py. A document on stdout also has "schema". A key with a default may be
+absent.
 """
 
 from collections.abc import Mapping
@@ -25,7 +26,7 @@ class Document(Struct, Keyed, kw_only=True):
 
 
 class NodeState(Document):
-    """A node, as EC2 reports it; `idle_left_s` is there with `status -v` (null: it did not answer)."""
+    """A node, as EC2 reports it; `idle_left_s` only with `status -v` (null: the node did not answer)."""
 
     node: int
     instance_id: str
@@ -39,9 +40,9 @@ class NodeState(Document):
 
 
 class SeenJob(JobRecord):
-    """A job as last seen; `reported`: its nodes have just told it.
+    """A job as last seen; `reported`: its nodes have just reported it.
 
-    `fetched`: all its results are on this machine, since its end.
+    `fetched`: all its results are on this machine, fetched after its end.
     """
 
     last_seen: str | None
@@ -50,7 +51,7 @@ class SeenJob(JobRecord):
 
 
 class _AnyCluster(Document):
-    """What is said of every cluster."""
+    """The fields of every cluster."""
 
     cluster: str
     state: ClusterState
@@ -73,7 +74,7 @@ class ClusterDocument(_AnyCluster):
 
 
 class FoundCluster(_AnyCluster):
-    """One of `status --all`. `jobs` are those whose results are not fetched."""
+    """A cluster of `status --all`. `jobs` are the unfetched jobs."""
 
     id: str
     region: str
@@ -85,7 +86,7 @@ class FoundCluster(_AnyCluster):
 
 
 class JobDocument(JobRecord):
-    """`train`, `cancel`, `logs`. `step` and `loss` are the last of its first rank that tells them."""
+    """`train`, `cancel`, `logs`. `step` and `loss` are the last of its first rank that reports them."""
 
     step: int | None = None
     loss: float | None = None
@@ -96,11 +97,11 @@ class JobDocument(JobRecord):
 
 
 class ListedJob(JobRecord):
-    """A job of any cluster of this machine, its time, and what its nodes cost meanwhile, by list price: jobs
-    that ran on a node at the same time share its price.
+    """A job of any cluster of this machine, with its run time and the list price of its nodes for this time.
 
-    `reported`: its nodes have just told it; else it is as last seen. `step`, `loss` and `fraction` are the
-    last of its first rank that tells them.
+    Jobs that ran on a node at the same time share its price. `reported`: its nodes have just reported it,
+    otherwise it is as last seen. `step`, `loss` and `fraction` are the last of its first rank that reports
+    them.
     """
 
     step: int | None = None
@@ -114,9 +115,9 @@ class ListedJob(JobRecord):
 
 
 class CostedCluster(Document):
-    """A cluster of this machine, living (`ended` null) or ended.
+    """A cluster of this machine; `ended` is null while it exists.
 
-    `cost_usd` is its list price, `idle_usd` the part in which no job ran.
+    `cost_usd` is its cost at list price, `idle_usd` the part without a running job.
     """
 
     cluster: str
@@ -133,9 +134,9 @@ class CostedCluster(Document):
 
 
 class JobsDocument(Document):
-    """`jobs`, the oldest first. The totals are of `clusters`: those on AWS, and those of the local cloud.
+    """`jobs`, the oldest first. The totals are the costs of `clusters` on AWS and in the local cloud.
 
-    With `since` (--since) they, and the `cost_usd` of `clusters`, are of the time since then.
+    With `since` (--since) the totals and the `cost_usd` of `clusters` count from then on.
     """
 
     jobs: tuple[ListedJob, ...]
@@ -146,9 +147,9 @@ class JobsDocument(Document):
 
 
 class JobReport(JobDocument, ListedJob):
-    """`report`. `measures` are the last and the best value of its loss and accuracy.
+    """`report`. `measures` are the last and the best value of the job's loss and accuracy.
 
-    `again` are commands that run it again; `page` is the HTML file.
+    `again` are the commands that run the job again; `page` is the HTML file.
     """
 
     measures: dict[str, dict[str, float]]
@@ -159,7 +160,7 @@ class JobReport(JobDocument, ListedJob):
 
 
 class NodeFiles(Document):
-    """What was sent to a node or fetched from it: files (links and empty folders counted) and their bytes."""
+    """The files sent to a node or fetched from it (links and empty folders count), and their bytes."""
 
     node: int
     files: int
@@ -181,21 +182,21 @@ class DownDocument(Document):
 
 
 class PathSize(Document):
-    """A file or a folder at the top of the synced folder."""
+    """A file or a folder at the top of the project folder."""
 
     path: str
     bytes: int
 
 
 class Kept(Document):
-    """What is not sent: `by` is an ignore file, "sync.ignore", or "awsddp" (results, environments)."""
+    """Paths that are not sent: `by` is an ignore file, "sync.ignore", or "awsddp" (results, environments)."""
 
     by: str
     paths: tuple[str, ...]
 
 
 class SyncDocument(Document):
-    """`sync`. `kept`: what stays here, and which file or key says so."""
+    """`sync`. `kept`: the paths that are not sent, and the file or key that excludes them."""
 
     nodes: tuple[NodeFiles, ...]
     files: tuple[str, ...]
@@ -206,7 +207,7 @@ class SyncDocument(Document):
 
 
 class FetchDocument(Document):
-    """`fetch`. `started`: a stopped cluster was started for it, and ended with `down`."""
+    """`fetch`. `started`: a stopped cluster was started for the fetch, and terminated with `down`."""
 
     nodes: tuple[NodeFiles, ...]
     job: str
@@ -226,7 +227,7 @@ class Orphans(Document):
 
 
 class RunDocument(Document):
-    """`run`: the documents of its stages, null where a stage was not reached, and their seconds."""
+    """`run`: the documents of its stages, null for a stage that was not reached, and their seconds."""
 
     up: ClusterDocument | None
     train: JobDocument | None
@@ -235,7 +236,7 @@ class RunDocument(Document):
 
 
 class NodeOutput(Document):
-    """What a command printed on a node."""
+    """The output of a command on a node."""
 
     node: int
     exit_code: int | None
@@ -273,7 +274,7 @@ class QuotaDocument(Document):
 
 
 class Offer(Choice):
-    """An instance type that is offered."""
+    """An offered instance type."""
 
     gpu_memory_gb: float
     price_date: str
@@ -305,7 +306,7 @@ class KnownJob(Document):
 
 
 class KnownCluster(Document):
-    """A cluster that this machine has a record of."""
+    """A cluster with a record on this machine."""
 
     cluster: str
     target: TargetName
@@ -326,7 +327,7 @@ class HomeDocument(Document):
     ended: int = 0
     """How many clusters of this machine have ended."""
     last_job: KnownJob | None = None
-    """The last job of this machine, where no cluster is left."""
+    """The last job of this machine, if it has no clusters."""
 
 
 class LocalInstance(Document):
@@ -344,7 +345,7 @@ class LocalInstance(Document):
 
 
 class Fault(Document):
-    """One of `local fault`. `heals_at` is a Unix time."""
+    """A fault of `local fault`. `heals_at` is a Unix time."""
 
     id: int
     operation: str
@@ -369,13 +370,13 @@ class LocalDocument(Document):
 
 
 class StoppedDocument(Document):
-    """`local stop`: whether one was running."""
+    """`local stop`. `stopped`: a local cloud was running."""
 
     stopped: bool
 
 
 class Failure(Document):
-    """What failed. `kind` is one of docs/design.md; `retryable`: the same command may succeed later."""
+    """An error. `kind` is listed in docs/design.md; `retryable`: the same command may succeed later."""
 
     kind: str
     retryable: bool
@@ -386,13 +387,13 @@ class Failure(Document):
 
 
 class ErrorDocument(Document):
-    """An error; a verb's own document stands beside it as far as the verb came."""
+    """The document of a failed verb: the error, and the fields of the verb's own document if there is one."""
 
     error: Failure
 
 
 class EventLine(Document):
-    """A line on stderr with --json: `who` is at `text`, `fraction` of `size` bytes done."""
+    """A line on stderr with --json: the progress `text` of `who`, `fraction` of `size` bytes done."""
 
     schema: int
     time: str
@@ -403,10 +404,10 @@ class EventLine(Document):
 
 
 class WhyDocument(Document):
-    """`why`: the ranks that are `behind` those that wait, and what each rank does.
+    """`why`: the ranks that are `behind` the waiting ranks, and the activity of each rank.
 
-    `silent_s`: for how long no rank has written to its log; `moving`: a collective began just now; `result`:
-    the end of a job that does not run.
+    `silent_s`: how long no rank has written to its log; `moving`: a collective has just begun; `result`: the
+    end of a job that does not run.
     """
 
     job: str
@@ -420,5 +421,5 @@ class WhyDocument(Document):
 
 
 def in_order(files: Mapping[int, NodeFiles]) -> tuple[NodeFiles, ...]:
-    """Return what was sent to each node, or fetched from it, by the nodes' numbers."""
-    return tuple(one for _, one in sorted(files.items()))
+    """Return the values of `files`, sorted by node number."""
+    return tuple(node_files for _, node_files in sorted(files.items()))

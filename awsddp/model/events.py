@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Event:
-    """Progress of a verb: `who` is at `text`: "node1", "" for what the verb does now, None for its messages.
+    """A progress report. `who` is a node ("node1"), "" for the current step of the verb, None for a message.
 
-    `fraction` of it is done; where it is a transfer, of `size` bytes.
+    `text` describes the progress, of which `fraction` is done; `size` is the total of a transfer in bytes.
     """
 
     text: str

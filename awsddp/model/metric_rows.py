@@ -1,4 +1,4 @@
-"""The rows of metrics that ranks write (docs/results.md)."""
+"""Read the metrics that ranks write (docs/results.md)."""
 
 import contextlib
 import json
@@ -17,9 +17,9 @@ def json_lines(text: str) -> list[dict[str, Any]]:
 
 
 def values_of(rows: Iterable[Mapping[str, Any]], key: str) -> list[float]:
-    """Return the numbers under `key` in the rows of the first rank that has some: those of the job.
+    """Return the numbers under `key` of the lowest rank that has some; they stand for the job.
 
-    A row that names no rank is of rank 0.
+    A row without a rank belongs to rank 0.
     """
     by_rank: dict[float, list[float]] = {}
     for row in rows:
@@ -29,7 +29,7 @@ def values_of(rows: Iterable[Mapping[str, Any]], key: str) -> list[float]:
 
 
 def last_value(rows: Iterable[Mapping[str, Any]], key: str) -> float | None:
-    """Return the last of `values_of`."""
+    """Return the last of `read_values`, None without any."""
     values = values_of(rows, key)
     return values[-1] if values else None
 

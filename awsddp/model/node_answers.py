@@ -1,6 +1,6 @@
-"""What a node may answer. Every answer is validated here, against its request and its types, before use.
+"""The answers of nodes. Every answer is validated against its type and its request before use.
 
-A node is not trusted: a rank runs the user's downloads, and may replace whatever answers for it.
+Nodes are untrusted: code that runs in a rank could replace the agent.
 """
 
 import contextlib
@@ -30,11 +30,11 @@ from awsddp.model.records import (
 
 Answer = TypeVar("Answer")
 MOST_BYTES = 64 << 20
-"""How long one answer may be, what the node says on stderr included."""
+"""The maximum length of an answer, including stderr."""
 OURS = ".awsddp/"
-"""Where the results of a job hold what only awsddp reads; the user's files are in those of the nodes."""
-_MOST_TEXT = 1 << 20
-_MOST_ITEMS = 1_000_000
+"""The results subfolder for files that only awsddp reads; the user's files are in node0/ and so on."""
+_MAX_TEXT = 1 << 20
+_MAX_ITEMS = 1_000_000
 
 _Size = Annotated[int, Meta(ge=0, lt=1 << 60)]
 Nanoseconds = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
@@ -43,21 +43,21 @@ _Pid = Annotated[int, Meta(ge=0, lt=1 << 32)]
 _Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z")]
 _Path = Annotated[str, Meta(min_length=1, max_length=4096)]
 _Remote = Annotated[str, Meta(pattern=r"^/", max_length=4096)]
-_Plain = Annotated[str, Meta(pattern=r"^/[^\x00-\x1f\x7f]*\Z", max_length=4096)]
+_PrintablePath = Annotated[str, Meta(pattern=r"^/[^\x00-\x1f\x7f]*\Z", max_length=4096)]
 _Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
 _Version = Annotated[str, Meta(pattern=r"^[\w.+ -]{0,100}\Z")] | None
-_Of = TypeVar("_Of")
+_Kind = TypeVar("_Kind")
 
 
 class ResultFile(msgspec.Struct, frozen=True, kw_only=True):
     """A file to fetch: `path` is absolute on the node, `home` relative to runs/JOB, `size` in bytes.
 
     `limited`: it counts against job.results_limit. `modified` is in ns since 1970, `sample` a hash of some of
-    its blocks (agent/manifest.py); `changed` (ns) and `inode` differ where it was rewritten with its size and
-    time. `digest` is the SHA-256 of all of a synced file whose time of change alone differs since the launch.
-    `data` is what came with the list; `ephemeral` tells that it lies on instance store, `sparse` that it has
-    holes, `writing` that it is in the middle of a write. With `target`, relative to runs/JOB as well, it is a
-    symbolic link. `node` is what the client writes down.
+    its blocks (agent/manifest.py). `changed` (ns) and `inode` differ if the file was rewritten with the same
+    size and time. `digest` is the SHA-256 of a synced file of which only the change time differs since the
+    launch. `data` is the content, if sent with the list. `ephemeral`: it is on instance store; `sparse`: it
+    has holes; `writing`: it is being written. With a `target`, relative to runs/JOB, it is a symbolic link.
+    `node` is set by the client.
     """
 
     path: _Remote
@@ -78,7 +78,9 @@ class ResultFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SkippedFile(msgspec.Struct, frozen=True, kw_only=True):
-    """What stays on the node, and why. `owed`: the job made it, so that the node must be kept."""
+    """A file that stays on the node, and why. `owed`: the job wrote it, so that the node must not be
+    released.
+    """
 
     path: _Path
     size: _Size
@@ -87,7 +89,7 @@ class SkippedFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Excluded(msgspec.Struct, frozen=True, kw_only=True):
-    """What job.exclude matches: files, and their bytes."""
+    """The number and bytes of the files that job.exclude matches."""
 
     files: _Size = 0
     size: _Size = 0
@@ -102,7 +104,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Platform(msgspec.Struct, frozen=True, kw_only=True):
-    """What packages of a node must fit: its Python and libc, and the `packages` that its image has."""
+    """The platform for packages of a node: Python, machine, libc, and the `packages` of its image."""
 
     version: Annotated[str, Meta(pattern=r"^3\.\d{1,3}\.\d{1,3}\w{0,8}\Z")]
     machine: Annotated[str, Meta(pattern=r"^\w{1,32}\Z")]
@@ -111,7 +113,7 @@ class Platform(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Environment(msgspec.Struct, frozen=True, kw_only=True):
-    """A node's environment: the `python` of its ranks and what it has, or `failed`, the step that failed."""
+    """A node's environment: the `python` of its ranks and its facts, or `failed`, the step that failed."""
 
     ready: bool = False
     python: _Remote | None = None
@@ -122,18 +124,18 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RankLine(RankResult):
-    """A rank as its node tells of it; `started` is Unix time, None before."""
+    """A rank as its node reports it; `started` is Unix time, None before the start."""
 
     started: Seconds | None = None
 
     @property
     def result(self) -> RankResult:
-        """The same without `started`."""
+        """The rank without `started`."""
         return RankResult(**{key: getattr(self, key) for key in RankResult.__dataclass_fields__})
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
-    """What the nodes keep of a job's launch."""
+    """The facts of a job's launch that the nodes store."""
 
     script: Text | None = None
     args: Annotated[tuple[Text, ...], Meta(max_length=100_000)] = ()
@@ -148,7 +150,9 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodeJob(msgspec.Struct, frozen=True, kw_only=True):
-    """What a node knows of a job. `complete`: of all its nodes, as the first one does."""
+    """A job as a node reports it. `complete`: the report covers all nodes of the job, as the first node's
+    does.
+    """
 
     job: _Name
     node: NodeNumber
@@ -166,13 +170,13 @@ class NodeJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Jobs(msgspec.Struct, frozen=True, kw_only=True):
-    """All jobs that a node knows."""
+    """All jobs of a node."""
 
     jobs: Annotated[tuple[NodeJob, ...], Meta(max_length=100_000)]
 
 
 class Slots(msgspec.Struct, frozen=True, kw_only=True):
-    """The slots and ports that are taken on a node, and by job the nodes where it is in the way."""
+    """The used slots and ports of a node; by job, the nodes on which it prevents a new job."""
 
     used: Annotated[tuple[Annotated[int, Meta(ge=0, lt=64)], ...], Meta(max_length=1000)]
     taken: Annotated[tuple[Annotated[int, Meta(ge=0, lt=65536)], ...], Meta(max_length=1000)]
@@ -197,7 +201,7 @@ class _Process(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Stacks(msgspec.Struct, frozen=True, kw_only=True):
-    """What the processes of a job do, in the form that agent/diagnosis/hang.py reads."""
+    """The stacks of a job's processes, in the form that agent/diagnosis/hang.py reads."""
 
     workdir: Text
     silent_s: Seconds
@@ -206,7 +210,7 @@ class Stacks(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Gpu(msgspec.Struct, frozen=True, kw_only=True):
-    """A GPU: `errors` are uncorrectable ones of its memory, `faults` what makes it unfit, in words."""
+    """A GPU: `errors` counts uncorrectable memory errors, `faults` describes why it is unfit."""
 
     name: Word
     memory_mib: _Size
@@ -215,7 +219,7 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Probed(msgspec.Struct, frozen=True, kw_only=True):
-    """What a node has (bytes; `time` is Unix time). `smi` and what follows: of a thorough probe."""
+    """The resources of a node (bytes; `time` is Unix time). `smi` and later fields: only in a full probe."""
 
     ports: Annotated[tuple[_Port, ...], Meta(min_length=1, max_length=10)]
     gpus: Annotated[int, Meta(ge=0, le=1024)] | None
@@ -231,35 +235,35 @@ class Probed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Dialed(msgspec.Struct, frozen=True, kw_only=True):
-    """Node, port, and why there was no connection ("" where there was one)."""
+    """The results of connection attempts: node, port, and the error ("": connected)."""
 
     dials: Annotated[tuple[tuple[NodeNumber, _Port, Word], ...], Meta(max_length=100_000)]
 
 
 class Claimed(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether the client has the right to start a job, and how long nobody had it (s)."""
+    """Whether the client has the right to start a job, and how long no client had it before (s)."""
 
     claimed: bool
     free_s: Seconds
 
 
 class Heard(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether a supervisor got the report."""
+    """Whether an agent received the report."""
 
     heard: bool
 
 
 class Launched(msgspec.Struct, frozen=True, kw_only=True):
-    """The job that was started."""
+    """The started job."""
 
     job: _Name
 
 
 class Tried(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of the claim of a job's name in S3 (agent/s3/claim.py): "" where it is the job's.
+    """The result of claiming a job's name in S3 (agent/s3/claim.py). `code` is "" if the claim succeeded.
 
-    `what` is the right that is missing, or the bucket's region; `names` are those taken that begin alike.
-    "throttled" is whatever may be over in a minute, "unreachable" that there was no connection at all.
+    `what` is the missing right, or the bucket's region. `names` are the taken names with the same prefix.
+    "throttled" are all temporary errors, "unreachable" means that there was no connection.
     """
 
     code: Literal[
@@ -271,7 +275,7 @@ class Tried(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a node did not do what was asked."""
+    """Why a node refused a request."""
 
     message: Text
     why: Text
@@ -279,16 +283,16 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Failed(msgspec.Struct, frozen=True, kw_only=True):
-    """What comes in place of an answer."""
+    """The response in place of an answer after an error."""
 
     error: Failure
 
 
 class Inspected(msgspec.Struct, frozen=True, kw_only=True):
-    """What templates/prepare.py finds on a node."""
+    """The properties that templates/prepare.py finds on a node."""
 
-    home: _Plain
-    python: _Plain | None
+    home: _PrintablePath
+    python: _PrintablePath | None
     nic: Annotated[str, Meta(pattern=r"^[\w.:@-]{1,32}\Z")] | None
     gpus: Annotated[int, Meta(ge=0, le=1024)]
     host_key: Annotated[str, Meta(pattern=r"^[a-z][a-z0-9@.-]* [A-Za-z0-9+/]+={0,2}\Z", max_length=5000)]
@@ -303,30 +307,30 @@ class Inspected(msgspec.Struct, frozen=True, kw_only=True):
     gpus_said: Text = ""
 
 
-def read_answer(said: bytes, kind: type[_Of], *, node: int, paths: bool = False) -> _Of:
-    """Return an answer of this type; with `paths` its texts may be any bytes of a name. Raises NodeError."""
+def read_answer(output: bytes, kind: type[_Kind], *, node: int, paths: bool = False) -> _Kind:
+    """Return an answer of this type; with `paths` texts may be non-Unicode file names. Raises NodeError."""
     with refused(node):
-        return converted(parsed(said), kind, paths=paths)
+        return converted(parsed(output), kind, paths=paths)
 
 
-def converted(answer: object, kind: type[_Of], *, paths: bool = False) -> _Of:
-    """Return what `parsed` returned as an answer of this type. Raises ValueError."""
+def converted(answer: object, kind: type[_Kind], *, paths: bool = False) -> _Kind:
+    """Return a parsed answer as this type. Raises ValueError."""
     _check_text(answer, paths=paths)
     return msgspec.convert(answer, kind)
 
 
-def node_job(said: bytes, *, node: int, job: str | None = None, ranks: Mapping[int, int]) -> NodeJob:
-    """Return a job's document in a node's stream. `ranks` has the node of each rank. Raises NodeError."""
+def node_job(payload: bytes, *, node: int, job: str | None = None, ranks: Mapping[int, int]) -> NodeJob:
+    """Return a job's document from a node's stream. `ranks` has the node of each rank. Raises NodeError."""
     with refused(node):
-        document = converted(parsed(said), NodeJob)
+        document = converted(parsed(payload), NodeJob)
         check_job(document, node, job)
-        if {one.rank: one.node for one in document.ranks} != dict(ranks):
+        if {rank.rank: rank.node for rank in document.ranks} != dict(ranks):
             raise ValueError("its ranks are not those of the job")
         return document
 
 
 class RankStep(msgspec.Struct, frozen=True, kw_only=True):
-    """How far a rank of `doctor`'s process group is, its bus bandwidth there, or `why` it failed."""
+    """The progress of a rank in `doctor`'s process group, its bus bandwidth, or `why` it failed."""
 
     rank: RankNumber
     at: Literal["", "started", "arrived", "joined", "reduced", "failed"] = ""
@@ -334,25 +338,25 @@ class RankStep(msgspec.Struct, frozen=True, kw_only=True):
     why: Text = ""
 
 
-def rank_step(said: bytes, *, node: int, ranks: Collection[int]) -> RankStep | None:
-    """Return a line of train/probe.py, None for what others print there. Raises NodeError."""
-    if not said.startswith(b"{"):
+def rank_step(line: bytes, *, node: int, ranks: Collection[int]) -> RankStep | None:
+    """Return a line of train/probe.py, None for lines of other programs. Raises NodeError."""
+    if not line.startswith(b"{"):
         return None
-    step = read_answer(said, RankStep, node=node)
+    step = read_answer(line, RankStep, node=node)
     if step.rank not in ranks:
         raise malformed(node, "it speaks of another rank")
     return step
 
 
-def take(said: bytearray, data: bytes, *, node: int) -> None:
-    """Add `data` to what `node` has said. Raises NodeError where that is more than one answer may be."""
-    said += data
-    if len(said) > MOST_BYTES:
+def take(output: bytearray, data: bytes, *, node: int) -> None:
+    """Append `data` to the output of a node. Raises NodeError if it exceeds MAX_BYTES."""
+    output += data
+    if len(output) > MOST_BYTES:
         raise malformed(node, f"over {MOST_BYTES >> 20} MB")
 
 
 def malformed(node: int, why: str) -> NodeError:
-    """Return the error for an answer that no supervisor gives."""
+    """Return the error for a malformed answer."""
     return NodeError(
         f"node{node} gave a malformed answer",
         why[:2000],
@@ -362,64 +366,64 @@ def malformed(node: int, why: str) -> NodeError:
 
 @contextlib.contextmanager
 def refused(node: int) -> Iterator[None]:
-    """Raise NodeError, naming the node, for what is wrong with its answer."""
+    """Raise NodeError for validation errors in the context, which are those of the node's answer."""
     try:
         yield
     except (ValueError, RecursionError, OverflowError, msgspec.ValidationError) as error:
         raise malformed(node, str(error)) from error
 
 
-def parsed(said: bytes) -> dict[str, Any]:
-    """Return the object that an answer is, nothing of it checked. Raises ValueError."""
-    if len(said) > MOST_BYTES:
+def parsed(output: bytes) -> dict[str, Any]:
+    """Return the JSON object of an answer, unchecked. Raises ValueError."""
+    if len(output) > MOST_BYTES:
         raise ValueError(f"over {MOST_BYTES >> 20} MB")
-    answer = json.loads(said.decode("utf-8"), parse_constant=_no_number)
+    answer = json.loads(output.decode("utf-8"), parse_constant=_refuse_constant)
     if not isinstance(answer, dict):
         raise ValueError("not a JSON object")
     return answer
 
 
-def _no_number(text: str) -> float:
+def _refuse_constant(text: str) -> float:
     raise ValueError(f"{text} is not a number")
 
 
 def _check_text(answer: Any, *, paths: bool = False) -> None:
-    """Refuse texts that are no Unicode (with `paths`: nor bytes of a file's name), too long, or too many."""
+    """Raise ValueError for non-Unicode texts (except file names with `paths`), long texts and long lists."""
     pending, count = [answer], 0
     while pending:
         value = pending.pop()
         count += 1
         if isinstance(value, str):
-            if len(value) > _MOST_TEXT:
+            if len(value) > _MAX_TEXT:
                 raise ValueError(f"a text of {len(value):,} characters")
             value.encode("utf-8", "surrogateescape" if paths else "strict")
         elif isinstance(value, dict):
             pending += [*value, *value.values()]
         elif isinstance(value, list):
-            if len(value) > _MOST_ITEMS:
+            if len(value) > _MAX_ITEMS:
                 raise ValueError(f"a list of {len(value):,} items")
             pending += value
 
 
 def check_job(document: NodeJob, node: int, job: str | None) -> None:
-    """Raise ValueError where a node speaks of another job, for another node, or for ranks of others."""
+    """Raise ValueError if a document is for another job or node, or has metrics of another node's ranks."""
     if document.node != node:
         raise ValueError(f"it speaks for node{document.node}")
     if job is not None and document.job != job:
         raise ValueError(f"it speaks of job {document.job!r}, not of {job!r}")
     if len({rank.rank for rank in document.ranks}) != len(document.ranks):
         raise ValueError("one rank twice")
-    own = {rank.rank for rank in document.ranks if rank.node == node}
+    own_ranks = {rank.rank for rank in document.ranks if rank.node == node}
     for name, rows in (("metrics", document.metrics), ("samples", document.samples)):
-        if not {row.rank for row in rows} <= own:
+        if not {row.rank for row in rows} <= own_ranks:
             raise ValueError(f"{name} of a rank that does not run there")
 
 
 def check_manifest(manifest: Manifest, node: int, ranks: Collection[int]) -> None:
-    """Raise ValueError where a place in a list of results is not the node's own; it has these ranks."""
+    """Raise ValueError if a listed path is outside the folders of a node on which `ranks` run."""
     logs = {f"logs/rank{rank}.log" for rank in ranks}
-    own = (f"supervisor{node}.log", f"launcher{node}.log", f"samples{node}.json")
-    logs |= {f"{OURS}{name}" for name in own}
+    own_logs = (f"supervisor{node}.log", f"launcher{node}.log", f"samples{node}.json")
+    logs |= {f"{OURS}{name}" for name in own_logs}
     for file in manifest.files:
         _check_path(file.path[1:])
         if file.target is not None or file.home not in logs:
@@ -429,7 +433,7 @@ def check_manifest(manifest: Manifest, node: int, ranks: Collection[int]) -> Non
 
 
 def _check_path(path: str, *, top: str = "") -> None:
-    """Refuse a path that may lead elsewhere than below `top`, or that no file can have."""
+    """Raise ValueError for an invalid path, and for a path that may lead out of `top`."""
     parts = path.split("/")
     if "\0" in path or any(
         part in ("", ".", "..") or len(part.encode("utf-8", "surrogateescape")) > 255 for part in parts

@@ -1,4 +1,4 @@
-"""Metrics and usage of the ranks of a job, as the columns of a table."""
+"""Table columns with metrics and usage of the ranks of a job."""
 
 from collections.abc import Iterable, Iterator, Mapping
 
@@ -15,11 +15,11 @@ _COLUMNS = (
     ("GPU memory", "gpu_memory_bytes", "{}", 256 << 20),
     ("node's network", "network_bytes_per_second", "{}/s", 1e6),
 )
-"""What ranks write down and what they use: heading, key, form, and up to which difference usage is alike."""
+"""Heading, key and format of metrics and usage; for usage, the difference that is never an outlier."""
 
 
 class Column(Frozen):
-    """A column of a table of ranks: what the ranks have under `key`, by rank, and how it is shown."""
+    """A column of a table of ranks: the values under `key`, and the texts to show, by rank."""
 
     heading: str
     key: str
@@ -29,13 +29,13 @@ class Column(Frozen):
 
 
 def rank_columns(progress: Iterable[RankProgress], usage: Iterable[RankUsage]) -> Iterator[Column]:
-    """Yield metrics and usage of a job's ranks; usage that is far from that of the others has a star."""
+    """Yield the columns of a job's ranks; outliers of usage are marked with a star."""
     rows: tuple[RankProgress | RankUsage, ...] = (*progress, *usage)
     for heading, key, form, noise in _COLUMNS:
         values = {row.rank: value for row in rows if (value := getattr(row, key, None)) is not None}
-        far = frozenset() if noise is None else far_from_others(values, noise=noise)
+        outliers = frozenset() if noise is None else far_from_others(values, noise=noise)
         shown = {
-            rank: form.format(size_text(int(value)) if "bytes" in key else value) + " *" * (rank in far)
+            rank: form.format(size_text(int(value)) if "bytes" in key else value) + " *" * (rank in outliers)
             for rank, value in values.items()
         }
         if values:
@@ -44,11 +44,11 @@ def rank_columns(progress: Iterable[RankProgress], usage: Iterable[RankUsage]) -
 
 
 def far_from_others(values: Mapping[int, float], *, noise: float) -> frozenset[int]:
-    """Return the ranks whose value is more than half of the median away from it, and more than `noise`.
+    """Return the ranks whose value differs from the median by more than half of it and more than `noise`.
 
-    None where half of them are: then nothing is usual.
+    Returns no ranks if half of them or more differ.
     """
-    middle = sorted(values.values())[len(values) // 2] if values else 0.0
-    limit = max(middle / 2, noise)
-    far = frozenset(rank for rank, value in values.items() if abs(value - middle) > limit)
-    return far if 2 * len(far) < len(values) else frozenset()
+    median = sorted(values.values())[len(values) // 2] if values else 0.0
+    limit = max(median / 2, noise)
+    outliers = frozenset(rank for rank, value in values.items() if abs(value - median) > limit)
+    return outliers if 2 * len(outliers) < len(values) else frozenset()

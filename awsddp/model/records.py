@@ -1,4 +1,4 @@
-"""What exists: clusters, their nodes, their jobs. Records, and how tags number nodes; no I/O."""
+"""Records of clusters, nodes and jobs, and the node numbers in tags. No I/O."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
@@ -13,7 +13,7 @@ JobState = Literal["waiting", "running", "succeeded", "failed", "cancelled", "in
 ACTIVE = ("waiting", "running")
 """States of a job that has not ended."""
 
-# What may come from a node stands at the type. The end of a text is written so that it is JSON Schema's, too.
+# The limits apply to values from nodes. Patterns end so that they are valid JSON Schema.
 RankNumber = Annotated[int, Meta(ge=0, lt=100_000)]
 NodeNumber = Annotated[int, Meta(ge=0, lt=10_000)]
 ExitCode = Annotated[int, Meta(ge=-255, le=255)]
@@ -24,28 +24,28 @@ Text = Annotated[str, Meta(max_length=100_000)]
 Word = Annotated[str, Meta(max_length=200)]
 Count = Annotated[int, Meta(ge=0, lt=1 << 60)]
 MOST_LINES = 1000
-"""How many lines the tail of a log may have."""
+"""The maximum number of lines of a log tail."""
 
 _Kind = TypeVar("_Kind")
 
 ENDED = ("shutting-down", "terminated")
-"""EC2's states of an instance that is gone, or on its way there."""
+"""EC2's states of an instance that has terminated or is terminating."""
 SAVER_SILENT_S = 60.0
-"""After how long without a sign of life a saver is said to be gone; it gives one every few seconds."""
+"""After how long without a heartbeat an uploader counts as dead (s); it sends one every few seconds."""
 MORE = "..."
-"""Among a node's unfetched jobs: older ones than those named, for which its tag has no room. Never a name."""
+"""Stands in a node's tag for older unfetched jobs, for which it has no room. Not a valid job name."""
 
 
 @dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(field,))
 class Frozen:
-    """A record: a dataclass whose fields are named when it is made, and do not change."""
+    """Base class of records: subclasses become frozen, keyword-only dataclasses."""
 
     def __init_subclass__(cls) -> None:
         dataclass(frozen=True, kw_only=True)(cls)
 
 
 class Keyed:
-    """A record that scripts also read as the JSON that it is: `record["state"]` is `record.state`."""
+    """A record whose fields are also items, as in its JSON: `record["state"]` is `record.state`."""
 
     __slots__ = ()
 
@@ -54,13 +54,13 @@ class Keyed:
 
 
 class Target(Frozen):
-    """Where the EC2 calls go and how a node is reached.
+    """The endpoint and credentials of EC2 calls, and the way to connect to nodes.
 
-    Its name decides where a cluster is looked for and how its cost is told; what differs in a node is read
-    from the tags of its image. `endpoint` is None for AWS's own endpoints. `access_key_id` and
-    `secret_access_key` are None where boto3 finds credentials by itself. `caller_address` is this machine as
-    the nodes see it (None: ask, when public addresses are used). `daemon_home` is the home of a local cloud,
-    `node_s3` where its nodes reach S3.
+    The name decides where clusters are searched and how costs are reported; properties of nodes come from the
+    tags of their image. `endpoint` is None for AWS's own endpoints. `access_key_id` and `secret_access_key`
+    are None if boto3 finds credentials by itself. `caller_address` is this machine's address as the nodes see
+    it (None: query it if public addresses are used). `daemon_home` is the folder of a local cloud, `node_s3`
+    the S3 endpoint for its nodes.
     """
 
     name: TargetName = "aws"
@@ -76,7 +76,7 @@ class Target(Frozen):
 
     @property
     def place(self) -> str:
-        """Where that is, in words."""
+        """A description of the location for messages."""
         return "the local cloud" if self.name == "local" else (self.region or "the configured region")
 
 
@@ -84,11 +84,11 @@ class Node(Frozen):
     """One instance of a cluster, as EC2 describes it, with its node number from the tag `awsddp:nodes`.
 
     `state` is EC2's (pending, running, shutting-down, terminated, stopping, stopped). `launched` is UTC,
-    `expires` the time that its tag names. `node` is -1 for one that no longer belongs to the cluster,
-    `changed` the time when it began to stop or to end, where EC2 says it. `profile` is the ARN of its
-    instance profile. `reason` are EC2's code and words of why it stopped or ended, `uses` the kind (as
-    DescribeKeyPairs names it), the name and the id of each group and key that it uses. `is_renumbered`: the
-    number is not what the tag and the launch index say, as they say the same of another node.
+    `expires` the expiry in its tag. `node` is -1 for an instance that no longer belongs to the cluster.
+    `changed` is when it started stopping or terminating, if EC2 reports it. `profile` is the ARN of its
+    instance profile. `reason` has EC2's code and text for the stop or end. `uses` has kind (as in
+    DescribeKeyPairs), name and id of each security group and key that it uses. `is_renumbered`: tag and
+    launch index give the number of another node, so that it has a different one.
     """
 
     node: int
@@ -112,16 +112,15 @@ class Node(Frozen):
 
     @property
     def address(self) -> str | None:
-        """The address that this machine connects to: the public one where there is one."""
+        """The address that this machine connects to: the public one if it exists."""
         return self.public_ip or self.private_ip
 
 
 class Listed(Frozen):
-    """A cluster as its tags tell it: one name of one owner. `nodes` is sorted by node number.
+    """A cluster as AWS lists it by its tags: one name of one owner. `nodes` is sorted by node number.
 
-    `leftovers` are ids of resources of ours that exist beside the instances (groups, keys), `group` is the
-    cluster's own security group and `ssh_cidrs` the addresses for which its port 22 is open. `host` is the
-    machine that made it.
+    `leftovers` are the ids of the cluster's other resources (security groups, keys). `group` is its own
+    security group, `ssh_cidrs` the addresses to which port 22 is open, `host` the machine that created it.
     """
 
     name: str
@@ -138,18 +137,19 @@ class Listed(Frozen):
 
     @property
     def live(self) -> tuple[Node, ...]:
-        """The nodes that are not terminated and not on their way there."""
+        """The nodes that are neither terminated nor terminating."""
         return tuple(node for node in self.nodes if node.state not in ENDED)
 
     @property
     def unfetched(self) -> list[str]:
-        """The jobs whose results are not fetched, by the tags of the nodes that live."""
+        """The unfetched jobs in the tags of the live nodes."""
         return unfetched_jobs(self.live)
 
 
 class Remembered(Frozen):
-    """A cluster's `awsddp:id` and the number of each of its instances, by the record of the machine that made
-    it. They hold whatever becomes of the tags.
+    """A cluster's `awsddp:id` and the node number of each instance id, from the record of this machine.
+
+    They are valid even if the tags change.
     """
 
     id: str
@@ -157,9 +157,9 @@ class Remembered(Frozen):
 
 
 class Intent(Frozen):
-    """What a launch is about to ask for, kept so that the very bytes can be sent again.
+    """The request of a launch, recorded before it is sent so that it can be repeated identically.
 
-    `host_key` is the public half of the temporary host key that its nodes have.
+    `host_key` is the public part of the temporary host key of its nodes.
     """
 
     cluster_id: str
@@ -170,11 +170,11 @@ class Intent(Frozen):
 
 
 class Prepared(Frozen):
-    """What was found on a node as it was made ready (nodes/provision.py), kept in the cluster folder.
+    """The properties of a prepared node (nodes/provision.py), recorded in the cluster folder.
 
-    `python` is the image's interpreter, `environment` the one of ranks where another was made (None: the
-    image's), `nic` the interface that carries the private address, `gpus` the count of GPUs that torch finds
-    there, on a node that rehearses them too.
+    `python` is the image's interpreter, `environment` the interpreter of a built environment (None: none was
+    built), `nic` the interface with the private address, `gpus` the number of GPUs that torch finds, also if
+    they are rehearsed.
     """
 
     node: int
@@ -190,16 +190,17 @@ class Prepared(Frozen):
 
     @property
     def ranks_python(self) -> str:
-        """The interpreter of the ranks, `exec` and `ssh`."""
+        """The interpreter of ranks, `exec` and `ssh`."""
         return self.environment or self.python
 
 
 class Cause(Frozen):
-    """Why a job did not succeed: the first rank that failed, and the end of its log; or what ended it.
+    """Why a job did not succeed: the first rank that failed, with the end of its log, or the event that ended
+    it.
 
-    `kind` is one of docs/why.md ("unknown": an older awsddp wrote it); `retryable`: the same
-    command may succeed without a change; `values` are what the explanation names, such as `module` of
-    import_error; `next` is what to do, "" for nothing that is known.
+    `kind` is one of docs/why.md ("unknown": an older awsddp wrote it). `retryable`: the same command may
+    succeed without a change. `values` are the variables of the explanation, such as `module` of import_error.
+    `next` is the next step, "" if none is known.
     """
 
     rank: RankNumber | None
@@ -216,9 +217,9 @@ class Cause(Frozen):
 
 
 class RankResult(Frozen):
-    """How one rank ended. `exit_code` is None while it runs, -N for signal N; `seconds` is its run time.
+    """The result of one rank. `exit_code` is None while it runs, -N for signal N; `seconds` is its run time.
 
-    `rank` is the number of its log; under torchrun its RANK differs from it once a node was lost.
+    `rank` is the number of its log; under torchrun its RANK differs after a node was lost.
     """
 
     rank: RankNumber
@@ -229,7 +230,7 @@ class RankResult(Frozen):
 
 
 class RankProgress(Frozen):
-    """How far a rank is, from the rows that it wrote (docs/results.md); None: its rows do not tell."""
+    """The progress of a rank from its metrics (docs/results.md); None: not in the metrics."""
 
     rank: RankNumber
     step: Annotated[int, Meta(ge=-(1 << 53), le=1 << 53)] | None = None
@@ -239,9 +240,9 @@ class RankProgress(Frozen):
 
 
 class RankUsage(Frozen):
-    """What a rank used in the last 10 s; None: not known. The network is that of its whole node.
+    """The usage of a rank in the last 10 s; None: unknown. The network usage is that of the whole node.
 
-    `cpu_percent` is of one core: 400 are four.
+    `cpu_percent` is in percent of one core: 400 means four cores.
     """
 
     rank: RankNumber
@@ -252,11 +253,12 @@ class RankUsage(Frozen):
 
 
 class Saving(Frozen):
-    """How far results are in S3: what is saved, what is not yet, and what keeps it ("": nothing).
+    """The progress of uploads to S3: saved files, pending files, and the error that prevents uploads ("":
+    none).
 
-    `ended`: all that there was is saved, or given up for the `error`. `silent_s` is how long ago the saver of
-    a node gave its last sign of life, by that node's clock; `unasked` are nodes that did not answer, and of
-    which nothing is counted.
+    `ended`: all files are saved, or given up because of the `error`. `silent_s` is the time since the last
+    heartbeat of an uploader, by its node's clock. `unasked` are nodes that did not answer; their files are
+    not counted.
     """
 
     files: Count = 0
@@ -270,32 +272,33 @@ class Saving(Frozen):
 
     @property
     def is_whole(self) -> bool:
-        """Tell whether all that there was is saved."""
+        """Return True if all results are saved."""
         return self.ended and not self.error and not self.unasked
 
     @property
     def is_silent(self) -> bool:
-        """Tell whether nothing is saved any more, as the saver of a node has died or hangs."""
+        """Return True if uploads have stopped because the uploader of a node has died or hangs."""
         return not self.ended and self.silent_s > SAVER_SILENT_S
 
 
 class JobNode(Frozen):
-    """A machine on which a job runs or ran, and the number that it had then."""
+    """An instance on which a job runs or ran, and its node number at that time."""
 
     node: NodeNumber
     instance_id: Word
 
 
 class JobRecord(Frozen, Keyed):
-    """A job as its nodes tell it. `home` is its folder of results, relative to the synced folder.
+    """A job as its nodes report it. `home` is its results folder, relative to the project folder.
 
-    `missing` are the nodes whose part of the results is not there. `commit` is that of the synced folder,
-    `dirty` whether its files differed (None: no repository); `options` are its settings that were not
-    defaults, as words of a command line; `resumed` is the job whose checkpoint it got; `started` and `ended`
-    are when its first rank started and its last one ended, as 2026-11-22T12:00:00Z; `price_usd_per_hour` is
-    of its nodes. `restarts` are torchrun's: "1 of 3: rank 3 @ node1: ValueError". `progress` holds the ranks
-    that write metrics, while the job runs; `slowest_rank` is more than 10 % behind the best; `usage` is what
-    the nodes sampled. `save_to` is where its results are saved, `saving` how far that is.
+    `missing` are the nodes whose part of the results is missing. `commit` is that of the project folder,
+    `dirty` whether its files differed (None: no repository). `options` are its settings other than defaults,
+    as arguments of a command line. `resumed` is the job whose checkpoint it resumed from. `started` and
+    `ended` are the start of its first and the end of its last rank, as 2026-11-22T12:00:00Z.
+    `price_usd_per_hour` is that of its nodes. `restarts` are torchrun's: "1 of 3: rank 3 @ node1:
+    ValueError". `progress` has the ranks that write metrics, while the job runs. `slowest_rank` is more than
+    10 % behind the best. `usage` are the samples of the nodes. `save_to` is the S3 URI for its results,
+    `saving` the progress of their upload.
     """
 
     job: str
@@ -326,7 +329,7 @@ class JobRecord(Frozen, Keyed):
 
 
 class Choice(Frozen):
-    """An alternative instance type. The price is of one instance on demand, per hour."""
+    """An alternative instance type, with the hourly on-demand price of one instance."""
 
     instance_type: str
     gpu: str
@@ -337,7 +340,7 @@ class Choice(Frozen):
 
 
 class Check(Frozen):
-    """A check of `doctor`, of one node if it has a number. `ok` None: unknown, or only a warning."""
+    """A check of `doctor`, of one node unless `node` is None. `ok` is None if unknown, or only a warning."""
 
     name: str
     ok: bool | None
@@ -348,7 +351,7 @@ class Check(Frozen):
 
 
 class Collective(Frozen, Keyed):
-    """A collective operation that is not over, and its number in its process group."""
+    """A collective operation in progress, and its number in its process group."""
 
     group: str
     number: int
@@ -356,7 +359,7 @@ class Collective(Frozen, Keyed):
 
 
 class ProcessStack(Frozen, Keyed):
-    """A process: `where` is its innermost line of the synced folder, `source` what that line says.
+    """A process: `where` is its innermost line in the project folder, `source` the code of that line.
 
     `stack` has its frames, oldest first.
     """
@@ -369,7 +372,7 @@ class ProcessStack(Frozen, Keyed):
 
 
 class RankStack(Frozen, Keyed):
-    """What a rank does. "silent": it runs and gives no stack; "missing": it has no process any more."""
+    """The activity of a rank. "silent": it runs and sends no stack; "missing": its process has ended."""
 
     rank: int
     node: int
@@ -383,20 +386,20 @@ class RankStack(Frozen, Keyed):
 
 
 def widened(kind: type[_Kind], *records: object, **more: Any) -> _Kind:
-    """Return a record whose fields are those of `more`, else of the last of `records` that has them."""
-    names = getattr(kind, "__struct_fields__", None) or [one.name for one in fields(kind)]  # type: ignore[arg-type]
-    known = {name: getattr(one, name) for one in records for name in names if hasattr(one, name)}
-    return kind(**known | more)
+    """Return a record with fields from `more`, or else from the last of `records` that has the field."""
+    names = getattr(kind, "__struct_fields__", None) or [entry.name for entry in fields(kind)]  # type: ignore[arg-type]
+    values = {name: getattr(record, name) for record in records for name in names if hasattr(record, name)}
+    return kind(**values | more)
 
 
 def unfetched_jobs(nodes: Iterable[Node]) -> list[str]:
-    """Return the jobs whose results are not fetched, by the nodes' tags: the oldest first, `MORE` last."""
+    """Return the unfetched jobs in the nodes' tags: the oldest first, `OLDER_JOBS` last."""
     jobs = dict.fromkeys(job for node in nodes for job in node.unfetched)
     return sorted(jobs, key=MORE.__eq__)
 
 
 def write_numbers(numbers: Iterable[int]) -> str:
-    """Return node numbers as the tag `awsddp:nodes` holds them: "0,1", from three in a row on "0-63"."""
+    """Return node numbers in the form of the tag `awsddp:nodes`: "0,1"; from three in a row on "0-63"."""
     runs: list[list[int]] = []
     for number in sorted(numbers):
         if runs and number == runs[-1][-1] + 1:
@@ -407,9 +410,9 @@ def write_numbers(numbers: Iterable[int]) -> str:
 
 
 def read_numbers(text: str) -> tuple[int, ...]:
-    """Return the node numbers of a tag `awsddp:nodes`, in its order. Raises ValueError where it is none."""
-    found: list[int] = []
+    """Return the node numbers of a tag `awsddp:nodes`, in its order. Raises ValueError if it is invalid."""
+    numbers: list[int] = []
     for part in filter(None, text.split(",")):
         first, _, last = part.partition("-")
-        found.extend(range(int(first), int(last or first) + 1))
-    return tuple(found)
+        numbers.extend(range(int(first), int(last or first) + 1))
+    return tuple(numbers)

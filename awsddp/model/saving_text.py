@@ -1,11 +1,11 @@
-"""How far results are in S3, in words."""
+"""Describe the progress of uploads to S3."""
 
 from awsddp.model.records import Saving
 from awsddp.util.format import amount, duration, node_name
 
 
 def saving_text(saving: Saving) -> str:
-    """Return how far results are in S3, and what keeps them from it: "5 files, 2 MB in S3, 1 file left"."""
+    """Return a text on the progress of uploads and their error: "5 files, 2 MB in S3, 1 file left"."""
     parts = [f"{amount(saving.files, saving.bytes)} in S3"]
     if saving.pending_files:
         parts.append(f"{amount(saving.pending_files, saving.pending_bytes)} left")
