@@ -1,1 +1,1 @@
-"""The only room that knows boto3: it reads facts, carries out a plan, and ends what carries our tags."""
+"""The only package that uses boto3: reads facts, carries out plans, terminates resources by awsddp's tags."""

@@ -1,4 +1,4 @@
-"""Reads what a cluster is put into: subnets and their way out, what is the user's own, a reservation, S3."""
+"""Read the account's resources that a cluster uses: subnets and routes, the user's own, reservations."""
 
 from collections.abc import Iterable, Iterator
 from functools import partial
@@ -35,43 +35,48 @@ class _RouteTable(Shape):
     routes: tuple[_Route, ...] = ()
 
 
-def subnets(aws: Aws, asked: str | None) -> tuple[Subnet, ...]:
+def subnets(aws: Aws, subnet_id: str | None) -> tuple[Subnet, ...]:
     """Return the requested subnet, else those of the default VPC, each with its route to the internet.
 
-    Raises ConfigError, CloudError.
+    Raises ConfigError if the requested subnet does not exist, CloudError.
     """
-    if asked:
-        named = {"SubnetIds": [asked]}
-        found = [_one(aws, Subnet, "DescribeSubnets", named, key="network.subnet", what="subnet")]
-        routes = _routes(aws, vpc=found[0].vpc)
+    if subnet_id:
+        request = {"SubnetIds": [subnet_id]}
+        described = [
+            _describe_one(aws, Subnet, "DescribeSubnets", request, key="network.subnet", noun="subnet")
+        ]
+        routes = _routes(aws, vpc=described[0].vpc)
     else:
-        reading = soon(_routes, aws)  # those of all VPCs: which one is the default need not be known first
+        reading = soon(_routes, aws)  # of all VPCs, so that it does not wait for the default VPC's id
         filters = [{"Name": "default-for-az", "Values": ["true"]}, {"Name": "state", "Values": ["available"]}]
-        found = aws.read(Subnet, "DescribeSubnets", {"Filters": filters})
+        described = aws.read(Subnet, "DescribeSubnets", {"Filters": filters})
         routes = reading.result()
     return tuple(
         replace(subnet, **routes.get(subnet.id, routes.get(subnet.vpc, {})))
-        for subnet in sorted(found, key=lambda subnet: subnet.id)
+        for subnet in sorted(described, key=lambda subnet: subnet.id)
     )
 
 
 def _routes(aws: Aws, *, vpc: str | None = None) -> dict[str, dict[str, str]]:
-    """Return route tables and where their default routes lead, by subnet, and by VPC for subnets without a
-    table of their own: those of one VPC, or of all."""
-    asked = {"Filters": [{"Name": "vpc-id", "Values": [vpc]}]} if vpc else {}
-    tables = unless_refused(lambda: aws.read(_RouteTable, "DescribeRouteTables", asked))
+    """Return the route table and the kind of its default route, as fields of Subnet; `vpc` None: of all VPCs.
+
+    The keys are subnet ids, and VPC ids for the subnets without a route table of their own.
+    """
+    request = {"Filters": [{"Name": "vpc-id", "Values": [vpc]}]} if vpc else {}
+    tables = unless_refused(lambda: aws.read(_RouteTable, "DescribeRouteTables", request))
     return {
-        table.vpc_id if one.main else one.subnet_id: {
-            "route": _way_out(table.routes),
+        table.vpc_id if association.main else association.subnet_id: {
+            "route": _internet_route(table.routes),
             "table": table.route_table_id,
         }
         for table in tables or ()  # no launch depends on it
-        for one in table.associations
+        for association in table.associations
     }
 
 
-def _way_out(routes: Iterable[_Route]) -> WayOut:
-    default = [one for one in routes if one.destination_cidr_block == "0.0.0.0/0" and one.state == "active"]
+def _internet_route(routes: Iterable[_Route]) -> WayOut:
+    active = [route for route in routes if route.state == "active"]
+    default = [route for route in active if route.destination_cidr_block == "0.0.0.0/0"]
     if any(route.gateway_id.startswith("igw-") for route in default):
         return "internet"
     return "private" if default else "none"
@@ -85,63 +90,67 @@ class _Endpoint(Shape):
     private_dns_enabled: bool = False
 
 
-def with_s3(aws: Aws, found: tuple[Subnet, ...]) -> tuple[Subnet, ...]:
-    """Return the subnets, of those without a way out each with whether it reaches S3 by an endpoint.
+def with_s3(aws: Aws, subnets: tuple[Subnet, ...]) -> tuple[Subnet, ...]:
+    """Return the subnets with `reaches_s3` set: without a default route only a VPC endpoint leads to S3.
 
     https://docs.aws.amazon.com/vpc/latest/privatelink/vpc-endpoints-s3.html
     """
-    vpcs = sorted({subnet.vpc for subnet in found if subnet.route == "none"})
+    vpcs = sorted({subnet.vpc for subnet in subnets if subnet.route == "none"})
     if not vpcs:
-        return found
+        return subnets
     filters = [{"Name": "vpc-id", "Values": vpcs}]
     described = unless_refused(lambda: aws.read(_Endpoint, "DescribeVpcEndpoints", {"Filters": filters}))
     if described is None:
-        return found
-    ready = [one for one in described if one.state.lower() == "available"]
-    ours = [one for one in ready if one.service_name.endswith(f".{aws.region}.s3")]
-    ways = {way for one in ours for way in one.route_table_ids}
-    ways |= {one.vpc_id for one in ours if one.private_dns_enabled}
+        return subnets
+    available = [endpoint for endpoint in described if endpoint.state.lower() == "available"]
+    of_s3 = [endpoint for endpoint in available if endpoint.service_name.endswith(f".{aws.region}.s3")]
+    tables = {table for endpoint in of_s3 for table in endpoint.route_table_ids}
+    private_vpcs = {endpoint.vpc_id for endpoint in of_s3 if endpoint.private_dns_enabled}
     return tuple(
-        replace(one, reaches_s3=one.route != "none" or one.table in ways or one.vpc in ways) for one in found
+        replace(
+            subnet,
+            reaches_s3=subnet.route != "none" or subnet.table in tables or subnet.vpc in private_vpcs,
+        )
+        for subnet in subnets
     )
 
 
-def own_group(aws: Aws, asked: str, *, cidrs: tuple[str, ...], efa: bool) -> Group:
-    """Return the user's own security group and what a cluster needs that it does not allow.
+def own_group(aws: Aws, group_id: str, *, cidrs: tuple[str, ...], efa: bool) -> Group:
+    """Return the user's own security group, with the traffic that a cluster needs and its rules do not allow.
 
-    `cidrs` are the addresses that SSH will come from. Raises ConfigError, CloudError.
+    `cidrs` are the addresses that SSH will come from. Raises ConfigError if it does not exist, CloudError.
     """
-    found = _group(aws, asked, key="network.security_group")
+    group = _group(aws, group_id, key="network.security_group")
     lacks = []
-    if not _inside(found.ip_permissions, asked):
+    if not _allows_members(group.ip_permissions, group_id):
         lacks.append("does not let its own members in: the ranks cannot reach each other")
-    if efa and not _inside(found.ip_permissions_egress, asked):
+    if efa and not _allows_members(group.ip_permissions_egress, group_id):
         lacks.append("does not let traffic out to itself by name, which EFA needs")
-    closed = [cidr for cidr in cidrs if not _lets_in(found.ip_permissions, cidr)]
+    closed = [cidr for cidr in cidrs if not _allows_ssh(group.ip_permissions, cidr)]
     if closed:
         lacks.append(f"does not let {', '.join(closed)} in at port 22, where SSH will come from")
-    return Group(id=found.group_id, vpc=found.vpc_id, lacks=tuple(lacks))
+    return Group(id=group.group_id, vpc=group.vpc_id, lacks=tuple(lacks))
 
 
-def _inside(permissions: Iterable[Permission], group: str) -> bool:
-    """Whether all traffic with the group's own members is allowed."""
-    return any(one.ip_protocol == "-1" and group in one.sources for one in permissions)
+def _allows_members(permissions: Iterable[Permission], group: str) -> bool:
+    """Return True if all traffic with the group's own members is allowed."""
+    return any(permission.ip_protocol == "-1" and group in permission.sources for permission in permissions)
 
 
-def check_sources(aws: Aws, asked: Iterable[str]) -> None:
-    """Look for the security groups among those who may come in. Raises ConfigError, CloudError."""
-    for group in asked:
+def check_sources(aws: Aws, sources: Iterable[str]) -> None:
+    """Check that each security group in `network.ssh_cidr` exists. Raises ConfigError, CloudError."""
+    for group in sources:
         if group.startswith("sg-"):
             _group(aws, group, key="network.ssh_cidr")
 
 
-def _lets_in(permissions: Iterable[Permission], cidr: str) -> bool:
-    """Whether a group's rules let a block of addresses, or the members of a group, in at port 22."""
+def _allows_ssh(permissions: Iterable[Permission], cidr: str) -> bool:
+    """Return True if the rules allow port 22 from a block of addresses, or from the members of a group."""
     return any(
-        one.ip_protocol in ("tcp", "-1")
-        and (one.from_port or 0) <= 22 <= (65535 if one.to_port is None else one.to_port)
-        and any(within(cidr, source) for source in one.sources)
-        for one in permissions
+        permission.ip_protocol in ("tcp", "-1")
+        and (permission.from_port or 0) <= 22 <= (65535 if permission.to_port is None else permission.to_port)
+        and any(within(cidr, source) for source in permission.sources)
+        for permission in permissions
     )
 
 
@@ -149,13 +158,14 @@ class _KeyPair(Shape):
     public_key: str = ""
 
 
-def own_key(aws: Aws, asked: str) -> str:
-    """Return the public half of the user's own key pair, "" if EC2 does not return it.
+def own_key(aws: Aws, key_name: str) -> str:
+    """Return the public key of the user's own key pair, "" if EC2 does not return it.
 
-    Raises ConfigError where there is none, CloudError.
+    Raises ConfigError if the key pair does not exist, CloudError.
     """
-    named = {"KeyNames": [asked], "IncludePublicKey": True}
-    return _one(aws, _KeyPair, "DescribeKeyPairs", named, key="access.key_file", what="key pair").public_key
+    request = {"KeyNames": [key_name], "IncludePublicKey": True}
+    pair = _describe_one(aws, _KeyPair, "DescribeKeyPairs", request, key="access.key_file", noun="key pair")
+    return pair.public_key
 
 
 class _Profile(Shape):
@@ -163,46 +173,48 @@ class _Profile(Shape):
     roles: tuple[dict[str, Any], ...] = ()
 
 
-def role_of(aws: Aws, asked: str) -> str | None:
-    """Return the ARN of the role of the user's own instance profile, "" for one without; None where that may
-    not be read. EC2 takes two minutes to say that there is none.
+def role_of(aws: Aws, requested: str) -> str | None:
+    """Return the ARN of the role of the user's own instance profile, "" without a role, None if not readable.
 
-    Raises ConfigError where there is none.
+    IAM is asked, since RunInstances reports a missing profile only after two minutes.
+    Raises ConfigError if the profile does not exist.
     """
-    name, profile = {"InstanceProfileName": asked.rpartition("/")[2]}, _Profile()
+    name, profile = {"InstanceProfileName": requested.rpartition("/")[2]}, _Profile()
     try:
         profile = _Profile.of(aws.call("GetInstanceProfile", name, service="iam")["InstanceProfile"])
     except Refused as refusal:
         if refusal.code != "NoSuchEntity":
-            return None  # the launch will tell
-    found = profile.arn
-    if not found or (asked.startswith("arn:") and found != asked):
+            return None  # the launch reports it
+    arn = profile.arn
+    if not arn or (requested.startswith("arn:") and arn != requested):
         raise ConfigError(
-            f"access.instance_profile: no instance profile {asked!r} in this account",
-            f"the one of this name is {found}" if found else "",
+            f"access.instance_profile: no instance profile {requested!r} in this account",
+            f"the one of this name is {arn}" if arn else "",
             "aws iam list-instance-profiles   # name one of these, or omit access.instance_profile",
         )
     return str(profile.roles[0]["Arn"]) if profile.roles else ""
 
 
-def lacking(aws: Aws, role: str, place: str) -> Iterator[str]:
-    """Yield the actions that saving results at a place needs and the role's policies do not allow, as far as
-    IAM may be asked; a policy of the bucket may allow them.
+def lacking(aws: Aws, role: str, uri: str) -> Iterator[str]:
+    """Yield the S3 actions that saving results to `uri` needs and the role's policies do not allow.
+
+    Yields nothing if the caller may not simulate policies. A policy of the bucket may still allow them.
 
     https://docs.aws.amazon.com/IAM/latest/APIReference/API_SimulatePrincipalPolicy.html
     """
-    bucket, above = s3_place(place)
+    bucket, above = s3_place(uri)
     prefix = f"{above}/job/".lstrip("/")
     context = {"ContextKeyName": "s3:prefix", "ContextKeyType": "string", "ContextKeyValues": [prefix]}
     arn = f"arn:{role.split(':')[1]}:s3:::{bucket}"
-    for asked in (
+    for request in (
         {"ActionNames": ["s3:ListBucket"], "ResourceArns": [arn], "ContextEntries": [context]},
         {"ActionNames": list(SAVE), "ResourceArns": [f"{arn}/{prefix}job.json"]},
     ):
-        call = partial(aws.call, "SimulatePrincipalPolicy", {"PolicySourceArn": role, **asked}, service="iam")
-        for one in (unless_refused(call) or {}).get("EvaluationResults", ()):
-            if one["EvalDecision"] != "allowed":
-                yield one["EvalActionName"]
+        parameters = {"PolicySourceArn": role, **request}
+        call = partial(aws.call, "SimulatePrincipalPolicy", parameters, service="iam")
+        for result in (unless_refused(call) or {}).get("EvaluationResults", ()):
+            if result["EvalDecision"] != "allowed":
+                yield result["EvalActionName"]
 
 
 class _Key(Shape):
@@ -212,56 +224,59 @@ class _Key(Shape):
     key_usage: str = ""
 
 
-def check_disk_key(aws: Aws, asked: str) -> None:
-    """Look whether the user's own KMS key can encrypt disks, where that may be read: with one that cannot
-    instances end as they begin.
+def check_disk_key(aws: Aws, key_id: str) -> None:
+    """Raise ConfigError if the user's own KMS key cannot encrypt disks; pass if the key may not be read.
 
+    With such a key instances terminate while they start:
     https://docs.aws.amazon.com/ebs/latest/userguide/ebs-encryption-requirements.html
-    Raises ConfigError.
     """
     why = ""
     try:
-        found = _Key.of(aws.call("DescribeKey", {"KeyId": asked}, service="kms")["KeyMetadata"])
-        if found.key_state != "Enabled":
-            why = f"it is {found.key_state}; aws kms enable-key --key-id {found.key_id} enables it"
-        elif found.key_spec != "SYMMETRIC_DEFAULT":
-            why = f"it is a key for {found.key_usage}, disks take symmetric ones alone"
+        key = _Key.of(aws.call("DescribeKey", {"KeyId": key_id}, service="kms")["KeyMetadata"])
+        if key.key_state != "Enabled":
+            why = f"it is {key.key_state}; aws kms enable-key --key-id {key.key_id} enables it"
+        elif key.key_spec != "SYMMETRIC_DEFAULT":
+            why = f"it is a key for {key.key_usage}, disks need a symmetric key"
     except Refused as refusal:
         if refusal.code in ("NotFoundException", "InvalidArnException"):
             why = refusal.why
     if why:
         raise ConfigError(
-            f"access.kms_key: {asked} cannot encrypt disks in {aws.region}",
+            f"access.kms_key: {key_id} cannot encrypt disks in {aws.region}",
             why,
             "name another, by its id, alias (alias/...) or ARN, or omit access.kms_key",
         )
 
 
-def reservation(aws: Aws, asked: str) -> Reservation:
-    """Return the requested capacity reservation or block. Raises ConfigError, CloudError."""
-    named, operation = {"CapacityReservationIds": [asked]}, "DescribeCapacityReservations"
-    key, what = "capacity.reservation", "capacity reservation"
-    return _one(aws, Reservation, operation, named, key=key, what=what)
+def reservation(aws: Aws, reservation_id: str) -> Reservation:
+    """Return the requested capacity reservation or capacity block.
+
+    Raises ConfigError if it does not exist, CloudError.
+    """
+    request, operation = {"CapacityReservationIds": [reservation_id]}, "DescribeCapacityReservations"
+    key, noun = "capacity.reservation", "capacity reservation"
+    return _describe_one(aws, Reservation, operation, request, key=key, noun=noun)
 
 
-def _group(aws: Aws, asked: str, *, key: str) -> SecurityGroup:
-    named, what = {"GroupIds": [asked]}, "security group"
-    return _one(aws, SecurityGroup, "DescribeSecurityGroups", named, key=key, what=what)
+def _group(aws: Aws, group_id: str, *, key: str) -> SecurityGroup:
+    request, noun = {"GroupIds": [group_id]}, "security group"
+    return _describe_one(aws, SecurityGroup, "DescribeSecurityGroups", request, key=key, noun=noun)
 
 
-def _one(aws: Aws, shape: type[S], operation: str, named: Reply, *, key: str, what: str) -> S:
-    """Return what a call describes that names one thing, first of its parameters, as `key` has it.
+def _describe_one(aws: Aws, shape: type[S], operation: str, request: Reply, *, key: str, noun: str) -> S:
+    """Return the only resource that a request describes: the first parameter lists its id.
 
-    Raises ConfigError where it does not exist, CloudError.
+    `key` is the setting that names it, `noun` the kind of resource, both for the error.
+    Raises ConfigError if it does not exist, CloudError.
     """
     why = ""
     try:
-        if found := aws.read(shape, operation, named):
-            return found[0]
+        if matches := aws.read(shape, operation, request):
+            return matches[0]
     except Refused as refusal:
         if not refusal.code.endswith(("NotFound", "Malformed")):
             raise
         why = refusal.why
-    [asked] = next(iter(named.values()))
-    message = f"{key}: no {what} {asked!r} in {aws.region}"
+    [requested] = next(iter(request.values()))
+    message = f"{key}: no {noun} {requested!r} in {aws.region}"
     raise ConfigError(message, why, f"name one of {aws.region}, or omit {key}")

@@ -1,4 +1,4 @@
-"""What botocore raises as awsddp's errors: what failed, why, and what to type next.
+"""Translate errors of botocore to awsddp's errors: what failed, why, and the next step.
 
 Codes: https://docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html
 """
@@ -21,15 +21,15 @@ MOST_SKEW_S = 240
 WITHOUT_AWS = """\
 awsddp plan --local   # without AWS: what it would launch, and the price on EC2
 awsddp run --local   # without AWS: rehearse it on nodes of this machine"""
-"""What to type where there is no account yet."""
+"""Next steps for a user without AWS credentials."""
 
 
 @dataclass(frozen=True)
 class _Row:
-    """The error for some codes of AWS, without their ending Exception, or for exceptions of botocore.
+    """The error for some AWS error codes (without their suffix Exception) or botocore exceptions.
 
-    The message may name the {operation}, {where} and {who}; `login`: a person has to log in. `next` may have
-    {login}, the command for that, and {sso}, the one that configures it.
+    `message` may contain {operation}, {where} and {who}; `next` may contain {login}, the command to log in,
+    and {sso}, the command to configure the login. `login` is True if a person has to log in.
     """
 
     kind: str = "aws"
@@ -147,7 +147,7 @@ _LIMIT = _Row(
     "a quota of the account is used up: {operation} in {where}",
     "aws service-quotas list-service-quotas --service-code ec2   # ask AWS for more, or end what is not used",
 )
-# What answers the calls that get credentials means the login, whatever the call is that needs them.
+# Errors of the calls that get credentials are about the login, not about the call that needs the credentials.
 _NO_ROLE = _Row(
     "credentials",
     "this login no longer has the role that the AWS profile names",
@@ -165,7 +165,7 @@ _BY_CODE = {code: row for codes, row in _ROWS.items() for code in codes}
 
 
 CLOSED = ("AuthFailure", "InvalidClientTokenId", "UnrecognizedClientException")
-"""What AWS answers in a region that the account has not enabled, as it does to bad credentials.
+"""The error codes of a region that the account has not enabled; invalid credentials have the same codes.
 
 https://docs.aws.amazon.com/general/latest/gr/rande-manage.html
 """
@@ -173,7 +173,10 @@ _ENCODED = re.compile(r"\s*Encoded authorization failure message: *(\S*)")
 
 
 class Refused(CloudError):
-    """AWS answered no, or nothing (the kind `unavailable`: it may have taken effect). `code` is its code."""
+    """AWS returned an error, or no response (the kind `unavailable`: the call may have taken effect).
+
+    `code` is AWS's error code, or the name of botocore's exception.
+    """
 
     def __init__(
         self, message: str, why: str, next: str, *, code: str, kind: str = "", needs_login: bool = False
@@ -187,9 +190,9 @@ class Refused(CloudError):
 def unless_refused(
     act: Callable[[], T], expected: Callable[[Refused], bool] = lambda refusal: True
 ) -> T | None:
-    """Return what `act` returns; None where AWS refuses it as `expected` (left out: for whatever reason).
+    """Return the result of `act`, or None if it raises a Refused that is `expected` (default: any).
 
-    Raises any other refusal.
+    Raises any other Refused.
     """
     try:
         return act()
@@ -211,9 +214,9 @@ def closed(region: str, why: str) -> Refused:
 
 
 def encoded_denial(error: ClientError) -> str | None:
-    """Return AWS's encoded message of a denial, None without one."""
-    found = _ENCODED.search(str(error.response.get("Error", {}).get("Message", "")))
-    return found[1] if found else None
+    """Return the encoded authorization failure message of a denial, or None."""
+    match = _ENCODED.search(str(error.response.get("Error", {}).get("Message", "")))
+    return match[1] if match else None
 
 
 def translate(
@@ -225,13 +228,13 @@ def translate(
     login: str = "",
     now: datetime | None = None,
 ) -> AwsddpError:
-    """Return the error of this product for one that botocore raised while it made the call `operation`.
+    """Return awsddp's error for an error that botocore raised in the call `operation`.
 
-    `where` is the region or the endpoint, for the message, `is_local` tells that it is the local cloud's;
-    `login` is how a person logs in again; `now` is this machine's clock.
+    `where` is the region or the endpoint, for the message; `is_local` is True for the local cloud.
+    `login` is the command to log in again, `now` the time by this machine's clock.
     """
     if isinstance(error, ClientError):
-        row, code, why = _answered(operation, dict(error.response), now or datetime.now(UTC))
+        row, code, why = _row_of_reply(operation, dict(error.response), now or datetime.now(UTC))
     else:
         names = [kind.__name__ for kind in type(error).__mro__]
         row, code, why = next(_BY_CODE[name] for name in names if name in _BY_CODE), names[0], str(error)
@@ -248,16 +251,16 @@ def translate(
     return Refused(message, why, advice, code=code, kind=row.kind, needs_login=row.login)
 
 
-def _answered(operation: str, reply: dict[str, Any], now: datetime) -> tuple[_Row, str, str]:
-    """Return the row, the code and the words of a refusal that AWS answered, without its encoded message."""
+def _row_of_reply(operation: str, reply: dict[str, Any], now: datetime) -> tuple[_Row, str, str]:
+    """Return the row, the code and the text of an error reply; the text without its encoded message."""
     code = str(reply.get("Error", {}).get("Code", ""))
     why = _ENCODED.sub("", f"{code}: {reply.get('Error', {}).get('Message', '') or code}")
     metadata = reply.get("ResponseMetadata", {})
     failed = int(metadata.get("HTTPStatusCode", 0)) >= 500
-    other = (
+    default = (
         _LIMIT if code.endswith("LimitExceeded") else _BY_CODE["InternalError" if failed else "ClientError"]
     )
-    row = _OF_LOGIN.get((operation, code)) or _BY_CODE.get(code.removesuffix("Exception"), other)
+    row = _OF_LOGIN.get((operation, code)) or _BY_CODE.get(code.removesuffix("Exception"), default)
     skew = skew_s(metadata, now) or 0.0
     if row.kind == "credentials" and abs(skew) > MOST_SKEW_S:
         side = "behind" if skew > 0 else "ahead of"
@@ -266,7 +269,7 @@ def _answered(operation: str, reply: dict[str, Any], now: datetime) -> tuple[_Ro
 
 
 def skew_s(metadata: dict[str, Any], now: datetime) -> float | None:
-    """Return how many seconds AWS's clock is ahead of this machine's; None where its answer does not tell."""
+    """Return how many seconds AWS's clock is ahead of this machine's; None if the reply has no valid date."""
     try:
         return (parsedate_to_datetime(metadata["HTTPHeaders"]["date"]) - now).total_seconds()
     except (KeyError, TypeError, ValueError):

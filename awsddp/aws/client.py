@@ -1,4 +1,4 @@
-"""The one gateway to AWS: every call goes through `Aws.call`, with explicit time limits and retries."""
+"""The client of AWS: every call goes through `AwsClient.call`, with explicit timeouts and retries."""
 
 import contextlib
 import os
@@ -37,36 +37,36 @@ from awsddp.state import make_folder, open_to_append
 from awsddp.util.version import __version__
 
 ATTEMPTS = 8
-# The first contact fails fast: with no network eight attempts would be half a minute of silence.
+# The first call fails fast: without a network eight attempts would take half a minute without any output.
 FIRST_ATTEMPTS = 3
-# The Pricing API answers in a few regions only, for the prices of all:
+# The Pricing API has endpoints in a few regions only, with the prices of all regions:
 # https://docs.aws.amazon.com/awsaccountbilling/latest/aboutv2/using-price-list-query-api.html
 _PRICING_REGION = "us-east-1"
 _REGION = re.compile(r"[a-z]{2,}(-[a-z]+)+-\d+")
 OPEN_REGION = "us-east-1"
-"""A region of every account: it tells of those that an account has to enable first."""
-# How long IAM may not see the tags of what was just made, which the least policy decides by: no source says,
+"""A region that every account has enabled: it lists the regions that the account has to enable first."""
+# How long IAM may not see the tags of a new resource, on which the least policy depends: no source says,
 # https://docs.aws.amazon.com/IAM/latest/UserGuide/troubleshoot.html#troubleshoot_general_eventual-consistency
 _NEW_S = 15.0
 _NEEDS_CAPACITY = ("RunInstances", "StartInstances")
 _SECRET = ("UserData", "PublicKeyMaterial")
-# botocore's name for the session of a role, another one in each process.
+# botocore's default name for the session of a role, a different one in each process.
 _UNSTABLE = re.compile(r":botocore-session-\d+$")
 Reply = dict[str, Any]
-"""What boto3 takes as the parameters of a call, and what it answers."""
+"""The parameters of a boto3 call, or its reply."""
 
 
 class Shape(msgspec.Struct, rename="pascal"):
-    """What AWS describes, with those of its fields that are read."""
+    """A part of a reply of AWS, with the fields that awsddp reads."""
 
     @classmethod
     def of(cls, described: Reply) -> Self:
-        """Return it by attributes. Raises msgspec.ValidationError where AWS left out what it always tells."""
+        """Return a reply as this type. Raises msgspec.ValidationError if a required field is missing."""
         return msgspec.convert(described, cls, strict=False)
 
 
 class Identity(Shape):
-    """The caller, from STS. `user_id` is what `${aws:userid}` is in a policy."""
+    """The caller, from STS. `user_id` is `${aws:userid}` in a policy."""
 
     user_id: str
     account: str
@@ -78,10 +78,10 @@ S = TypeVar("S", bound=msgspec.Struct)
 
 @dataclass(frozen=True, kw_only=True)
 class Call:
-    """One call that was made, for the audit trail. Secrets in `parameters` are redacted; `error` is a code.
+    """One completed call, for the audit trail. Secrets in `parameters` are redacted; `error` is a code.
 
-    `request_id` is AWS's, of the last of the `attempts`; `encoded` is AWS's message of a denial, which
-    `aws sts decode-authorization-message` explains.
+    `request_id` is AWS's, of the last of the `attempts`; `encoded` is the encoded message of a denial, which
+    `aws sts decode-authorization-message` decodes.
     """
 
     service: str
@@ -97,42 +97,43 @@ class Call:
 
     @property
     def changes(self) -> bool:
-        """Whether it may have changed something."""
-        asks = self.operation.startswith(("Describe", "Get", "List"))
-        return not (asks or self.parameters.get("DryRun", False))
+        """True if the call may have changed something."""
+        is_read = self.operation.startswith(("Describe", "Get", "List"))
+        return not (is_read or self.parameters.get("DryRun", False))
 
 
 class Trail:
-    """The audit trail: hears of calls and writes them down in a folder, a line each; secrets were redacted.
+    """The audit trail: appends each call to `calls.jsonl` in a folder, one line per call.
 
-    What is asked before a cluster has its folder is kept, and written once there is one; a call that may have
-    changed something makes it. Of a cluster that never comes to be nothing is written.
+    Calls are buffered while the folder does not exist; a call that may have changed something creates it.
+    So nothing is written for a cluster that is never created.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._waiting: list[bytes] = []
+        self._buffered: list[bytes] = []
         self._lock = threading.Lock()
 
     def __call__(self, call: Call) -> None:
-        """Write one call down: when, how long, what, with which parameters, AWS's request id, its error."""
-        with self._lock, contextlib.suppress(OSError):  # a folder that cannot be written holds no call up
-            self._waiting.append(msgspec.json.encode(call, enc_hook=str) + b"\n")
+        """Append one call. A folder that cannot be written is ignored."""
+        with self._lock, contextlib.suppress(OSError):
+            self._buffered.append(msgspec.json.encode(call, enc_hook=str) + b"\n")
             if call.changes:
                 make_folder(self._folder)
             elif not self._folder.is_dir():
                 return
             with open_to_append(self._folder / "calls.jsonl") as stream:
-                stream.write(b"".join(self._waiting))
-            self._waiting.clear()
+                stream.write(b"".join(self._buffered))
+            self._buffered.clear()
 
 
 class Aws:
-    """The calls of one target. Thread-safe; clients are built when they are first used.
+    """The calls of one target. Thread-safe; boto clients are built when they are first used.
 
-    `on_call` hears of every call that was made, on the thread that made it. With `login` the credentials of
-    another gateway are used, so that MFA is asked for once. `say` hears of a wait for a program that logs in.
-    Raises ConfigError where there is no region, its name is none, or the AWS configuration is invalid.
+    `on_call` is called with every completed call, on the thread that made it. With `login` the credentials of
+    another client are used, so that the user enters an MFA code once. `report_wait` is called with a text
+    while a login program runs.
+    Raises ConfigError if no region is configured, or the region or the AWS configuration is invalid.
     """
 
     def __init__(
@@ -149,18 +150,17 @@ class Aws:
         self._clients: dict[tuple[str, int], Any] = {}
         self._login = login
         self._lock: threading.Lock = login._lock if login else threading.Lock()  # a session has one user
-        self._asking = threading.Lock()
-        self._made: dict[str, float] = {}  # when this gateway made what, by id or name
+        self._identity_lock = threading.Lock()
+        self._created: dict[str, float] = {}  # when this client created a resource, by id or name
         self.region = self._region()
         self._where = target.endpoint or self.region
 
     def call(self, operation: str, parameters: Reply, *, service: str = "ec2") -> Reply:
-        """Make one call and return its answer. Raises CloudError, CapacityError or ConfigError.
+        """Make one call and return its reply. Raises CloudError, CapacityError or ConfigError.
 
-        A launch or a start is sent once, as botocore takes a lack of capacity for a failure to be repeated
-        (it is an HTTP 500); every other call, one with DryRun too, is repeated as botocore's standard mode
-        does. A call that is denied is repeated while it names what was made within seconds: IAM may not see
-        its tags yet.
+        A launch or a start is sent once, since botocore retries a lack of capacity (an HTTP 500); every other
+        call, including one with DryRun, is retried as by botocore's standard mode. A denied call is retried
+        while it names a resource that was created within seconds: IAM may not see its tags yet.
         """
         for pause in growing(1.0, 4.0):
             try:
@@ -180,8 +180,7 @@ class Aws:
             is_sent_once = operation in _NEEDS_CAPACITY and not parameters.get("DryRun")
             client = self._client(service, 1 if is_sent_once else ATTEMPTS)
             reply = getattr(client, xform_name(operation))(**parameters)
-            made = made_by(operation, parameters, reply)
-            self._made |= dict.fromkeys(made, CLOCK.monotonic())
+            self._created |= dict.fromkeys(made_by(operation, parameters, reply), CLOCK.monotonic())
         except ClientError as error:
             reply = dict(error.response)
             code = str(reply.get("Error", {}).get("Code", ""))
@@ -191,10 +190,11 @@ class Aws:
             raise self._translated(error, error.operation_name) from error
         except (BotoCoreError, ResponseParserError, OSError) as error:
             code = type(error).__name__
-            told = self._translated(error, operation)
-            if ".amazonaws.com" in told.why and self.region not in known_regions():
-                told = self._no_region(self.region, told.why)  # that is why AWS was not reached there
-            raise told from error
+            translated = self._translated(error, operation)
+            if ".amazonaws.com" in translated.why and self.region not in known_regions():
+                # No such region: that is why its endpoint was not reached.
+                translated = self._no_region(self.region, translated.why)
+            raise translated from error
         finally:
             metadata = reply.get("ResponseMetadata", {})
             self._on_call(
@@ -215,55 +215,55 @@ class Aws:
 
     def _translated(self, error: Exception, operation: str) -> AwsddpError:
         is_local, login = self._target.name == "local", ""
-        with contextlib.suppress(BotoCoreError):  # of a profile that is not there
+        with contextlib.suppress(BotoCoreError):  # the profile does not exist
             login = login_command(self._session, self._target)
         return translate(error, operation, where=self._where, is_local=is_local, login=login)
 
     def _is_new(self, parameters: Reply) -> bool:
-        """Whether a call names what this gateway made within seconds."""
+        """Return True if a call names a resource that this client created within seconds."""
         now = CLOCK.monotonic()
-        return any(0 <= now - self._made.get(text, -_NEW_S) < _NEW_S for text in _texts(parameters))
+        return any(0 <= now - self._created.get(text, -_NEW_S) < _NEW_S for text in _texts(parameters))
 
     def _is_closed(self) -> bool:
-        """Whether the account has not enabled the region, as far as EC2 says."""
+        """Return True if EC2 lists the region as not enabled for the account."""
         if self._target.endpoint or self.region == OPEN_REGION:
             return False
-        there = Aws(replace(self._target, region=OPEN_REGION), login=self)
-        asked = {"AllRegions": True, "RegionNames": [self.region]}
-        regions = unless_refused(lambda: there.pages("DescribeRegions", asked))
-        return any(one.get("OptInStatus") == "not-opted-in" for one in regions or ())
+        open_region = Aws(replace(self._target, region=OPEN_REGION), login=self)
+        request = {"AllRegions": True, "RegionNames": [self.region]}
+        regions = unless_refused(lambda: open_region.pages("DescribeRegions", request))
+        return any(region.get("OptInStatus") == "not-opted-in" for region in regions or ())
 
     def pages(self, operation: str, parameters: Reply, key: str = "", *, service: str = "ec2") -> list[Reply]:
-        """Make a call until its last page and return what all pages hold under `key`.
+        """Make a call until its last page and return the items of all pages under `key`.
 
-        Without it that is the operation's own name: "Volumes" of DescribeVolumes.
+        The default `key` is the operation's own name: "Volumes" of DescribeVolumes.
         """
-        found: list[Reply] = []
+        items: list[Reply] = []
         page = parameters
         while True:
             reply = self.call(operation, page, service=service)
-            found.extend(reply.get(key or operation.removeprefix("Describe"), []))
+            items.extend(reply.get(key or operation.removeprefix("Describe"), []))
             if not (token := reply.get("NextToken")):
-                return found
+                return items
             page = {**parameters, "NextToken": token}
 
     def read(self, shape: type[S], operation: str, parameters: Reply, key: str = "") -> list[S]:
-        """Make a call of EC2 as `pages` does and return what it describes."""
-        found = self.pages(operation, parameters, key)
-        return [msgspec.convert(described, shape, strict=False) for described in found]
+        """Make a paginated call of EC2 and return its items as `shape`."""
+        items = self.pages(operation, parameters, key)
+        return [msgspec.convert(described, shape, strict=False) for described in items]
 
     def identity(self) -> Identity:
-        """Return who is calling; asked once. Raises CloudError where AWS does not know the credentials.
+        """Return the caller; STS is called once. Raises CloudError if AWS rejects the credentials.
 
-        Raises ConfigError for a UserId that the next command would not have, which nothing can be found by.
+        Raises ConfigError for a UserId that differs in each process: no later command could find the nodes.
         """
         if self._login is not None:
             return self._login.identity()
-        with self._asking:
+        with self._identity_lock:
             return self._identity
 
     def credentials_end(self) -> datetime | None:
-        """Return when a person has to log in again, in UTC; None where that is never, or not known."""
+        """Return when a person has to log in again, in UTC; None for never or unknown."""
         return credentials_end(self._session)
 
     @cached_property
@@ -304,28 +304,31 @@ class Aws:
         variables = ("AWS_REGION", "AWS_DEFAULT_REGION")  # in the order in which they count
         named = next(filter(os.environ.get, variables), "region of the AWS profile")
         setting = "cluster.region" if self._target.region else named
-        near = difflib.get_close_matches(region.lower(), known_regions(), n=2)
-        if region.lower() in near:
-            near = [region.lower()]
-        hint = f"did you mean {' or '.join(near)}?" if near else "name one such as us-east-1 or eu-central-1"
+        matches = difflib.get_close_matches(region.lower(), known_regions(), n=2)
+        if region.lower() in matches:
+            matches = [region.lower()]
+        hint = "name one such as us-east-1 or eu-central-1"
+        if matches:
+            hint = f"did you mean {' or '.join(matches)}?"
         return ConfigError(f"{setting}: unknown AWS region {region!r}", why, f"--region: {hint}")
 
     def _client(self, service: str, attempts: int) -> Any:
-        attempts = {"sts": FIRST_ATTEMPTS, "pricing": 1}.get(service, attempts)  # of prices there is a table
+        # Prices are also in the table that awsddp ships.
+        attempts = {"sts": FIRST_ATTEMPTS, "pricing": 1}.get(service, attempts)
         with self._lock:
             if (service, attempts) not in self._clients:
                 self._clients[service, attempts] = self._build(service, attempts)
             return self._clients[service, attempts]
 
     def _build(self, service: str, attempts: int) -> Any:
-        here = urlsplit(self._target.endpoint or "").hostname in ("127.0.0.1", "::1", "localhost")
+        is_loopback = urlsplit(self._target.endpoint or "").hostname in ("127.0.0.1", "::1", "localhost")
         config = Config(
             connect_timeout=5,
             read_timeout=30,
             retries={"mode": "standard", "total_max_attempts": attempts},
             user_agent_extra=f"awsddp/{__version__}",
             max_pool_connections=32,
-            proxies={} if here else None,  # no proxy leads back to this machine
+            proxies={} if is_loopback else None,  # a proxy cannot connect back to this machine
         )
         return self._session.create_client(
             service,
@@ -336,7 +339,7 @@ class Aws:
 
 
 def made_by(operation: str, parameters: Reply, reply: Reply) -> list[str]:
-    """Return the ids or names, as later calls have them, of what a call made."""
+    """Return the ids or names, as later calls use them, of the resources that a call created."""
     match operation:
         case "CreateSecurityGroup":
             return [reply["GroupId"]] if "GroupId" in reply else []
@@ -350,20 +353,20 @@ def made_by(operation: str, parameters: Reply, reply: Reply) -> list[str]:
 
 
 def known_regions() -> list[str]:
-    """Return the regions that this botocore knows, of all partitions; AWS is not asked."""
+    """Return the regions of all partitions that botocore lists, without a call."""
     session = botocore.session.get_session()
     partitions = session.get_available_partitions()
-    return [name for one in partitions for name in session.get_available_regions("ec2", one)]
+    return [name for partition in partitions for name in session.get_available_regions("ec2", partition)]
 
 
 def known_types() -> list[str]:
-    """Return the instance types that this botocore knows; AWS is not asked."""
+    """Return the instance types that botocore lists, without a call."""
     model = botocore.session.get_session().get_service_model("ec2")
     return list(model.shape_for("InstanceType").metadata["enum"])
 
 
 def _texts(part: object) -> Iterator[str]:
-    """Yield every text of the parameters of a call."""
+    """Yield every string in the parameters of a call."""
     if isinstance(part, str):
         yield part
     elif isinstance(part, Mapping):

@@ -1,7 +1,4 @@
-"""What exists, as its tags tell it: instances, and the cluster that they, a group and a key make up.
-
-Of one name and owner, or whatever carries our tags in every region.
-"""
+"""Find clusters by the tags of their instances and other resources: by name and owner, or in every region."""
 
 import re
 from collections import defaultdict
@@ -20,10 +17,10 @@ from awsddp.model.records import ENDED, Listed, Node, Remembered, read_numbers
 from awsddp.settings.ec2_limits import FILTER_VALUES
 from awsddp.util.parallel import both, each
 
-LEFT = "none"
+NUMBER_GIVEN_UP = "none"
 """The tag `awsddp:nodes` of an instance that the cluster gave up when it became smaller."""
 SpotPrices = Mapping[str, Mapping[str, float]]
-"""US dollars per hour of one machine, by type and zone."""
+"""US dollars per hour of one instance, by type and zone."""
 _WHEN = re.compile(r"\((\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) (?:GMT|UTC)\)")
 _ONE_LAUNCH = timedelta(minutes=1)
 _FIRST, _LAST = datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC)
@@ -63,9 +60,9 @@ class Permission(Shape):
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """Whom it lets in: blocks of addresses, and groups."""
+        """The address blocks and the security groups that the rule allows."""
         ranges = (*self.ip_ranges, *self.ipv6_ranges, *self.user_id_group_pairs)
-        return tuple(one.cidr_ip or one.cidr_ipv6 or one.group_id for one in ranges)
+        return tuple(source.cidr_ip or source.cidr_ipv6 or source.group_id for source in ranges)
 
 
 class SecurityGroup(Shape):
@@ -78,13 +75,17 @@ class SecurityGroup(Shape):
 
     @property
     def ssh_cidrs(self) -> tuple[str, ...]:
-        """Whom port 22 is open for."""
-        return tuple(source for one in self.ip_permissions if one.from_port == 22 for source in one.sources)
+        """The address blocks and the security groups that port 22 is open for."""
+        of_ssh = [permission for permission in self.ip_permissions if permission.from_port == 22]
+        return tuple(source for permission in of_ssh for source in permission.sources)
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of resource beside the instances: what EC2 calls several, how one is named and deleted."""
+    """A kind of resource other than instances.
+
+    `key` is EC2's plural, `id` the field of its id, `by` the parameter that names it in a delete call.
+    """
 
     key: str
     id: str
@@ -96,15 +97,15 @@ KEYS = Kind("KeyPairs", "KeyPairId", "KeyName")
 PLACEMENTS = Kind("PlacementGroups", "GroupId", "GroupName")
 INTERFACES = Kind("NetworkInterfaces", "NetworkInterfaceId", "NetworkInterfaceId")
 KINDS = (INTERFACES, Kind("Volumes", "VolumeId", "VolumeId"), GROUPS, PLACEMENTS, KEYS)
-"""In the order in which they can be deleted."""
+"""All kinds, in the order in which they can be deleted."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Resource:
-    """What belongs to a cluster beside its instances.
+    """A resource of a cluster other than an instance.
 
-    It is deleted `by` its id or its name. `instance` is what an interface or a volume is attached to, "" for
-    none, `group` the rules of a security group.
+    `by` is the id or the name that deletes it. `instance` is the instance that an interface or a volume is
+    attached to, "" for none; `ssh_cidrs` is None for all but security groups.
     """
 
     kind: Kind
@@ -124,30 +125,34 @@ def tagged(name: str, *values: str) -> Filters:
 
 
 def by_id(*instance_ids: str) -> Filters:
-    """Return the filter of a describe call for some instances; one that does not exist is no error."""
+    """Return the filter of a describe call for instances; an id that does not exist is not an error."""
     return [{"Name": "instance-id", "Values": sorted(instance_ids)}]
 
 
 def describe(aws: Aws, filters: Filters) -> list[Node]:
-    """Return the instances that match, of all pages. Raises CloudError.
+    """Return the matching instances of all pages. Raises CloudError.
 
     The first filter may have any number of values.
     """
-    asked = [filters]
+    filter_sets = [filters]
     if filters and len(values := filters[0]["Values"]) > FILTER_VALUES:
         parts = [values[start : start + FILTER_VALUES] for start in range(0, len(values), FILTER_VALUES)]
-        asked = [[{"Name": filters[0]["Name"], "Values": part}, *filters[1:]] for part in parts]
-    found = [aws.pages("DescribeInstances", {"Filters": one}, "Reservations") for one in asked]
-    return nodes_of(one for pages in found for reservation in pages for one in reservation["Instances"])
+        filter_sets = [[{"Name": filters[0]["Name"], "Values": part}, *filters[1:]] for part in parts]
+    reservations = [
+        reservation
+        for filter_set in filter_sets
+        for reservation in aws.pages("DescribeInstances", {"Filters": filter_set}, "Reservations")
+    ]
+    return nodes_of(instance for reservation in reservations for instance in reservation["Instances"])
 
 
 def resources(aws: Aws, filters: Filters, kinds: Iterable[Kind] = KINDS) -> list[Resource]:
-    """Return what matches beside the instances, of all pages, its kinds in order. Raises CloudError."""
+    """Return the matching resources of all pages, in the order of `kinds`. Raises CloudError."""
 
     def read(kind: Kind) -> list[Resource]:
         return [_resource(kind, item) for item in aws.pages(f"Describe{kind.key}", {"Filters": filters})]
 
-    return [resource for found in each(read, kinds) for resource in found]
+    return [resource for matches in each(read, kinds) for resource in matches]
 
 
 def _resource(kind: Kind, described: Reply) -> Resource:
@@ -168,18 +173,22 @@ def _resource(kind: Kind, described: Reply) -> Resource:
 
 
 def tags_of(described: Reply) -> dict[str, str]:
-    """Return the tags of anything that EC2 described; an interface calls them otherwise."""
+    """Return the tags of any resource that EC2 described; for an interface their key is TagSet."""
     return {tag["Key"]: tag["Value"] for tag in described.get("Tags") or described.get("TagSet", [])}
 
 
 def node_of(described: Reply) -> Node:
-    """Return the node that an instance is: the tag `awsddp:nodes` lists the numbers of its launch."""
+    """Return an instance as a node: the tag `awsddp:nodes` lists the node numbers of its launch."""
     tags, index = tags_of(described), described.get("AmiLaunchIndex", 0)
-    number = dict(enumerate(_numbers(tags))).get(index, index if tags.get("awsddp:nodes") != LEFT else -1)
+    default = -1 if tags.get("awsddp:nodes") == NUMBER_GIVEN_UP else index
+    number = dict(enumerate(_numbers(tags))).get(index, default)
     reason, placement = described.get("StateReason", {}), described.get("Placement", {})
-    key, near = described.get("KeyName", ""), placement.get("GroupName", "")
-    groups = [
-        ("SecurityGroups", one["GroupName"], one["GroupId"]) for one in described.get("SecurityGroups", ())
+    key, placement_group = described.get("KeyName", ""), placement.get("GroupName", "")
+    groups = described.get("SecurityGroups", ())
+    uses = [
+        *(("SecurityGroups", group["GroupName"], group["GroupId"]) for group in groups),
+        ("KeyPairs", key, key),
+        ("PlacementGroups", placement_group, placement_group),
     ]
     return Node(
         node=number,
@@ -198,23 +207,21 @@ def node_of(described: Reply) -> Node:
         profile=described.get("IamInstanceProfile", {}).get("Arn"),
         tags=tags,
         reason=(reason.get("Code", ""), reason.get("Message", "")),
-        uses=tuple(
-            one for one in (*groups, ("KeyPairs", key, key), ("PlacementGroups", near, near)) if one[1]
-        ),
+        uses=tuple(use for use in uses if use[1]),
     )
 
 
 def nodes_of(described: Iterable[Reply]) -> list[Node]:
-    """Return the nodes that instances are; those of one launch that share an index are numbered by their ids.
+    """Return instances as nodes. Instances of one launch that share an index are numbered by their ids.
 
-    That EC2 counts the instances of a spot launch is documented nowhere.
+    No documentation says that EC2 counts the instances of a spot launch (AmiLaunchIndex).
     """
-    nodes = [node_of(one) for one in described]
+    nodes = [node_of(instance) for instance in described]
     launches: dict[tuple[str | None, ...], list[Node]] = defaultdict(list)
     for node in nodes:
         if len(_numbers(node.tags)) > 1:
             launches[_launch_of(node)].append(node)
-    numbers = {key: number for some in launches.values() for key, number in _by_id(some, nodes).items()}
+    numbers = {key: number for launch in launches.values() for key, number in _by_id(launch, nodes).items()}
     return [
         node
         if numbers.get(node.instance_id, node.node) == node.node
@@ -228,10 +235,10 @@ def _launch_of(node: Node) -> tuple[str | None, ...]:
 
 
 def _by_id(launch: Sequence[Node], nodes: Sequence[Node]) -> dict[str, int]:
-    """Return the numbers, by instance id, of nodes of one launch that all have the same; else nothing.
+    """Return new numbers, by instance id, for nodes of one launch that all have the same number; else {}.
 
-    Those that `nodes` of the launch have for themselves by their own tag are taken. A copy that somebody
-    launches later from the console, with all tags, is none of the launch.
+    Numbers that a node of the launch has by a tag of its own are not given again. A copy that a user launches
+    later from the console, with all tags, is not part of the launch.
     """
     first, times = launch[0], [node.launched for node in launch if node.launched]
     if len({node.node for node in launch}) > 1 or (times and max(times) - min(times) > _ONE_LAUNCH):
@@ -244,7 +251,7 @@ def _by_id(launch: Sequence[Node], nodes: Sequence[Node]) -> dict[str, int]:
 
 
 def _numbers(tags: Mapping[str, str]) -> tuple[int, ...]:
-    """Return the node numbers of an instance's launch; none where the tag is not there or has none."""
+    """Return the node numbers of an instance's launch; () without the tag, or if it has no numbers."""
     try:
         return read_numbers(tags["awsddp:nodes"])
     except (KeyError, ValueError):
@@ -252,7 +259,7 @@ def _numbers(tags: Mapping[str, str]) -> tuple[int, ...]:
 
 
 def end_of(node: Node) -> tuple[str, str]:
-    """Return why an instance stopped or terminated: the kind of a job's cause, and EC2's own words."""
+    """Return why an instance stopped or terminated: the kind of cause, and EC2's text."""
     code, text = node.reason
     return _KINDS.get(code, "node_lost"), text or "no reason was given"
 
@@ -271,12 +278,12 @@ def _moment(tags: Mapping[str, str], name: str) -> datetime | None:
 
 
 def unlisted(refusal: Refused) -> bool:
-    """Whether AWS does not find an instance, which may have been launched a moment ago."""
+    """Return True if AWS does not find an instance: it may have been launched a moment ago."""
     return refusal.code == "InvalidInstanceID.NotFound"
 
 
 def tag(aws: Aws, instance_ids: Sequence[str], name: str, value: str) -> None:
-    """Write a tag of instances, or take it off where `value` is empty. Raises CloudError."""
+    """Set a tag of instances, or remove it if `value` is empty. Raises CloudError."""
     operation, pair = "CreateTags", {"Key": name, "Value": value}
     if not value:
         operation, pair = "DeleteTags", {"Key": name}
@@ -292,37 +299,35 @@ def find_clusters(
     remembered: Remembered | None = None,
     kinds: Iterable[Kind] = (GROUPS, KEYS, PLACEMENTS),
 ) -> tuple[Listed, ...]:
-    """Return whatever exists by this name and owner, one record for each `awsddp:id`.
+    """Return the clusters of this name and owner, one for each `awsddp:id`; usually there is one.
 
-    Of what is beside the instances that is these `kinds`.
-
-    An instance that is `remembered` belongs to its cluster whatever its tags are.
-
-    Usually there is one. There are more where an id was lost before its cluster was ended; the first is the
-    one that has running nodes. Terminated instances are named only beside something that exists.
+    Besides instances, resources of `kinds` are listed. A `remembered` instance belongs to its cluster
+    whatever its tags are. There are several clusters if an id was lost before its cluster was terminated;
+    the first has running nodes. A cluster of terminated instances alone is left out. Raises CloudError.
     """
     filters = _filters(name, owner)
-    nodes, others = both(partial(describe, aws, filters), partial(resources, aws, filters, kinds))
-    late = _untagged(aws, nodes, remembered, name, owner)
-    found = [cluster for cluster, _ in _clusters(aws.region, [*nodes, *others, *late])]
-    return tuple(sorted(filter(exists, found), key=lambda one: (not one.live, one.created or _LAST, one.id)))
+    nodes, other_resources = both(partial(describe, aws, filters), partial(resources, aws, filters, kinds))
+    untagged = _untagged(aws, nodes, remembered, name, owner)
+    clusters = [cluster for cluster, _ in _clusters(aws.region, [*nodes, *other_resources, *untagged])]
+    clusters.sort(key=lambda cluster: (not cluster.live, cluster.created or _LAST, cluster.id))
+    return tuple(filter(exists, clusters))
 
 
 def exists(cluster: Listed) -> bool:
-    """Whether anything of a cluster exists; terminated instances are listed for an hour."""
+    """Return True if a resource exists. Terminated instances, which are listed for an hour, do not count."""
     return bool(cluster.leftovers) or any(node.state != "terminated" for node in cluster.nodes)
 
 
 def of_other_sessions(aws: Aws, name: str, owner: str) -> tuple[Listed, ...]:
-    """Return the living clusters of this name by sessions of the owner's role that awsddp named (SESSION).
+    """Return the live clusters of this name by other sessions of the owner's role, named by awsddp (SESSION).
 
-    Such a name holds its host's, so that the user's own cluster has another owner on another host. Nothing
-    for an owner that is no role. Raises CloudError.
+    Such a session name contains the host's name, so the user's own cluster has another owner on another host.
+    Returns () for an owner that is not a role. Raises CloudError.
     """
     role, is_role, _ = owner.partition(":")
     nodes = describe(aws, _filters(name, f"{role}:{SESSION}*")) if is_role else ()
-    found = _clusters(aws.region, nodes)
-    return tuple(one for one, _ in found if one.live and one.owner != owner)
+    clusters = _clusters(aws.region, nodes)
+    return tuple(cluster for cluster, _ in clusters if cluster.live and cluster.owner != owner)
 
 
 def _filters(name: str, owner: str) -> Filters:
@@ -332,7 +337,7 @@ def _filters(name: str, owner: str) -> Filters:
 def _untagged(
     aws: Aws, listed: Iterable[Node], remembered: Remembered | None, name: str, owner: str
 ) -> list[Node]:
-    """Return the instances that are remembered and not listed by their tags, with the tags that they lack."""
+    """Return the remembered instances that are not listed by their tags, with the missing tags filled in."""
     if remembered is None:
         return []
     shown = {node.instance_id for node in listed if node.tags.get("awsddp:id") == remembered.id}
@@ -348,45 +353,54 @@ def _untagged(
     ]
 
 
-def _clusters(region: str, parts: Iterable[Node | Resource]) -> list[tuple[Listed, list[Node | Resource]]]:
-    """Return the clusters that carry an id, each with all that carries its tags."""
-    found: dict[tuple[str, str, str], list[Node | Resource]] = defaultdict(list)
-    for part in parts:
+def _clusters(
+    region: str, resources: Iterable[Node | Resource]
+) -> list[tuple[Listed, list[Node | Resource]]]:
+    """Return the clusters that have an id, each with all the resources that carry its tags."""
+    members: dict[tuple[str, str, str], list[Node | Resource]] = defaultdict(list)
+    for resource in resources:
         # An id alone may be a copy: the console's "launch more like this" copies tags.
-        name, owner, id = (part.tags.get(f"awsddp:{tag}", "") for tag in ("cluster", "owner", "id"))
-        found[name, owner, id].append(part)
-    return [(_cluster(region, *key, some), some) for key, some in found.items() if key[-1]]
+        name, owner, cluster_id = (
+            resource.tags.get(f"awsddp:{tag}", "") for tag in ("cluster", "owner", "id")
+        )
+        members[name, owner, cluster_id].append(resource)
+    return [(_cluster(region, *key, group), group) for key, group in members.items() if key[-1]]
 
 
-def _cluster(region: str, name: str, owner: str, id: str, parts: Sequence[Node | Resource]) -> Listed:
-    instances = [part for part in parts if isinstance(part, Node)]
-    # What an instance uses goes with it.
-    others = [part for part in parts if isinstance(part, Resource) and not part.in_use]
+def _cluster(
+    region: str, name: str, owner: str, cluster_id: str, resources: Sequence[Node | Resource]
+) -> Listed:
+    instances = [resource for resource in resources if isinstance(resource, Node)]
+    # A resource that an instance uses is deleted with it.
+    standalone = [
+        resource for resource in resources if isinstance(resource, Resource) and not resource.in_use
+    ]
     lost_first = sorted(instances, key=lambda node: (node.node, node.state not in ENDED))
     replaced = {-1, *(node.node for node in lost_first if node.state not in ENDED)}
     nodes = [node for node in lost_first if node.state not in ENDED or node.node not in replaced]
     newest = max(instances, key=lambda node: node.launched or _FIRST, default=None)
-    group = next((one for one in others if one.ssh_cidrs is not None), None)
+    group = next((resource for resource in standalone if resource.ssh_cidrs is not None), None)
+    created = [_moment(resource.tags, "awsddp:created") for resource in resources]
     return Listed(
         name=name,
-        id=id,
+        id=cluster_id,
         owner=owner,
         region=region,
         nodes=tuple(nodes),
-        created=min(filter(None, (_moment(part.tags, "awsddp:created") for part in parts)), default=None),
+        created=min(filter(None, created), default=None),
         expires=newest.expires if newest else None,
-        leftovers=tuple(one.id for one in others),
+        leftovers=tuple(resource.id for resource in standalone),
         group=group.id if group else None,
         ssh_cidrs=group.ssh_cidrs if group else None,
-        host=next(filter(None, (part.tags.get("awsddp:host", "") for part in parts)), ""),
+        host=next(filter(None, (resource.tags.get("awsddp:host", "") for resource in resources)), ""),
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Holding:
-    """A cluster, or what is left of one. `mine`: of the caller. `orphan`: mine, and nobody needs it any more.
+    """A cluster, or its leftovers. `mine`: the caller owns it. `orphan`: mine, and without nodes or expired.
 
-    `price_usd_per_hour` is what its running machines and its disks cost; None where it is unknown.
+    `price_usd_per_hour` is the price of its running instances and its disks, None if unknown.
     """
 
     cluster: Listed
@@ -397,7 +411,7 @@ class Holding:
 
 @dataclass(frozen=True, kw_only=True)
 class Everywhere:
-    """What was found. `unread` tells of each region that could not be asked why it could not."""
+    """The result of a search in regions. `unread` has the error of each region that could not be read."""
 
     holdings: tuple[Holding, ...]
     unread: tuple[str, ...]
@@ -408,45 +422,48 @@ def find_everywhere(
 ) -> Everywhere:
     """Return every resource with awsddp's tags in these regions, searched in parallel.
 
-    `gateway` makes the gateway to a region; `owner` is the caller. A region that refuses is reported,
-    and does not hide the others.
+    `gateway` makes the client of a region; `owner` is the caller. A region that refuses is in `unread`.
     """
 
-    def look(region: str) -> tuple[Holding, ...] | str:
+    def search(region: str) -> tuple[Holding, ...] | str:
         try:
             return find_in(gateway(region), owner=owner, now=now)
         except Refused as refusal:
             return f"{region}: {refusal.message}"
 
-    found = each(look, regions)
+    results = each(search, regions)
     return Everywhere(
-        holdings=tuple(one for part in found if not isinstance(part, str) for one in part),
-        unread=tuple(part for part in found if isinstance(part, str)),
+        holdings=tuple(holding for result in results if not isinstance(result, str) for holding in result),
+        unread=tuple(result for result in results if isinstance(result, str)),
     )
 
 
 def find_in(aws: Aws, *, owner: str, now: datetime) -> tuple[Holding, ...]:
-    """Return whatever carries our tags in one region, by owner and name. Raises CloudError."""
+    """Return every cluster with awsddp's tags in one region, the caller's first. Raises CloudError."""
     from awsddp.aws.prices import spot
 
     filters: Filters = [{"Name": "tag-key", "Values": ["awsddp:id"]}]
-    nodes, others = both(partial(describe, aws, filters), partial(resources, aws, filters))
+    nodes, other_resources = both(partial(describe, aws, filters), partial(resources, aws, filters))
     spot_prices = spot(aws, {node.instance_type for node in nodes if node.spot})
-    found = []
-    for cluster, parts in _clusters(aws.region, [*nodes, *others]):
+    holdings = []
+    for cluster, members in _clusters(aws.region, [*nodes, *other_resources]):
         if exists(cluster):
-            mine, late = cluster.owner == owner, cluster.expires is not None and cluster.expires < now
-            is_orphan, price = mine and (not cluster.live or late), _price(cluster, parts, spot_prices)
-            found.append(Holding(cluster=cluster, mine=mine, orphan=is_orphan, price_usd_per_hour=price))
-    return tuple(sorted(found, key=lambda one: (not one.mine, one.cluster.name, one.cluster.id)))
+            is_mine = cluster.owner == owner
+            is_expired = cluster.expires is not None and cluster.expires < now
+            is_orphan = is_mine and (not cluster.live or is_expired)
+            price = _price(cluster, members, spot_prices)
+            holding = Holding(cluster=cluster, mine=is_mine, orphan=is_orphan, price_usd_per_hour=price)
+            holdings.append(holding)
+    holdings.sort(key=lambda holding: (not holding.mine, holding.cluster.name, holding.cluster.id))
+    return tuple(holdings)
 
 
-def _price(cluster: Listed, parts: Iterable[Node | Resource], spot_prices: SpotPrices) -> float | None:
-    """Return what running machines cost per hour, and disks, which also cost while they stop.
+def _price(cluster: Listed, members: Iterable[Node | Resource], spot_prices: SpotPrices) -> float | None:
+    """Return the price per hour of the running instances and all disks; None if a price is unknown.
 
-    A spot machine costs what the market asks in its zone now, where AWS tells it, else the list price.
+    A spot instance has the current spot price of its zone, or the list price if AWS returns none.
     """
-    machines = 0.0
+    instances_usd = 0.0
     for node in cluster.nodes:
         if node.state in (*ENDED, "stopped", "stopping"):
             continue
@@ -456,8 +473,6 @@ def _price(cluster: Listed, parts: Iterable[Node | Resource], spot_prices: SpotP
             price = spot_prices.get(node.instance_type, {}).get(node.zone, price)
         if price is None:
             return None
-        machines += price + (ADDRESS_USD_PER_HOUR if node.public_ip else 0.0)
-    disks = sum(
-        disk_usd_per_hour(part.size_gb) for part in parts if isinstance(part, Resource) and part.size_gb
-    )
-    return round(machines + disks, 4)
+        instances_usd += price + (ADDRESS_USD_PER_HOUR if node.public_ip else 0.0)
+    sizes_gb = [member.size_gb for member in members if isinstance(member, Resource)]
+    return round(instances_usd + sum(map(disk_usd_per_hour, sizes_gb)), 4)

@@ -1,4 +1,4 @@
-"""Credentials that a program prints, the setting `credential_process`: for a limited time, and checked."""
+"""Credentials from the program `credential_process`, with a timeout and a check of its output."""
 
 import subprocess
 import time
@@ -14,11 +14,12 @@ from botocore.exceptions import CredentialRetrievalError
 from botocore.utils import parse_timestamp
 
 PROGRAM_S, QUIET_S = 120.0, 3.0
-"""How long a `credential_process` may take, as a person may have to log in in a browser, and how long it may
-take without a word. The SDK for Go allows 60 s: https://docs.aws.amazon.com/sdk-for-go/api/aws/credentials/processcreds/
+"""How long a `credential_process` may run, since a person may have to log in in a browser, and after how long
+the wait is reported. The SDK for Go allows 60 s:
+https://docs.aws.amazon.com/sdk-for-go/api/aws/credentials/processcreds/
 """
 AGAIN_S = 5.0
-"""For how long a failure of a `credential_process` is that of calls beside, which waited for it, too."""
+"""For how long a failure of a `credential_process` also fails the parallel calls that waited for it."""
 _Text = Annotated[str, msgspec.Meta(min_length=1)]
 
 
@@ -29,11 +30,11 @@ class ProgramFailed(CredentialRetrievalError):
 
 
 Failures = dict[str, tuple[float, ProgramFailed]]
-"""When each `credential_process` of a session failed, on the monotonic clock, and how."""
+"""By command: when the `credential_process` failed, on the monotonic clock, and its error."""
 
 
-class _Given(msgspec.Struct, rename="pascal"):
-    """What a `credential_process` prints.
+class _ProcessOutput(msgspec.Struct, rename="pascal"):
+    """The output of a `credential_process`.
 
     https://docs.aws.amazon.com/sdkref/latest/guide/feature-process-credentials.html
     """
@@ -47,9 +48,9 @@ class _Given(msgspec.Struct, rename="pascal"):
 
 
 class Program(ProcessProvider):
-    """Runs `credential_process` for a limited time; whatever is wrong with it raises ProgramFailed.
+    """Runs `credential_process` with a timeout. Every failure raises ProgramFailed.
 
-    `say` hears of a wait; `failures` are those of the session.
+    `failures` are the failures of the session; `report_wait` is called with a text while the program runs.
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class Program(ProcessProvider):
         if failure is not None and time.monotonic() - failed_at < AGAIN_S:
             raise failure
         try:
-            given = self._given(command)
+            credentials = self._run(command)
         except (OSError, ValueError, OverflowError, subprocess.TimeoutExpired) as error:
             is_late = isinstance(error, subprocess.TimeoutExpired)
             failure = self._failed(
@@ -72,24 +73,24 @@ class Program(ProcessProvider):
             self._failures[command] = (time.monotonic(), failure)
             raise failure from error
         return {
-            "access_key": given.access_key_id,
-            "secret_key": given.secret_access_key,
-            "token": given.session_token,
-            "expiry_time": given.expiration,
-            "account_id": given.account_id or self.profile_config.get("aws_account_id"),
+            "access_key": credentials.access_key_id,
+            "secret_key": credentials.secret_access_key,
+            "token": credentials.session_token,
+            "expiry_time": credentials.expiration,
+            "account_id": credentials.account_id or self.profile_config.get("aws_account_id"),
         }
 
-    def _given(self, command: str) -> _Given:
-        """Return what the program prints, checked. Raises as `_output`, and ValueError for what is wrong."""
-        if not (words := compat_shell_split(command)):
+    def _run(self, command: str) -> _ProcessOutput:
+        """Return the program's output, checked. Raises as `_output`, and ValueError for an invalid output."""
+        if not (arguments := compat_shell_split(command)):
             raise ValueError("it is empty")
-        given = msgspec.json.decode(self._output(words), type=_Given)
-        if given.expiration is not None:
-            if (ends := parse_timestamp(given.expiration)).tzinfo is None:
+        credentials = msgspec.json.decode(self._output(arguments), type=_ProcessOutput)
+        if credentials.expiration is not None:
+            if (ends := parse_timestamp(credentials.expiration)).tzinfo is None:
                 raise ValueError("Expiration has no time zone")
             if ends <= datetime.now(UTC):
-                raise ValueError(f"the credentials that it prints expired at {given.expiration}")
-        return given
+                raise ValueError(f"the credentials that it prints expired at {credentials.expiration}")
+        return credentials
 
     def _failed(self, command: str, why: str) -> ProgramFailed:
         program = "".join(command.split()[:1])  # its arguments may hold secrets
@@ -98,15 +99,15 @@ class Program(ProcessProvider):
             error_msg=": ".join(filter(None, (f"profile {self._profile}", program, why))),
         )
 
-    def _output(self, words: list[str]) -> bytes:
-        """Return what a program printed. Raises TimeoutExpired, OSError; ValueError where it failed."""
-        process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    def _output(self, arguments: list[str]) -> bytes:
+        """Return the output of a program. Raises TimeoutExpired, OSError, ValueError if it failed."""
+        process = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         try:
             try:
                 output, errors = process.communicate(timeout=QUIET_S)
             except subprocess.TimeoutExpired:
                 self._say(
-                    f"waiting for credential_process of profile {self._profile}: {words[0]} "
+                    f"waiting for credential_process of profile {self._profile}: {arguments[0]} "
                     f"(at most {PROGRAM_S:g} s)"
                 )
                 output, errors = process.communicate(timeout=PROGRAM_S - QUIET_S)

@@ -1,4 +1,4 @@
-"""Instances: launched zone by zone, an interrupted launch finished, waited for."""
+"""Launch instances zone by zone, resume an interrupted launch, wait until instances run."""
 
 from collections.abc import Callable, Collection
 from dataclasses import replace
@@ -8,7 +8,17 @@ from uuid import uuid4
 
 from awsddp.aws.api_errors import Refused, unless_refused
 from awsddp.aws.client import Aws, Reply, Shape
-from awsddp.aws.clusters import LEFT, by_id, describe, end_of, nodes_of, tag, tagged, tags_of, unlisted
+from awsddp.aws.clusters import (
+    NUMBER_GIVEN_UP,
+    by_id,
+    describe,
+    end_of,
+    nodes_of,
+    tag,
+    tagged,
+    tags_of,
+    unlisted,
+)
 from awsddp.aws.launch_resources import not_yet
 from awsddp.aws.waits import CLOCK, VISIBLE_S, patiently, poll
 from awsddp.errors import AwsddpError, CapacityError, CloudError, NodeError
@@ -22,7 +32,7 @@ from awsddp.util.parallel import each
 # A token is honoured for at least an hour; a replay later could launch again.
 # https://docs.aws.amazon.com/ec2/latest/devguide/ec2-api-idempotency.html
 REPLAY_S = 3600
-_LOOK_S = 2.0  # a node that runs is paid for
+_POLL_S = 2.0  # running nodes cost money while they wait
 _ON = ("pending", "running")
 _AGAIN = "awsddp up   # again\nawsddp down   # or end it"
 # https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_StateReason.html
@@ -41,10 +51,10 @@ def launch(
 ) -> tuple[Node, ...]:
     """Launch the plan's nodes, all in one zone, all or none, trying its zones in order.
 
-    A zone without room for them in the placement group is tried once more without it, but for nodes with EFA.
+    A zone without room in the placement group is tried again without the group, except for nodes with EFA.
     `values` has the ids name, cluster_id and security_group. Each attempt has a token of its own, and
-    `write_intent` gets the whole request before it is sent. Raises CapacityError, naming each zone, where
-    no zone has the machines, CloudError where AWS refuses.
+    `write_intent` is called with the whole request before it is sent. Raises CapacityError with the reason of
+    each zone if no zone has the instances, CloudError if AWS refuses.
     """
     attempts: list[tuple[str, AwsddpError]] = []
 
@@ -82,9 +92,9 @@ def launch(
         on_event(Event(f"{subnet.zone}: {attempts[-1][1].why}"))
     if all(isinstance(error, Refused) for _, error in attempts):
         raise attempts[-1][1]
-    where = plan.zones[0] if len(plan.zones) == 1 else f"any zone of {plan.region}"
+    location = plan.zones[0] if len(plan.zones) == 1 else f"any zone of {plan.region}"
     raise CapacityError(
-        f"AWS has no {len(plan.numbers)} x {plan.instance_type} now in {where}",
+        f"AWS has no {len(plan.numbers)} x {plan.instance_type} now in {location}",
         "; ".join(f"{zone}: {error.why}" for zone, error in attempts),
         "try again later, or one of: "
         + ", ".join(f"--instance-type {c.instance_type}" for c in plan.choices)
@@ -93,16 +103,17 @@ def launch(
 
 
 def _run(aws: Aws, parameters: Reply, *, on_event: OnEvent) -> tuple[Node, ...]:
-    """Send RunInstances, the same bytes again while its outcome is unknown or its parts not yet visible."""
-    reply = patiently(lambda: aws.call("RunInstances", parameters), passes=_not_yet, on_event=on_event)
+    """Send RunInstances; repeat it unchanged while its outcome is unknown or its resources not visible."""
+    call = partial(aws.call, "RunInstances", parameters)
+    reply = patiently(call, passes=_is_eventual_consistency, on_event=on_event)
     return _numbered(aws, nodes_of(reply["Instances"]))
 
 
 def _numbered(aws: Aws, nodes: Collection[Node]) -> tuple[Node, ...]:
-    """Return the nodes of a launch by number, once each that was renumbered has a tag of its own.
+    """Return the nodes of a launch by number, after writing the number of each renumbered node to its tag.
 
-    Its number would change with the end of another node of the launch. Raises Refused of the kind
-    `unavailable`, without AWS's code: it is no refusal of the launch, whose nodes run.
+    Without the tag its number would change when another node of the launch terminates. Raises AwsRefused of
+    the kind `unavailable`, without AWS's code: AWS did not refuse the launch, and its nodes run.
     """
     try:
         each(
@@ -121,18 +132,18 @@ def _numbered(aws: Aws, nodes: Collection[Node]) -> tuple[Node, ...]:
     return tuple(sorted(nodes, key=lambda node: node.node))
 
 
-def _not_yet(refusal: Refused) -> bool:
-    """Whether AWS does not know a part of the request yet: the group, the key, or a new instance profile."""
+def _is_eventual_consistency(refusal: Refused) -> bool:
+    """Return True if AWS does not find a resource of the request yet: group, key or new instance profile."""
     if refusal.code == "InvalidParameterValue":
         return "iaminstanceprofile" in refusal.why.lower().replace(" ", "")
     return not_yet(refusal) or refusal.code in ("InvalidKeyPair.NotFound", "InvalidPlacementGroup.Unknown")
 
 
 def resume(aws: Aws, intent: Intent, *, on_event: OnEvent) -> tuple[Node, ...] | None:
-    """Return the nodes that an interrupted launch made or now makes; None: nothing came of it.
+    """Return the nodes that an interrupted launch created, or creates now; None if it creates none.
 
-    `intent` is what `write_intent` got; its very bytes are sent again while it is under an hour old. Later
-    instances are looked for by tag for two minutes. Raises CloudError.
+    The request of `intent` is sent again unchanged while it is less than an hour old. After that the
+    instances are looked up by tag for two minutes. Raises CloudError.
     """
     if CLOCK.now() - intent.written < timedelta(seconds=REPLAY_S):
         on_event(Event("finishing the launch that was interrupted"))
@@ -141,7 +152,9 @@ def resume(aws: Aws, intent: Intent, *, on_event: OnEvent) -> tuple[Node, ...] |
         except CapacityError:
             return None
         except Refused as refusal:
-            if refusal.code in {"IdempotentInstanceTerminated"} | NEXT_ZONE or _not_yet(refusal):
+            if refusal.code in {"IdempotentInstanceTerminated"} | NEXT_ZONE:
+                return None
+            if _is_eventual_consistency(refusal):
                 return None
             if refusal.code != "IdempotentParameterMismatch":
                 raise
@@ -149,63 +162,64 @@ def resume(aws: Aws, intent: Intent, *, on_event: OnEvent) -> tuple[Node, ...] |
 
 
 def filled_by(intent: Intent) -> frozenset[int]:
-    """Return the node numbers that a launch was to fill, by its intent."""
-    return frozenset(read_numbers(_asked(intent)["awsddp:nodes"]))
+    """Return the node numbers that the launch of an intent creates."""
+    return frozenset(read_numbers(_requested_tags(intent)["awsddp:nodes"]))
 
 
-def _asked(intent: Intent) -> dict[str, str]:
+def _requested_tags(intent: Intent) -> dict[str, str]:
     """Return the tags that the request of an intent puts on its instances."""
-    specifications = intent.parameters["TagSpecifications"]
-    return next(tags_of(one) for one in specifications if one["ResourceType"] == "instance")
+    tags = {item["ResourceType"]: tags_of(item) for item in intent.parameters["TagSpecifications"]}
+    return tags["instance"]
 
 
 def appear(aws: Aws, intent: Intent, *, on_event: OnEvent) -> tuple[Node, ...] | None:
-    """Return the nodes alive of a launch, looking for two minutes, as tags may show late; None: none came.
+    """Return the live nodes of a launch, None if there are none.
 
-    A launch that shows in part is waited for.
+    Polls for two minutes while not all nodes are listed, since tags may be visible late.
     """
     on_event(Event(f"looking for instances of {intent.cluster_id}", ""))
-    asked, keys = _asked(intent), ("awsddp:id", "awsddp:created", "awsddp:owner")
-    filters = [one for key in keys for one in tagged(key, asked[key])]
-    seen: list[Node] = []
+    tags, keys = _requested_tags(intent), ("awsddp:id", "awsddp:created", "awsddp:owner")
+    filters = [condition for key in keys for condition in tagged(key, tags[key])]
+    nodes: list[Node] = []
 
-    def look() -> bool | None:
-        seen[:] = describe(aws, filters)
-        return True if len(seen) >= len(filled_by(intent)) else None
+    def all_listed() -> bool | None:
+        nodes[:] = describe(aws, filters)
+        return True if len(nodes) >= len(filled_by(intent)) else None
 
-    poll(look, deadline_s=VISIBLE_S)
-    alive = [n for n in seen if n.state not in ENDED and n.tags.get("awsddp:nodes") != LEFT]
-    return _numbered(aws, alive) or None
+    poll(all_listed, deadline_s=VISIBLE_S)
+    alive = [node for node in nodes if node.state not in ENDED]
+    members = [node for node in alive if node.tags.get("awsddp:nodes") != NUMBER_GIVEN_UP]
+    return _numbered(aws, members) or None
 
 
 def wait_running(
-    aws: Aws, awaited: Collection[Node], *, on_event: OnEvent, deadline_s: float = 600
+    aws: Aws, expected: Collection[Node], *, on_event: OnEvent, deadline_s: float = 600
 ) -> tuple[Node, ...]:
-    """Wait until these nodes, as they were seen last, run and have an address; return them by number.
+    """Wait until these nodes, with their last known state, run and have an address; return them by number.
 
-    One describe asks for all; instances that are not visible yet count as coming. Raises CapacityError,
-    CloudError or NodeError where a node ended or was stopped instead, NodeError at the deadline.
+    Instances that are not visible yet count as starting. Raises CapacityError, CloudError or NodeError if a
+    node terminated or was stopped instead, NodeError at the deadline.
     """
-    keys = [node.instance_id for node in awaited]
-    seen: dict[str, str] = {}
-    begun = {node.instance_id for node in awaited if node.state in _ON}
+    keys = [node.instance_id for node in expected]
+    states: dict[str, str] = {}
+    begun = {node.instance_id for node in expected if node.state in _ON}
 
-    def look() -> tuple[Node, ...] | None:
-        found = describe(aws, by_id(*keys))
-        for node in found:
+    def list_running() -> tuple[Node, ...] | None:
+        listed = describe(aws, by_id(*keys))
+        for node in listed:
             _refuse_off(node, begun)
-        begun.update(node.instance_id for node in found if node.state in _ON)
-        nodes = sorted(found, key=lambda node: node.node)
+        begun.update(node.instance_id for node in listed if node.state in _ON)
+        nodes = sorted(listed, key=lambda node: node.node)
         for node in nodes:
-            if seen.get(node.instance_id) != node.state:
-                seen[node.instance_id] = node.state
+            if states.get(node.instance_id) != node.state:
+                states[node.instance_id] = node.state
                 on_event(Event(f"{node.instance_id} {node.state}", node_name(node.node)))
         up = tuple(node for node in nodes if node.state == "running" and node.address)
         return up if len(up) == len(keys) else None
 
-    running = poll(look, deadline_s=deadline_s, first_s=0.05, most_s=_LOOK_S)
+    running = poll(list_running, deadline_s=deadline_s, first_s=0.05, most_s=_POLL_S)
     if running is None:
-        slow = ", ".join(f"{key} ({state})" for key, state in seen.items() if state != "running")
+        slow = ", ".join(f"{key} ({state})" for key, state in states.items() if state != "running")
         raise NodeError(
             f"not all {len(keys)} nodes run after {deadline_s:.0f} s",
             f"still waiting for: {slow}" if slow else "AWS does not show them",
@@ -215,16 +229,16 @@ def wait_running(
 
 
 def refuse_off(aws: Aws, nodes: Collection[Node]) -> None:
-    """Look once whether nodes that ran still do, as far as AWS answers. Raises as `wait_running` does."""
+    """Check once that nodes still run; pass if AWS does not respond. Raises as `wait_running` does."""
     keys = {node.instance_id for node in nodes}
     for node in unless_refused(lambda: describe(aws, by_id(*keys)), lambda refusal: refusal.retryable) or ():
         _refuse_off(node, keys)
 
 
 def _refuse_off(node: Node, begun: Collection[str]) -> None:
-    """Raise for a node that ended, or that was stopped after it had `begun` to run, by instance id.
+    """Raise if a node terminated, or was stopped after it had begun to run; `begun` has instance ids.
 
-    One that was just started may still be listed as stopped.
+    A node that was just started may still be listed as stopped.
     """
     ended = node.state in ENDED
     if not ended and (node.state in _ON or node.instance_id not in begun):
@@ -233,16 +247,16 @@ def _refuse_off(node: Node, begun: Collection[str]) -> None:
     if code == _BY_USER:
         by = "another command, here or elsewhere, or the EC2 console"
         text += f"\n{by} {'ended' if ended else 'stopped'} it"
-    what = f"node{node.node} ({node.instance_id})"
+    subject = f"node{node.node} ({node.instance_id})"
     if not ended:
-        what += f" is {node.state}, while it was started"
-        raise NodeError(what, text, "awsddp up   # starts it again")
+        subject += f" is {node.state}, while it was started"
+        raise NodeError(subject, text, "awsddp up   # starts it again")
     kind: type[AwsddpError] = NodeError
     if "InsufficientInstanceCapacity" in code:
         kind = CapacityError
-    elif any(word in code for word in ("Limit", "Volume", "Client.InternalError")):
+    elif any(part in code for part in ("Limit", "Volume", "Client.InternalError")):
         kind = CloudError
-    raise kind(f"{what} ended while it was started", text, _AGAIN)
+    raise kind(f"{subject} ended while it was started", text, _AGAIN)
 
 
 class _Health(Shape):
@@ -256,7 +270,7 @@ class _Status(Shape):
 
 
 def impaired(aws: Aws, nodes: Collection[Node]) -> frozenset[str]:
-    """Return the instances, of those that run, which fail the checks that AWS makes of itself.
+    """Return the ids of the running instances that fail AWS's status checks.
 
     https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/monitoring-system-instance-status-check.html
     Raises CloudError.
@@ -266,7 +280,7 @@ def impaired(aws: Aws, nodes: Collection[Node]) -> frozenset[str]:
         return frozenset()
     read = partial(aws.read, _Status, "DescribeInstanceStatus", {"InstanceIds": running}, "InstanceStatuses")
     return frozenset(
-        one.instance_id
-        for one in unless_refused(read, unlisted) or ()
-        if "impaired" in (one.instance_status.status, one.system_status.status)
+        status.instance_id
+        for status in unless_refused(read, unlisted) or ()
+        if "impaired" in (status.instance_status.status, status.system_status.status)
     )

@@ -1,4 +1,4 @@
-"""The cluster's key pair, security group and placement group: made once, found again, brought in line."""
+"""Create the cluster's key pair, security group and placement group, or update the existing ones."""
 
 from functools import partial
 
@@ -16,83 +16,84 @@ _NOT_YET = frozenset({"InvalidGroup.NotFound", "InvalidGroupId.NotFound", "Inval
 
 
 def not_yet(refusal: Refused) -> bool:
-    """Whether AWS does not find the group, which may have been created a moment ago."""
+    """Return True if AWS does not find the group: it may have been created a moment ago."""
     return refusal.code in _NOT_YET
 
 
-def _is_there(refusal: Refused) -> bool:
-    """Whether what is asked for is there already."""
+def _exists_already(refusal: Refused) -> bool:
+    """Return True if the requested resource already exists."""
     return refusal.code.endswith(".Duplicate")
 
 
 def ensure_access(aws: Aws, plan: LaunchPlan, values: Values, *, on_event: OnEvent) -> str:
-    """Make what the plan's instances need, side by side, and return the id of their security group.
+    """Create what the plan's instances need, in parallel; return the id of their security group.
 
     Raises CloudError.
     """
-    works = [partial(ensure, aws, plan, values) for ensure in (_ensure_group, _ensure_key, _ensure_placement)]
-    return str(all_reporting(works, on_event=on_event)[0])
+    ensures = (_ensure_group, _ensure_key, _ensure_placement)
+    group, *_ = all_reporting([partial(ensure, aws, plan, values) for ensure in ensures], on_event=on_event)
+    return str(group)
 
 
-def _make(aws: Aws, plan: LaunchPlan, values: Values, operation: str) -> Reply | None:
-    """Carry out a request of the plan; None where there is such a thing, or the plan makes none."""
+def _create(aws: Aws, plan: LaunchPlan, values: Values, operation: str) -> Reply | None:
+    """Send a request of the plan; return None if it has no such request, or the resource already exists."""
     if not plan.asks(operation):
         return None
     request = values.resolve(plan.request(operation))
-    return unless_refused(partial(aws.call, operation, request.parameters), _is_there)
+    return unless_refused(partial(aws.call, operation, request.parameters), _exists_already)
 
 
 def _ensure_placement(aws: Aws, plan: LaunchPlan, values: Values, on_event: OnEvent) -> None:
-    """Make the plan's placement group, if it has one of its own, and wait until it can be used.
+    """Create the plan's placement group, if it creates one, and wait until it is available.
 
     Raises CloudError.
     """
     if not plan.asks("CreatePlacementGroup"):
         return
-    name, made = values.ids["name"], _make(aws, plan, values, "CreatePlacementGroup")
-    if made is not None:
+    name, created = values.ids["name"], _create(aws, plan, values, "CreatePlacementGroup")
+    if created is not None:
         on_event(Event(f"placement group {name} made", ""))
-        if made.get("PlacementGroup", {}).get("State") == "available":
+        if created.get("PlacementGroup", {}).get("State") == "available":
             return
 
     def available() -> bool | None:
-        found = aws.pages("DescribePlacementGroups", {"GroupNames": [name]})
-        return True if any(group.get("State") == "available" for group in found) else None
+        groups = aws.pages("DescribePlacementGroups", {"GroupNames": [name]})
+        return True if any(group.get("State") == "available" for group in groups) else None
 
     usable = partial(poll, available, deadline_s=VISIBLE_S)
     patiently(usable, passes=lambda refusal: refusal.code == "InvalidPlacementGroup.Unknown")
 
 
 def _ensure_key(aws: Aws, plan: LaunchPlan, values: Values, on_event: OnEvent) -> None:
-    """Import the cluster's public key, unless it is there (its name holds the id). Raises CloudError."""
-    if _make(aws, plan, values, "ImportKeyPair") is not None:
+    """Import the cluster's public key, unless it exists (its name contains the id). Raises CloudError."""
+    if _create(aws, plan, values, "ImportKeyPair") is not None:
         on_event(Event(f"key pair {values.ids['name']} imported", ""))
 
 
 def _ensure_group(aws: Aws, plan: LaunchPlan, values: Values, on_event: OnEvent) -> str:
-    """Make the cluster's security group with its rules, unless it is there, and return its id.
+    """Create the cluster's security group with its rules, unless it exists, and return its id.
 
-    A group that is there gets the rules it lacks, and loses port 22 for addresses the plan does not name;
-    the user's own is left as it is. Raises CloudError.
+    An existing group gets the missing rules, and port 22 is closed for addresses that the plan does not list.
+    The user's own group is not changed. Raises CloudError.
     """
     if not plan.asks("CreateSecurityGroup"):
         return str(plan.request("RunInstances").parameters["NetworkInterfaces"][0]["Groups"][0])
-    made = _make(aws, plan, values, "CreateSecurityGroup")
-    group = _find_group(aws, values) if made is None else str(made["GroupId"])
-    if made is not None:
+    created = _create(aws, plan, values, "CreateSecurityGroup")
+    group = _find_group(aws, values) if created is None else str(created["GroupId"])
+    if created is not None:
         on_event(Event(f"security group {group} made", ""))
     rules = [
         values.resolve(plan.request(f"AuthorizeSecurityGroup{side}"), security_group=group)
         for side in ("Ingress", "Egress")
     ]
     each(lambda rule: _authorize(aws, rule), rules)
-    if made is None:
+    if created is None:
         _close_stale(aws, group, plan.ssh_cidrs, on_event=on_event)
     return group
 
 
 def move_ssh(aws: Aws, group: str, cidrs: tuple[str, ...], *, on_event: OnEvent) -> None:
-    """Open port 22 of our group for these addresses and for no others. Raises CloudError."""
+    """Open port 22 of the cluster's own group for these addresses only. Raises CloudError."""
     rules = {"GroupId": group, "IpPermissions": [ssh_permission(cidr) for cidr in cidrs]}
     if cidrs:
         _authorize(aws, Request("AuthorizeSecurityGroupIngress", rules))
@@ -103,11 +104,11 @@ def _find_group(aws: Aws, values: Values) -> str:
     name, cluster_id = values.ids["name"], values.ids["cluster_id"]
     filters: Filters = [*tagged("awsddp:id", cluster_id), {"Name": "group-name", "Values": [name]}]
 
-    def look() -> str | None:
-        found = aws.read(SecurityGroup, "DescribeSecurityGroups", {"Filters": filters})
-        return found[0].group_id if found else None
+    def find() -> str | None:
+        groups = aws.read(SecurityGroup, "DescribeSecurityGroups", {"Filters": filters})
+        return groups[0].group_id if groups else None
 
-    group = poll(look, deadline_s=VISIBLE_S)
+    group = poll(find, deadline_s=VISIBLE_S)
     if group is None:
         raise CloudError(
             f"security group {name} already exists, but is not this cluster's",
@@ -118,9 +119,9 @@ def _find_group(aws: Aws, values: Values) -> str:
 
 
 def _authorize(aws: Aws, rules: Request) -> None:
-    """Add rules. Where one of them is there already AWS adds none, so each is then added for itself."""
+    """Add rules. If one of them already exists AWS adds none, so each is then added on its own."""
     add = partial(aws.call, rules.operation, rules.parameters)
-    added = unless_refused(partial(patiently, add, passes=not_yet), _is_there)
+    added = unless_refused(partial(patiently, add, passes=not_yet), _exists_already)
     permissions = rules.parameters["IpPermissions"]
     if added is None and len(permissions) > 1:
         for permission in permissions:
@@ -129,11 +130,11 @@ def _authorize(aws: Aws, rules: Request) -> None:
 
 
 def _close_stale(aws: Aws, group: str, cidrs: tuple[str, ...], *, on_event: OnEvent) -> None:
-    """Close port 22 of our group for every address and group that the plan does not name."""
+    """Close port 22 of the cluster's own group for every address and group that is not in `cidrs`."""
     read = partial(aws.read, SecurityGroup, "DescribeSecurityGroups", {"GroupIds": [group]})
     for permission in patiently(read, passes=not_yet)[0].ip_permissions:
-        stale = [one for one in permission.sources if one not in cidrs] if permission.from_port == 22 else []
-        if stale:
+        stale = [source for source in permission.sources if source not in cidrs]
+        if stale and permission.from_port == 22:
             rules = {"GroupId": group, "IpPermissions": list(map(ssh_permission, stale))}
             close = partial(aws.call, "RevokeSecurityGroupIngress", rules)
             closed = partial(patiently, close, passes=not_yet)

@@ -1,4 +1,4 @@
-"""Who logs in: botocore's session of a target, the names of its roles, and how a person logs in again."""
+"""Make botocore's session of a target, name the sessions of its roles, find the command to log in again."""
 
 import base64
 import contextlib
@@ -33,22 +33,22 @@ from awsddp.aws.credential_process import Failures, Program
 from awsddp.errors import AwsddpError, ConfigError, NotFoundError, UsageError
 from awsddp.model.records import Target
 
-# The AWS CLI keeps what STS gave it here, so that MFA is asked for once per hour and not once a command:
+# The AWS CLI caches the credentials from STS here, so that an MFA code is needed per hour, not per command:
 # https://docs.aws.amazon.com/cli/latest/userguide/cli-configure-role.html#cli-configure-role-cache
 CACHE = Path("~/.aws/cli/cache")
 SESSION = "awsddp-"
-"""How the name of a session begins that the user has not named."""
+"""The prefix of the role session names that awsddp sets where the user has not set one."""
 # https://docs.aws.amazon.com/sdkref/latest/guide/feature-login-credentials.html
 _CONSOLE_SESSION = timedelta(hours=12)
 _PROFILES = ("AWS_DEFAULT_PROFILE", "AWS_PROFILE")  # in the order in which botocore reads them
 _SSO = ("sso_session", "sso_start_url")
-# What is called, as settings name it.
+# The services that awsddp calls, as AWS settings name them.
 _LOGIN_SERVICES = ("sso", "sso_oidc", "signin")
 _SERVICES = ("ec2", "sts", "s3", "ssm", "iam", "kms", "pricing", "service_quotas", *_LOGIN_SERVICES)
 
 
 class _Session(botocore.session.Session):
-    """Botocore's session, whose credentials are good to sign with, or raise an error that says why not."""
+    """Botocore's session, which checks its credentials once and raises an error if they cannot be used."""
 
     _are_checked = False
 
@@ -57,16 +57,16 @@ class _Session(botocore.session.Session):
         self.failures: Failures = {}
 
     def get_credentials(self) -> Any:
-        """Return the credentials, None without any.
+        """Return the credentials, or None.
 
-        Raises botocore's errors, OSError and AwsddpError; CredentialRetrievalError for whatever else botocore
-        meets while it loads them, as their settings are the user's.
+        Raises botocore's errors, OSError and AwsddpError; CredentialRetrievalError for any other error of
+        botocore, since it loads the credentials from the user's settings.
         """
         try:
             credentials = super().get_credentials()
             if credentials is None or self._are_checked:
                 return credentials
-            self._are_checked = True  # before they are, as a role's ask for the session's
+            self._are_checked = True  # set first: the credentials of a role call this again
             keys = credentials.get_frozen_credentials()
             if not (keys.access_key and keys.secret_key):
                 raise ValueError("a key is empty")
@@ -81,10 +81,10 @@ class _Session(botocore.session.Session):
 
 
 class QuickReader(JSONFileLoader):
-    """Reads botocore's descriptions of services: that of EC2, 5 MB, in a third of the time."""
+    """Loads botocore's descriptions of services; EC2's, 5 MB, in a third of the time."""
 
     def load_file(self, file_path: str) -> Any:
-        """Return what the file holds (`file_path` lacks its suffix), None where there is none."""
+        """Return the content of the file (`file_path` is without suffix), None if it does not exist."""
         plain, packed = Path(f"{file_path}.json"), Path(f"{file_path}.json.gz")
         if plain.is_file():
             return msgspec.json.decode(plain.read_bytes())
@@ -92,7 +92,7 @@ class QuickReader(JSONFileLoader):
 
 
 class _Cache(JSONFileCache):
-    """The AWS CLI's cache, where this user can write; a login that cannot be kept is good all the same."""
+    """The AWS CLI's cache; a write that fails is ignored, since the credentials are still valid."""
 
     def __setitem__(self, key: str, value: object) -> None:
         with contextlib.suppress(OSError):
@@ -100,11 +100,11 @@ class _Cache(JSONFileCache):
 
 
 def session_of(target: Target, *, say: Callable[[str], None] = lambda text: None) -> botocore.session.Session:
-    """Return the session that boto3's is made of; the rest of boto3 costs each command a tenth of its time.
+    """Return a botocore session for the target; importing boto3 would take a tenth of each command's time.
 
-    Roles without a session name get `session_name()`: STS makes it a part of UserId, which owns what is
-    launched. A variable that is set to nothing counts as unset. `say` hears of a wait for a program. Raises
-    botocore's ProfileNotFound or ConfigParseError, ConfigError for an endpoint that is no URL.
+    Roles without a session name get `session_name()`: STS makes it a part of UserId, the owner of clusters.
+    An empty environment variable counts as unset. `report_wait` is called with a text while a login program
+    runs. Raises botocore's ProfileNotFound or ConfigParseError, ConfigError for an invalid endpoint URL.
     """
     session = _Session()
     config = session.get_component("config_store")
@@ -112,9 +112,9 @@ def session_of(target: Target, *, say: Callable[[str], None] = lambda text: None
         profile = next(filter(None, map(os.environ.get, _PROFILES)), None)
         config.set_config_provider("profile", ConstantProvider(profile))
     if region := target.region or os.environ.get("AWS_REGION"):
-        session.set_config_variable("region", region)  # where a role is assumed, too
+        session.set_config_variable("region", region)  # also for assuming a role
     if target.access_key_id:
-        # With keys of its own a profile named in the environment has no say, not even a missing one.
+        # The target has its own keys: a profile in the environment is ignored, even a missing one.
         config.set_config_provider("profile", ConstantProvider(None))
         session.set_credentials(target.access_key_id, target.secret_access_key or "")
     else:
@@ -126,10 +126,10 @@ def session_of(target: Target, *, say: Callable[[str], None] = lambda text: None
         chain, cache = session.get_component("credential_provider"), _Cache(str(CACHE.expanduser()))
         for name in ("assume-role", "assume-role-with-web-identity"):
             chain.get_provider(name).cache = cache
-        # botocore has no public name for who asks; getpass prints warnings where there is no terminal.
+        # botocore has no public name for the prompter; getpass prints warnings if there is no terminal.
         roles = chain.get_provider("assume-role")
-        roles._prompter = _ask_code
-        # Before botocore's own, which then finds no setting; nor for who makes those of a source_profile.
+        roles._prompter = _prompt_mfa_code
+        # Before botocore's own provider, which is then not used; it has no public hook for a source_profile.
         chain.insert_before(
             "custom-process", Program(session.profile or "default", session, session.failures, say)
         )
@@ -143,7 +143,7 @@ def session_of(target: Target, *, say: Callable[[str], None] = lambda text: None
 
 
 def _check_endpoints(session: botocore.session.Session) -> None:
-    """Raise ConfigError for an endpoint that botocore would use and that is no URL.
+    """Raise ConfigError for an endpoint that botocore would use and that is not a URL.
 
     https://docs.aws.amazon.com/sdkref/latest/guide/feature-ss-endpoints.html
     """
@@ -151,7 +151,7 @@ def _check_endpoints(session: botocore.session.Session) -> None:
         return
     names = ("AWS_ENDPOINT_URL", *(f"AWS_ENDPOINT_URL_{service.upper()}" for service in _SERVICES))
     endpoints = {name: os.environ.get(name) for name in names}
-    if not endpoints["AWS_ENDPOINT_URL"]:  # it goes before what the profile says
+    if not endpoints["AWS_ENDPOINT_URL"]:  # it takes precedence over the profile
         profile = session.get_scoped_config()
         endpoints[f"endpoint_url of profile {session.profile or 'default'}"] = profile.get("endpoint_url")
         name = str(profile.get("services", ""))
@@ -162,7 +162,7 @@ def _check_endpoints(session: botocore.session.Session) -> None:
     for setting, url in endpoints.items():
         if url and not _is_url(url):
             raise ConfigError(
-                f"{setting} is no URL: {url!r}",
+                f"{setting} is not a URL: {url!r}",
                 "",
                 "write it as https://HOST or https://HOST:PORT, or remove it",
             )
@@ -178,10 +178,10 @@ def _is_url(text: str) -> bool:
     return parts.scheme in ("http", "https") and is_host
 
 
-def _ask_code(question: str) -> str:
-    """Return the MFA code that a person types. Raises UsageError where there is no terminal."""
+def _prompt_mfa_code(question: str) -> str:
+    """Prompt for an MFA code and return it. Raises UsageError if there is no terminal."""
     try:
-        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))  # where getpass asks
+        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))  # getpass prompts on it
     except OSError:
         raise UsageError(
             "an MFA code is needed, and there is no terminal to ask for it",
@@ -193,8 +193,9 @@ def _ask_code(question: str) -> str:
 
 @contextlib.contextmanager
 def translated(target: Target, *, where: str) -> Iterator[None]:
-    """Raise CloudError, ConfigError or NotFoundError for what botocore and s3transfer raise in the context at
-    `where`.
+    """Translate the errors of botocore and s3transfer to CloudError, ConfigError or NotFoundError.
+
+    `location` is the region or the S3 URI, for the message.
     """
     from s3transfer.exceptions import RetriesExceededError
 
@@ -211,7 +212,7 @@ def translated(target: Target, *, where: str) -> Iterator[None]:
 
 
 def session_name() -> str:
-    """Return the name of this user's sessions on this host: 2 to 64 letters, digits and =,.@-
+    """Return the role session name of this user on this host: 2 to 64 letters, digits and =,.@-
 
     https://docs.aws.amazon.com/STS/latest/APIReference/API_AssumeRole.html
     """
@@ -232,21 +233,21 @@ def _name_roles(session: botocore.session.Session) -> None:
 
 
 def _source(session: botocore.session.Session) -> tuple[str, dict[str, Any]]:
-    """Return the profile whose login the session's own one begins with, by name, and its settings."""
+    """Return the name and the settings of the profile that the session's login starts from."""
     profiles, name = session.full_config["profiles"], session.profile or "default"
-    seen: list[str] = []
-    while name not in seen and (above := profiles.get(name, {}).get("source_profile")) in profiles:
-        seen.append(name)
+    visited: list[str] = []
+    while name not in visited and (above := profiles.get(name, {}).get("source_profile")) in profiles:
+        visited.append(name)
         name = above
     return name, profiles.get(name, {})
 
 
 def login_command(session: botocore.session.Session, target: Target) -> str:
-    """Return what a person types, or renews, to log in again as the session does."""
+    """Return the command that logs in again as the session, or a text about the variable to renew."""
     if not target.profile:
         for name in ("AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE"):
             if os.environ.get(name):
-                return f"renew what {name} and its neighbours hold"
+                return f"renew {name} and the variables that belong to it"
     name, profile = _source(session)
     named = "" if name == "default" and not session.profile else f" --profile {shlex.quote(name)}"
     if "login_session" in profile:
@@ -259,23 +260,23 @@ def login_command(session: botocore.session.Session, target: Target) -> str:
 
 
 def credentials_end(session: botocore.session.Session) -> datetime | None:
-    """Return when a person has to log in again, in UTC; None where that is never, or not known.
+    """Return when a person has to log in again, in UTC; None for never or unknown.
 
-    Botocore renews a role's credentials without asking, but never those that took an MFA code or came in the
-    environment; those of `aws login` for as long as its session of at most 12 hours.
+    Botocore renews a role's credentials by itself, but not those that need an MFA code or are in the
+    environment; those of `aws login` while its session of at most 12 hours lasts.
     """
     credentials = session.get_credentials()
     method = getattr(credentials, "method", "")
     if method == "login":
         return _console_end(_source(session)[1].get("login_session", ""))
-    ends = getattr(credentials, "_expiry_time", None)  # botocore has no public name for it
+    expiry = getattr(credentials, "_expiry_time", None)  # botocore has no public name for it
     role = session.full_config["profiles"].get(session.profile or "default", {})
-    final = method == "env" or "mfa_serial" in role
-    return ends.astimezone(UTC) if final and isinstance(ends, datetime) else None
+    is_final = method == "env" or "mfa_serial" in role
+    return expiry.astimezone(UTC) if is_final and isinstance(expiry, datetime) else None
 
 
 def _console_end(name: str) -> datetime | None:
-    """Return when a session of `aws login` ends at the latest: its first token says when it began."""
+    """Return the latest end of a session of `aws login`: its first token has the time of its start."""
     tokens = JSONFileCache(get_login_token_cache_directory())
     with contextlib.suppress(OSError, LookupError, TypeError, ValueError):
         claims = str(tokens[generate_login_cache_key(name)]["idToken"]).split(".")[1]

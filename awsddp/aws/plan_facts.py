@@ -1,4 +1,4 @@
-"""Reads from AWS what a plan needs, its image too: independent reads side by side, nothing changed."""
+"""Read the facts for a plan from AWS, including its image; independent reads run in parallel."""
 
 import ipaddress
 import re
@@ -29,9 +29,9 @@ from awsddp.util.parallel import each, soon
 T = TypeVar("T")
 _MARKETS: dict[str | None, Market] = {"spot": "spot", "capacity-block": "capacity-block"}
 """By EC2's InstanceLifecycle; all others are on-demand."""
-# What a tag may hold: https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/Using_Tags.html#tag-restrictions
+# The characters that a tag may contain: https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/Using_Tags.html#tag-restrictions
 _NO_TAG = re.compile(r"[^\w .:/=+@-]")
-# Each answers with the address that it sees, over HTTPS.
+# Each returns the caller's public address, over HTTPS.
 ADDRESS_SOURCES = ("https://checkip.amazonaws.com", "https://api.ipify.org")
 
 
@@ -43,57 +43,57 @@ def gather(
     target: TargetName = "aws",
     cluster_id: str = "",
 ) -> Facts:
-    """Return what a plan for `spec` needs to know, for a new cluster or the one of `cluster_id`.
+    """Return the facts that a plan for `spec` needs, for a new cluster or the cluster `cluster_id`.
 
-    `caller_address` is this machine as the nodes see it; where it is None, and there is neither a
-    `network.ssh_cidr` nor a `network.jump`, two sources on the internet are asked. Raises CloudError where
-    AWS cannot be read, ConfigError where something that `spec` names does not exist.
+    `caller_address` is this machine's address as the nodes see it. If it is None, and neither
+    `network.ssh_cidr` nor `network.jump` is set, two services on the internet are asked for it. Raises
+    CloudError if AWS cannot be read, ConfigError if a resource that `spec` names does not exist.
     """
 
-    def look(read: Callable[[Aws, str], T], named: str | None, otherwise: T) -> Future[T]:
-        return soon(lambda: read(aws, named) if named else otherwise)
+    def read_if_set(read: Callable[[Aws, str], T], name: str | None, default: T) -> Future[T]:
+        return soon(lambda: read(aws, name) if name else default)
 
-    # The longest chain first, and who is asking: that fails fast, and then nothing else is waited for.
+    # The longest chain first, and the identity: it fails fast, and then nothing else is waited for.
     image = soon(find_image, aws, spec.cluster.image)
     caller = soon(aws.identity)
-    places = soon(account_resources.subnets, aws, spec.network.subnet)
+    subnets = soon(account_resources.subnets, aws, spec.network.subnet)
     callers = soon(_callers, spec, caller_address)
-    key = look(account_resources.own_key, spec.access.key, "")
-    role = look(account_resources.role_of, spec.access.instance_profile, None)
+    key = read_if_set(account_resources.own_key, spec.access.key, "")
+    role = read_if_set(account_resources.role_of, spec.access.instance_profile, None)
     checks: list[Future[Any]] = [
         soon(account_resources.check_sources, aws, spec.network.ssh_cidr),
         role,
-        look(account_resources.check_disk_key, spec.access.kms_key, None),
+        read_if_set(account_resources.check_disk_key, spec.access.kms_key, None),
     ]
-    reserved = look(account_resources.reservation, spec.capacity.reservation, None)
+    reserved = read_if_set(account_resources.reservation, spec.capacity.reservation, None)
     if spec.capacity.reservation:
         caller.result()
-    found = reserved.result()
-    asked = spec.cluster.types or ((found.instance_type,) if found else ())
-    known = sorted({*GPU_TYPES, *asked})
-    offers = soon(_offers, aws, known)
-    described = {name: soon(_describe_type, aws, name) for name in asked if name not in GPU_TYPES}
-    quotas = {code: soon(_quota, aws, code) for code in _quota_codes(spec, asked)}
+    reservation = reserved.result()
+    requested_types = spec.cluster.types or ((reservation.instance_type,) if reservation else ())
+    type_names = sorted({*GPU_TYPES, *requested_types})
+    offers = soon(_offers, aws, type_names)
+    described = {name: soon(_describe_type, aws, name) for name in requested_types if name not in GPU_TYPES}
+    quotas = {code: soon(_quota, aws, code) for code in _quota_codes(spec, requested_types)}
     used = soon(_used_vcpus, aws, cluster_id)
-    listed = soon(prices.on_demand, aws, known, named=next(iter(asked), None))
-    on_spot = known if spec.cluster.spot else []
+    listed = soon(prices.on_demand, aws, type_names, named=next(iter(requested_types), None))
+    on_spot = type_names if spec.cluster.spot else []
     market = soon(prices.spot, aws, on_spot)
     budgeted = on_spot if spec.cluster.budget_usd is not None else []
-    highest = soon(prices.spot, aws, budgeted and (asked or known), days=7)
-    group = look(partial(_own_group, spec, callers), spec.network.security_group, None)
+    highest = soon(prices.spot, aws, budgeted and (requested_types or type_names), days=7)
+    group = read_if_set(partial(_own_group, spec, callers), spec.network.security_group, None)
     owner = caller.result().user_id
-    reads: list[Future[Any]] = [image, places, callers, key, offers, listed, market, highest, group]
+    reads: list[Future[Any]] = [image, subnets, callers, key, offers, listed, market, highest, group]
     wait([used, *checks, *reads, *described.values(), *quotas.values()])
     for check in checks:
         check.result()
-    ends = aws.credentials_end()
+    login_end = aws.credentials_end()
     return Facts(
         region=aws.region,
         target=target,
         owner=owner,
         offers=offers.result(),
         image=image.result().as_requested(rehearse=spec.local.gpus == "on"),
-        subnets=places.result(),
+        subnets=subnets.result(),
         quotas={code: future.result() for code, future in quotas.items()},
         used_vcpus=used.result(),
         callers=callers.result(),
@@ -104,16 +104,16 @@ def gather(
         highest_spot_prices=highest.result(),
         group=group.result(),
         public_key=key.result(),
-        reservation=found,
+        reservation=reservation,
         host=_NO_TAG.sub("-", socket.gethostname())[:256],
-        credentials_s=None if ends is None else (ends - datetime.now(UTC)).total_seconds(),
+        credentials_s=None if login_end is None else (login_end - datetime.now(UTC)).total_seconds(),
         role=role.result(),
     )
 
 
-def _own_group(spec: ClusterSpec, callers: "Future[tuple[str, ...]]", aws: Aws, asked: str) -> Group:
+def _own_group(spec: ClusterSpec, callers: "Future[tuple[str, ...]]", aws: Aws, group_id: str) -> Group:
     cidrs = ssh_cidrs(spec, ()) if spec.network.ssh_cidr else callers.result()
-    return account_resources.own_group(aws, asked, cidrs=cidrs, efa=spec.capacity.efa)
+    return account_resources.own_group(aws, group_id, cidrs=cidrs, efa=spec.capacity.efa)
 
 
 class _Region(Shape):
@@ -121,9 +121,9 @@ class _Region(Shape):
 
 
 def enabled_regions(aws: Aws) -> tuple[str, ...]:
-    """Return the regions that this account may use. Raises CloudError."""
-    found = aws.read(_Region, "DescribeRegions", {"AllRegions": False})
-    return tuple(sorted(region.region_name for region in found))
+    """Return the regions that the account has enabled. Raises CloudError."""
+    regions = aws.read(_Region, "DescribeRegions", {"AllRegions": False})
+    return tuple(sorted(region.region_name for region in regions))
 
 
 class _Offering(Shape):
@@ -131,35 +131,35 @@ class _Offering(Shape):
     location: str
 
 
-def _offers(aws: Aws, known: list[str]) -> dict[str, tuple[str, ...]]:
+def _offers(aws: Aws, type_names: list[str]) -> dict[str, tuple[str, ...]]:
     """Return the zones that offer each of these types."""
-    filters = [{"Name": "instance-type", "Values": known}]
-    asked = {"LocationType": "availability-zone", "Filters": filters}
+    filters = [{"Name": "instance-type", "Values": type_names}]
+    request = {"LocationType": "availability-zone", "Filters": filters}
     zones: dict[str, set[str]] = defaultdict(set)
-    for offer in aws.read(_Offering, "DescribeInstanceTypeOfferings", asked):
+    for offer in aws.read(_Offering, "DescribeInstanceTypeOfferings", request):
         zones[offer.instance_type].add(offer.location)
     return {name: tuple(sorted(zones[name])) for name in sorted(zones)}
 
 
-def _describe_type(aws: Aws, asked: str) -> GpuType | str:
-    """Return EC2's description of a type that the table does not have, or its refusal."""
+def _describe_type(aws: Aws, name: str) -> GpuType | str:
+    """Return EC2's description of a type that is not in the table, or EC2's error text."""
     try:
-        found = aws.pages("DescribeInstanceTypes", {"InstanceTypes": [asked]})
+        matches = aws.pages("DescribeInstanceTypes", {"InstanceTypes": [name]})
     except Refused as refusal:
         if refusal.code in ("InvalidInstanceType", "InvalidParameterValue"):
             return refusal.why
         raise
-    return _gpu_type(found[0]) if found else ""
+    return _gpu_type(matches[0]) if matches else ""
 
 
 def _gpu_type(described: Reply) -> GpuType:
-    found = described.get("GpuInfo", {}).get("Gpus", ())
-    gpus = [gpu for gpu in found if gpu.get("Manufacturer") == "NVIDIA"]
+    all_gpus = described.get("GpuInfo", {}).get("Gpus", ())
+    gpus = [gpu for gpu in all_gpus if gpu.get("Manufacturer") == "NVIDIA"]
     name, network = gpus[0]["Name"] if gpus else "", described.get("NetworkInfo", {})
     return GpuType(
         name=described["InstanceType"],
         gpu=name,
-        # Of a part of a GPU, Count is 0: https://github.com/aws/aws-cli/issues/9659
+        # Count is 0 for a part of a GPU: https://github.com/aws/aws-cli/issues/9659
         gpus=sum(int(gpu.get("Count") or gpu.get("LogicalGpuCount", 0)) for gpu in gpus),
         memory_gb=gpus[0]["MemoryInfo"]["SizeInMiB"] / 1024 if gpus else 0,
         vcpus=described["VCpuInfo"]["DefaultVCpus"],
@@ -175,44 +175,45 @@ def _gpu_type(described: Reply) -> GpuType:
 
 
 def _gbit(performance: str) -> str:
-    """Return a network performance as the table has it: "Up to 10 Gigabit" is "<=10"."""
+    """Return a network performance in the form of the table: "Up to 10 Gigabit" is "<=10"."""
     text = performance.removesuffix(" Gigabit").replace("Up to ", "<=")
     return re.sub(r"^(\d+)x ", r"\1 x ", text)
 
 
-def _quota_codes(spec: ClusterSpec, asked: Iterable[str]) -> set[str]:
-    """Return the quotas that what may be chosen counts against."""
-    names = tuple(asked) or tuple(GPU_TYPES)
-    found = (quota_of(name, market) for name in names for market in spec.cluster.markets)
-    return {quota[0] for quota in found if quota is not None}
+def _quota_codes(spec: ClusterSpec, requested_types: Iterable[str]) -> set[str]:
+    """Return the codes of the quotas that the requested types (if none: all types) count against."""
+    names = tuple(requested_types) or tuple(GPU_TYPES)
+    quotas = (quota_of(name, market) for name in names for market in spec.cluster.markets)
+    return {quota[0] for quota in quotas if quota is not None}
 
 
 def _quota(aws: Aws, code: str) -> float | None:
-    """Return a quota's vCPUs; None where it cannot be read, which no launch depends on."""
-    asked = {"ServiceCode": "ec2", "QuotaCode": code}
-    reply = unless_refused(lambda: aws.call("GetServiceQuota", asked, service="service-quotas"))
+    """Return a quota's vCPUs, None if it cannot be read: a launch does not depend on it."""
+    request = {"ServiceCode": "ec2", "QuotaCode": code}
+    reply = unless_refused(lambda: aws.call("GetServiceQuota", request, service="service-quotas"))
     return float(reply["Quota"]["Value"]) if reply else None
 
 
 def _used_vcpus(aws: Aws, cluster_id: str) -> dict[str, int]:
-    """Return the vCPUs that run in the region, but for those of a cluster, by the code of their quota.
+    """Return the running vCPUs of the region by quota code, without those of the cluster `cluster_id`.
 
-    Nothing where instances may not be listed, which no launch depends on.
+    Returns {} if instances may not be listed: a launch does not depend on it.
     """
     running: Filters = [{"Name": "instance-state-name", "Values": ["pending", "running"]}]
     read = partial(aws.pages, "DescribeInstances", {"Filters": running}, "Reservations")
     used: Counter[str] = Counter()
-    for one in (one for reservation in unless_refused(read) or () for one in reservation["Instances"]):
-        kind, cpus = GPU_TYPES.get(one["InstanceType"]), one.get("CpuOptions", {})
-        lifecycle = one.get("InstanceLifecycle")
-        quota = quota_of(one["InstanceType"], _MARKETS.get(lifecycle, "on-demand"))
-        if quota is not None and tags_of(one).get("awsddp:id") != cluster_id:
+    reservations = unless_refused(read) or ()
+    for instance in (instance for reservation in reservations for instance in reservation["Instances"]):
+        kind, cpus = GPU_TYPES.get(instance["InstanceType"]), instance.get("CpuOptions", {})
+        lifecycle = instance.get("InstanceLifecycle")
+        quota = quota_of(instance["InstanceType"], _MARKETS.get(lifecycle, "on-demand"))
+        if quota is not None and tags_of(instance).get("awsddp:id") != cluster_id:
             used[quota[0]] += kind.vcpus if kind else cpus.get("CoreCount", 0) * cpus.get("ThreadsPerCore", 1)
     return dict(used)
 
 
 def _callers(spec: ClusterSpec, caller_address: str | None) -> tuple[str, ...]:
-    """Return this machine's addresses as the nodes see them, as CIDRs; none are asked for needlessly."""
+    """Return this machine's addresses as the nodes see them, as CIDRs; () if the plan does not need them."""
     if spec.network.ssh_cidr or spec.network.jump:
         return ()
     if caller_address is not None:
@@ -231,74 +232,74 @@ def _ask_address(source: str) -> str | None:
         return None
 
 
-def find_image(aws: Aws, asked: str | None) -> Image:
+def find_image(aws: Aws, requested: str | None) -> Image:
     """Return the image to launch.
 
-    `asked` is an id ("ami-..."), an SSM parameter ("/aws/service/..."), or a name, in which `*` stands for
-    anything; None means the newest Deep Learning AMI with a PyTorch that the table has. Raises ConfigError
-    where there is none.
+    `requested` is an id ("ami-..."), an SSM parameter ("/aws/service/..."), or a name, in which `*` matches
+    any text; None means the newest Deep Learning AMI whose PyTorch is in the table. Raises ConfigError if
+    there is no such image.
     """
-    place, tried = "cluster.image", asked or releases.DLAMI_NAMES
+    setting, tried = "cluster.image", requested or releases.DLAMI_NAMES
     parameter = tried.removeprefix("resolve:ssm:")
-    if asked is None:
-        place, found = "the region's newest Deep Learning AMI", _newest_image(aws)
-    elif asked.startswith("ami-"):
-        found = _image_of_id(aws, asked)
+    if requested is None:
+        setting, image = "the region's newest Deep Learning AMI", _newest_image(aws)
+    elif requested.startswith("ami-"):
+        image = _image_of_id(aws, requested)
     elif parameter.startswith("/"):
-        found = _image_of_parameter(aws, parameter)
+        image = _image_of_parameter(aws, parameter)
     else:
-        found = _newest(_images_of_name(aws, asked))
-    if found is None:
+        image = _newest(_images_of_name(aws, requested))
+    if image is None:
         raise ConfigError(
-            f"{place}: no image {tried!r} in {aws.region}",
+            f"{setting}: no image {tried!r} in {aws.region}",
             releases.explained(tried)
             or "it was deregistered, is not shared with this account, or is in another region",
             "name one with --image: an id, a name with *, or an SSM parameter; "
             "without --image the newest Deep Learning AMI is taken",
         )
-    return found
+    return image
 
 
 def _newest_image(aws: Aws) -> Image | None:
-    """Return the newest Deep Learning AMI with a PyTorch that the table has; where it has none, the newest.
+    """Return the newest Deep Learning AMI whose PyTorch is in the table; if there is none, the newest.
 
-    It is looked for by name, as a parameter of SSM would need a permission of its own: what is newest would
-    depend on that.
+    It is looked up by name, since an SSM parameter needs a permission of its own: the result would depend on
+    that permission.
     """
     images = _images_of_name(aws, releases.DLAMI_NAMES, owners=["amazon"])
     newest = _newest([image for image in images if releases.in_table(image.name)] or images)
-    strange = _newest(images)
-    if newest is None or strange is None or not releases.unknown_torch(strange.name):
+    newest_of_all = _newest(images)
+    if newest is None or newest_of_all is None or not releases.unknown_torch(newest_of_all.name):
         return newest
-    return replace(newest, newer=strange.name)
+    return replace(newest, newer=newest_of_all.name)
 
 
 def _image_of_parameter(aws: Aws, name: str) -> Image | None:
-    """Return the image that an SSM parameter names; None where there is none."""
+    """Return the image that an SSM parameter names; None without such a parameter or image."""
     reply = aws.call("GetParameters", {"Names": [name]}, service="ssm")
     return _image_of_id(aws, reply["Parameters"][0]["Value"]) if reply["Parameters"] else None
 
 
 def _image_of_id(aws: Aws, image_id: str) -> Image | None:
-    none = ("InvalidAMIID.", "InvalidParameterValue")
-    look = partial(_images, aws, {"ImageIds": [image_id]})
-    return _newest(unless_refused(look, lambda refusal: refusal.code.startswith(none)) or ())
+    not_found = ("InvalidAMIID.", "InvalidParameterValue")
+    read = partial(_images, aws, {"ImageIds": [image_id]})
+    return _newest(unless_refused(read, lambda refusal: refusal.code.startswith(not_found)) or ())
 
 
 def _images_of_name(aws: Aws, pattern: str, *, owners: Sequence[str] = ("amazon", "self")) -> list[Image]:
-    """Return the images of this name; only where there are none, deprecated ones."""
+    """Return the images of this name; deprecated images only if there are no others."""
     filters = [{"Name": "name", "Values": [pattern]}, {"Name": "state", "Values": ["available"]}]
-    asked = {"Owners": list(owners), "Filters": filters}
-    return _images(aws, asked) or _images(aws, {**asked, "IncludeDeprecated": True})
+    request = {"Owners": list(owners), "Filters": filters}
+    return _images(aws, request) or _images(aws, {**request, "IncludeDeprecated": True})
 
 
-def _images(aws: Aws, asked: Reply) -> list[Image]:
-    found = aws.pages("DescribeImages", asked)
-    return [_image(image) for image in found if image.get("State") == "available"]
+def _images(aws: Aws, request: Reply) -> list[Image]:
+    described = aws.pages("DescribeImages", request)
+    return [_image(image) for image in described if image.get("State") == "available"]
 
 
 def _newest(images: Iterable[Image]) -> Image | None:
-    """Return the image with the newest torch, and of these the newest; None where there is none."""
+    """Return the newest of the images with the newest torch; None without images."""
     return max(
         images, key=lambda image: (releases.torch_version(image.name), image.created, image.id), default=None
     )
@@ -324,5 +325,5 @@ def _image(described: Reply) -> Image:
 
 
 def _past(moment: str) -> str:
-    """Return a time of EC2's where it is past, else "": AWS tells it beforehand."""
+    """Return a time of EC2 if it is past, else "": AWS sets a deprecation time in advance."""
     return moment if moment and datetime.fromisoformat(moment) < datetime.now(UTC) else ""

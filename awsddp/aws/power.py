@@ -1,6 +1,6 @@
-"""Power: machines stopped, their disks kept, and started again with a new expiry.
+"""Stop and start nodes, and set what a poweroff from inside does.
 
-And what a poweroff from inside does: it ends a node, or stops it while results are neither home nor in S3.
+A poweroff terminates a node; while results are neither fetched nor in S3 it stops the node.
 https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/Stop_Start.html
 """
 
@@ -22,71 +22,71 @@ from awsddp.util.parallel import each
 TAG = "awsddp:unfetched"
 
 
-def _on_its_way(refusal: Refused) -> bool:
-    """Whether a node is still stopping or gone, or AWS does not list it everywhere yet."""
+def _is_changing(refusal: Refused) -> bool:
+    """Return True if a node is still stopping or gone, or AWS does not list it everywhere yet."""
     return unlisted(refusal) or refusal.code in ("IncorrectInstanceState", "IncorrectState")
 
 
 def stop(aws: Aws, nodes: Sequence[Node], *, on_event: OnEvent) -> None:
-    """Stop on-demand nodes and wait until AWS says so. From now on a poweroff stops them, too.
+    """Stop on-demand nodes and wait until they are stopped. From now on a poweroff also stops them.
 
-    Raises CloudError, and NodeError for one that does not stop.
+    Raises CloudError, NodeError if a node does not stop.
     """
     names = {node.instance_id: node_name(node.node) for node in nodes}
     keys = list(names)
     poweroff(aws, keys, "stop")
-    patiently(lambda: aws.call("StopInstances", {"InstanceIds": keys}), passes=_on_its_way)
-    seen: dict[str, str] = {}
+    patiently(lambda: aws.call("StopInstances", {"InstanceIds": keys}), passes=_is_changing)
+    states: dict[str, str] = {}
 
-    def look() -> bool | None:
+    def all_stopped() -> bool | None:
         for node in describe(aws, by_id(*keys)):
-            if seen.get(key := node.instance_id) != node.state:
-                seen[key] = node.state
+            if states.get(key := node.instance_id) != node.state:
+                states[key] = node.state
                 on_event(Event(f"{key} {node.state}", names[key]))
-        return True if len(seen) == len(keys) and set(seen.values()) <= {"stopped", *ENDED} else None
+        return True if len(states) == len(keys) and set(states.values()) <= {"stopped", *ENDED} else None
 
-    if poll(look, deadline_s=deadline_s(node.instance_type for node in nodes)) is None:
-        slow = ", ".join(f"{key} ({state})" for key, state in seen.items() if state != "stopped")
+    if poll(all_stopped, deadline_s=deadline_s(node.instance_type for node in nodes)) is None:
+        slow = ", ".join(f"{key} ({state})" for key, state in states.items() if state != "stopped")
         raise NodeError("not all nodes stopped", f"still waiting for: {slow}", "awsddp stop   # again")
 
 
 def start(aws: Aws, nodes: Sequence[Node], *, keeps_group: bool, on_event: OnEvent) -> None:
-    """Ask for the start of stopped nodes; one that is still stopping is waited for.
+    """Request the start of stopped nodes; wait for a node that is still stopping.
 
-    Where their placement group has no room they leave it, unless `keeps_group`:
+    Unless `keeps_group`, the nodes leave a placement group that has no room:
     https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_ModifyInstancePlacement.html
-    Raises CloudError, CapacityError where AWS has no such machines now: a stopped one holds no place.
+    Raises CloudError, CapacityError if AWS has no such instances now: a stopped node reserves no capacity.
     """
     keys = [node.instance_id for node in nodes]
     grouped = [node.instance_id for node in nodes if any(kind == "PlacementGroups" for kind, *_ in node.uses)]
 
-    def begin() -> None:
-        patiently(lambda: aws.call("StartInstances", {"InstanceIds": keys}), passes=_on_its_way)
+    def request_start() -> None:
+        patiently(lambda: aws.call("StartInstances", {"InstanceIds": keys}), passes=_is_changing)
 
-    def leave(instance_id: str) -> None:
+    def leave_group(instance_id: str) -> None:
         request = {"InstanceId": instance_id, "GroupName": ""}
-        unless_refused(lambda: aws.call("ModifyInstancePlacement", request), _on_its_way)
+        unless_refused(lambda: aws.call("ModifyInstancePlacement", request), _is_changing)
 
     try:
-        begin()
+        request_start()
     except CapacityError:
         if keeps_group or not grouped:
             raise
         on_event(Event("no room in the placement group, starting the nodes without it"))
-        each(leave, grouped)
-        begin()
+        each(leave_group, grouped)
+        request_start()
 
 
 def tag_expiry(aws: Aws, nodes: Sequence[Node], expires: datetime) -> None:
-    """Write a new expiry to the nodes' tag; the watchdogs get it separately. Raises CloudError."""
+    """Write a new expiry to the nodes' tag; the watchdogs are updated separately. Raises CloudError."""
     tag(aws, [node.instance_id for node in nodes], "awsddp:expires", utc(expires))
 
 
 def keep_on_poweroff(aws: Aws, nodes: Sequence[Node], job: str) -> None:
-    """Before a job: have a poweroff stop the on-demand nodes, and tag all with the job as not yet fetched.
+    """Before a job: let a poweroff stop the on-demand nodes, and tag all nodes with the job as unfetched.
 
-    A spot node cannot be stopped, so it is only tagged. Both are done at once: each is safe without the
-    other, as there are no results yet. Raises CloudError; the job must not start then.
+    A spot node cannot be stopped, so it is only tagged. Both run in parallel: each is safe without the other,
+    since there are no results yet. Raises CloudError; the job must not start then.
     """
 
     def add() -> None:
@@ -95,12 +95,12 @@ def keep_on_poweroff(aws: Aws, nodes: Sequence[Node], job: str) -> None:
             unfetched[key] = [*jobs, job] if job not in jobs else jobs
         _write(aws, unfetched)
 
-    works: list[Callable[[], None]] = [add]
+    calls: list[Callable[[], None]] = [add]
     for node in nodes:
         if not node.spot:
             act = partial(_on_poweroff, aws, node.instance_id, "stop")
-            works.append(partial(patiently, act, passes=unlisted))
-    each(lambda work: work(), works)
+            calls.append(partial(patiently, act, passes=unlisted))
+    each(lambda call: call(), calls)
 
 
 def release(
@@ -111,14 +111,15 @@ def release(
     tagged: Mapping[str, Sequence[str]] | None = None,
     older: Mapping[str, Sequence[str]] | None = None,
 ) -> None:
-    """After a job's results are home or in S3: untag the nodes; the last job lets a poweroff end them again.
+    """After a job's results are fetched or in S3: remove the job from the nodes' tag.
 
-    `tagged` is what `unfetched_of` has returned just now, `older` what MORE stands for on a node, by its id;
-    without it MORE stays. Nodes that are gone need nothing. A poweroff ends them before the tag goes: a node
-    that is interrupted between the two is still known by it. Raises CloudError.
+    After the last job a poweroff terminates the nodes again. That is set before the tag is removed, so that
+    a node that is interrupted between the two still has the tag. `tagged` is the current result of
+    `unfetched_of`, `older` the jobs that MORE stands for, by instance id; without it MORE stays. Nodes that
+    no longer exist are skipped. Raises CloudError.
     """
-    known = unfetched_of(aws, nodes) if tagged is None else tagged
-    named = {key: _resolved(jobs, (older or {}).get(key, (MORE,))) for key, jobs in known.items()}
+    jobs_by_node = unfetched_of(aws, nodes) if tagged is None else tagged
+    named = {key: _resolved(jobs, (older or {}).get(key, (MORE,))) for key, jobs in jobs_by_node.items()}
     unfetched = {key: [other for other in jobs if other != job] for key, jobs in named.items()}
     spot = {node.instance_id for node in nodes if node.spot}
     freed = [key for key, jobs in unfetched.items() if not jobs and key not in spot]
@@ -127,17 +128,17 @@ def release(
 
 
 def poweroff(aws: Aws, instance_ids: Iterable[str], behaviour: str) -> None:
-    """Have a poweroff from inside "stop" or "terminate" on-demand nodes. Those that are gone need nothing."""
-    each(lambda key: unless_refused(partial(_on_poweroff, aws, key, behaviour), _on_its_way), instance_ids)
+    """Let a poweroff from inside "stop" or "terminate" on-demand nodes. Missing nodes are skipped."""
+    each(lambda key: unless_refused(partial(_on_poweroff, aws, key, behaviour), _is_changing), instance_ids)
 
 
 def unfetched_of(aws: Aws, nodes: Sequence[Node]) -> dict[str, list[str]]:
-    """Return the jobs that each living node is tagged with now, which may be more than were read before.
+    """Read the jobs that each live node is tagged with, by instance id; MORE stands for older jobs.
 
-    MORE among them stands for older ones.
+    Other commands may have added jobs since `nodes` were read.
     """
-    found = describe(aws, by_id(*(node.instance_id for node in nodes)))
-    return {node.instance_id: list(node.unfetched) for node in found if node.state not in ENDED}
+    listed = describe(aws, by_id(*(node.instance_id for node in nodes)))
+    return {node.instance_id: list(node.unfetched) for node in listed if node.state not in ENDED}
 
 
 def _on_poweroff(aws: Aws, instance_id: str, behaviour: str) -> None:
@@ -146,17 +147,17 @@ def _on_poweroff(aws: Aws, instance_id: str, behaviour: str) -> None:
 
 
 def _write(aws: Aws, unfetched: dict[str, list[str]]) -> None:
-    """Write each list of jobs to the tag of its nodes, one call for those that share it."""
+    """Write each list of jobs to the tag of its node, in one call for all nodes with the same list."""
     texts = {key: _text(jobs) for key, jobs in unfetched.items()}
     for text in sorted(set(texts.values())):
         tag(aws, [key for key in texts if texts[key] == text], TAG, text)
 
 
 def _text(jobs: Sequence[str]) -> str:
-    """Return jobs, the oldest first, as the tag holds them: MORE and the newest where not all fit."""
-    named, more = [job for job in jobs if job != MORE], MORE in jobs
-    while len(text := " ".join([MORE, *named] if more else named)) > TAG_VALUE:
-        named, more = named[1:], True
+    """Return jobs, the oldest first, as the tag's value: MORE and the newest if not all fit."""
+    named, has_older = [job for job in jobs if job != MORE], MORE in jobs
+    while len(text := " ".join([MORE, *named] if has_older else named)) > TAG_VALUE:
+        named, has_older = named[1:], True
     return text
 
 

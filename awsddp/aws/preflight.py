@@ -1,7 +1,7 @@
-"""What can be known before a launch: the caller, the clock, the plan, and whether AWS allows its calls.
+"""Check before a launch: the caller, the clock, the plan, and the permissions for its calls.
 
 https://docs.aws.amazon.com/AWSEC2/latest/APIReference/CommonParameters.html (DryRun): a call that would be
-allowed is refused with DryRunOperation.
+allowed returns the error DryRunOperation.
 """
 
 import json
@@ -25,9 +25,9 @@ from awsddp.util.parallel import each
 OF_REGION = ("credentials", "clock", "plan", "permission")
 """The checks that need a region."""
 CONFIGURATION = "configuration"
-"""The check that failed where the AWS configuration is invalid."""
-# What `up`, jobs, `stop` and `down` call later on, and what has to exist before AWS can say whether it may:
-# by the request that makes it.
+"""The check that fails if the AWS configuration is invalid."""
+# The later calls of `up`, jobs, `stop` and `down`, and the resource that has to exist before AWS can check
+# their permission, with the request that creates the resource.
 _OF_GROUP = ("AuthorizeSecurityGroupIngress", "AuthorizeSecurityGroupEgress", "RevokeSecurityGroupIngress")
 _OF_INSTANCE = ("CreateTags", "DeleteTags", "StopInstances", "StartInstances", "TerminateInstances")
 _LATER = (
@@ -38,8 +38,8 @@ _LATER = (
     ("RunInstances", "a volume", ("DeleteVolume",)),
     ("RunInstances", "an instance", ("ModifyInstanceAttribute", *_OF_INSTANCE)),
 )
-# What a launch refers to before it is made.
-_UNMADE = ({"$ref": "name"}, {"$ref": "security_group"})
+# References of a launch to resources that do not exist yet.
+_MISSING = ({"$ref": "name"}, {"$ref": "security_group"})
 # The resource that a denial names: "... to perform: ec2:RunInstances on resource: arn:aws:ec2:...".
 _DEFAULT_GROUP = ":security-group/"
 _NO_GROUP = "needs a security group; with the VPC's default one it is denied"
@@ -48,10 +48,10 @@ _NO_GROUP = "needs a security group; with the VPC's default one it is denied"
 def before_launch(
     aws: Aws, spec: ClusterSpec, values: Values, *, facts: Callable[[], Facts]
 ) -> tuple[Check, ...]:
-    """Return every check that can be made before anything exists; nothing is changed.
+    """Return every check that can be made before any resource exists; nothing is changed.
 
-    `facts` reads what a plan needs; `values` stand for what a launch would make. A refusal becomes
-    a check that failed; what depends on it is shown as not checked.
+    `facts` reads the facts for a plan; `values` are placeholders of a launch's ids. An error becomes a failed
+    check; checks that depend on it are shown as not checked.
     """
     try:
         checks = _caller(aws)
@@ -63,11 +63,11 @@ def before_launch(
         plan, quota = _plan_and_quota(spec, facts())
     except AwsddpError as error:
         return (*checks, failed("plan", error), *not_checked("plan", "permission"))
-    made = f"{plan.nodes} x {plan.instance_type} in {', '.join(plan.zones)}"
+    summary = f"{plan.nodes} x {plan.instance_type} in {', '.join(plan.zones)}"
     if quota is None:
-        checks.append(Check(name="plan", ok=True, value=f"{made}; {plan.quota}"))
+        checks.append(Check(name="plan", ok=True, value=f"{summary}; {plan.quota}"))
     else:
-        checks += [Check(name="plan", ok=True, value=made), quota]
+        checks += [Check(name="plan", ok=True, value=summary), quota]
     checks += [Check(name="warning", ok=None, value=text) for text in plan.warnings]
     try:
         return (*checks, *dry_run(aws, plan, values))
@@ -83,45 +83,45 @@ _RULE = {
 }
 
 
-def uploads_check(aws: Aws, place: str) -> list[Check]:
-    """Return a warning where uploads that were cut would stay in the bucket of a place and cost money.
+def uploads_check(aws: Aws, uri: str) -> list[Check]:
+    """Return a warning if the bucket of an S3 URI keeps interrupted uploads, which cost money.
 
     https://docs.aws.amazon.com/AmazonS3/latest/userguide/mpu-abort-incomplete-mpu-lifecycle-config.html
     """
-    bucket, prefix = s3_place(place)
+    bucket, prefix = s3_place(uri)
     try:
         rules = aws.call("GetBucketLifecycleConfiguration", {"Bucket": bucket}, service="s3")["Rules"]
     except Refused as refusal:
         if refusal.code != "NoSuchLifecycleConfiguration":
-            return []  # it is not known
+            return []  # the rules are unknown
         rules = []
     for rule in rules:
-        below = rule.get("Filter", rule).get("Prefix", "")
-        ends = "AbortIncompleteMultipartUpload" in rule and rule["Status"] == "Enabled"
-        if ends and f"{prefix}/".startswith(below):
+        rule_prefix = rule.get("Filter", rule).get("Prefix", "")
+        aborts = "AbortIncompleteMultipartUpload" in rule and rule["Status"] == "Enabled"
+        if aborts and f"{prefix}/".startswith(rule_prefix):
             return []
-    told = shlex.quote(json.dumps({"Rules": [_RULE]}))
+    configuration = shlex.quote(json.dumps({"Rules": [_RULE]}))
     hint = (
-        f"aws s3api put-bucket-lifecycle-configuration --bucket {bucket} --lifecycle-configuration {told}"
-        "   # it takes the place of other rules: add them"
+        f"aws s3api put-bucket-lifecycle-configuration --bucket {bucket} "
+        f"--lifecycle-configuration {configuration}   # it replaces existing rules: add them"
     )
-    value = f"bucket {bucket} keeps uploads that were cut, which cost money, until a lifecycle rule ends them"
+    value = f"bucket {bucket} keeps interrupted uploads, which cost money, until a lifecycle rule aborts them"
     return [Check(name="warning", ok=None, value=value, hint=hint)]
 
 
 def failed(name: str, error: AwsddpError) -> Check:
-    """Return a refusal as a check that failed."""
+    """Return an error as a failed check."""
     value = f"{error.message}: {error.why}" if error.why else error.message
     return Check(name=name, ok=False, value=value, hint=error.next)
 
 
 def not_checked(missing: str, *names: str) -> tuple[Check, ...]:
-    """Return the checks that depend on one that failed."""
+    """Return checks of these names as not checked, because the check `missing` failed."""
     return tuple(Check(name=name, ok=None, value=f"not checked: needs {missing}") for name in names)
 
 
 def _plan_and_quota(spec: ClusterSpec, facts: Facts) -> tuple[LaunchPlan, Check | None]:
-    """Return the plan, and the check of a quota that is too small for it. Raises as `make_plan` does."""
+    """Return the plan, and a failed check if its quota is too small. Raises as `make_plan` does."""
     try:
         return make_plan(spec, facts), None
     except AwsddpError as error:
@@ -131,69 +131,70 @@ def _plan_and_quota(spec: ClusterSpec, facts: Facts) -> tuple[LaunchPlan, Check 
 
 
 def _caller(aws: Aws) -> list[Check]:
-    """Return the checks of the credentials, with their end, and this machine's clock. Raises CloudError."""
+    """Return the checks of the credentials and of this machine's clock. Raises CloudError."""
     reply = aws.call("GetCallerIdentity", {}, service="sts")
-    ends = aws.credentials_end()
-    until = "" if ends is None else f", until {ends:%Y-%m-%d %H:%M} UTC"
+    end = aws.credentials_end()
+    until = "" if end is None else f", until {end:%Y-%m-%d %H:%M} UTC"
     checks = [Check(name="credentials", ok=True, value=Identity.of(reply).arn + until)]
     skew = skew_s(reply.get("ResponseMetadata", {}), datetime.now(UTC))
     if skew is not None:
-        good, side = abs(skew) <= MOST_SKEW_S, "behind" if skew > 0 else "ahead of"
+        is_right, side = abs(skew) <= MOST_SKEW_S, "behind" if skew > 0 else "ahead of"
         value, expected = f"{abs(skew):.0f} s {side} AWS's", f"within {MOST_SKEW_S} s"
-        hint = "" if good else "sudo timedatectl set-ntp true"
-        checks.append(Check(name="clock", ok=good, value=value, expected=expected, hint=hint))
+        hint = "" if is_right else "sudo timedatectl set-ntp true"
+        checks.append(Check(name="clock", ok=is_right, value=value, expected=expected, hint=hint))
     return checks
 
 
 def dry_run(aws: Aws, plan: LaunchPlan, values: Values) -> tuple[Check, ...]:
-    """Send the plan's requests with DryRun, and return for each the check whether it is allowed.
+    """Send the plan's requests with DryRun, and return a check of the permission for each.
 
-    What does not exist yet is left out of the launch that is asked for: the key, the cluster's own group and
-    placement group. Without a group EC2 takes the VPC's default one, so that where that is what is denied
-    nothing is told of a launch into one's own. Raises CloudError where AWS cannot be asked at all.
+    Resources that do not exist yet are left out of the launch: the key, the cluster's own security group and
+    its placement group. Without a group EC2 uses the VPC's default group; if that is denied, a launch into
+    the cluster's own group may still be allowed. Raises CloudError if AWS cannot be reached.
     """
-    asked = [request for request in plan.requests if request.operation not in _OF_GROUP]
+    requests = [request for request in plan.requests if request.operation not in _OF_GROUP]
     launch = {"subnet": plan.subnets[0].id, "client_token": values.ids["cluster_id"]}
 
-    def ask(request: Request) -> Check:
-        known = _made(request.parameters) if request.operation == "RunInstances" else request.parameters
-        sent = values.resolve(Request(request.operation, {**known, "DryRun": True}), **launch)
-        answer, why = "allowed", ""
+    def try_request(request: Request) -> Check:
+        is_launch = request.operation == "RunInstances"
+        parameters = _without_missing(request.parameters) if is_launch else request.parameters
+        sent = values.resolve(Request(request.operation, {**parameters, "DryRun": True}), **launch)
+        outcome, why = "allowed", ""
         try:
             aws.call(sent.operation, sent.parameters)
         except (Refused, CapacityError) as refusal:
             if not (isinstance(refusal, Refused) and refusal.code == "DryRunOperation"):
-                answer, why = "denied" if refusal.kind == "permission" else "refused", refusal.why
-        if answer == "denied" and known != request.parameters and _DEFAULT_GROUP in why:
-            answer, why = "not asked", _NO_GROUP
-        return _check(request.operation, answer, why)
+                outcome, why = "denied" if refusal.kind == "permission" else "refused", refusal.why
+        if outcome == "denied" and parameters != request.parameters and _DEFAULT_GROUP in why:
+            outcome, why = "not asked", _NO_GROUP
+        return _check(request.operation, outcome, why)
 
-    answers = each(ask, asked)
+    checks = each(try_request, requests)
     later = [
-        _check(name, "not asked", f"needs {what}")
-        for made_by, what, names in _LATER
+        _check(name, "not asked", f"needs {requirement}")
+        for made_by, requirement, names in _LATER
         if plan.asks(made_by)  # the user's own is not changed, and not deleted
         for name in names
     ]
-    return (*answers, *later)
+    return (*checks, *later)
 
 
-def _made(part: Any) -> Any:
-    """Return a part of a launch without what refers to something that does not exist yet."""
+def _without_missing(part: Any) -> Any:
+    """Return a part of a launch request without references to resources that do not exist yet."""
     if isinstance(part, list):
-        return [_made(item) for item in part if item not in _UNMADE]
+        return [_without_missing(item) for item in part if item not in _MISSING]
     if isinstance(part, dict):
-        kept = {key: _made(value) for key, value in part.items() if value not in _UNMADE}
-        return {key: value for key, value in kept.items() if value not in ({}, [])}
+        filled = {key: _without_missing(value) for key, value in part.items() if value not in _MISSING}
+        return {key: value for key, value in filled.items() if value not in ({}, [])}
     return part
 
 
-def _check(operation: str, answer: str, why: str) -> Check:
-    """Return the check of a call: "allowed", "denied", "refused", or "not asked" for lack of something."""
+def _check(operation: str, outcome: str, why: str) -> Check:
+    """Return the check of a call; `outcome` is "allowed", "denied", "refused" or "not asked"."""
     return Check(
         name=f"permission {operation}",
-        ok={"allowed": True, "not asked": None}.get(answer, False),
-        value=f"{answer}: {why}" if why else answer,
+        ok={"allowed": True, "not asked": None}.get(outcome, False),
+        value=f"{outcome}: {why}" if why else outcome,
         expected="allowed",
-        hint="awsddp doctor --iam-policy   # prints what is needed" if answer == "denied" else "",
+        hint="awsddp doctor --iam-policy   # prints what is needed" if outcome == "denied" else "",
     )

@@ -1,4 +1,4 @@
-"""Reads prices: on demand from the Pricing API where it answers, spot from the market's own history."""
+"""Read prices: on-demand prices from the Pricing API, spot prices from EC2's spot price history."""
 
 import json
 from collections import defaultdict
@@ -13,19 +13,19 @@ History = dict[tuple[str, str], list[tuple[datetime, float]]]
 
 
 def on_demand(aws: Aws, names: Iterable[str], *, named: str | None = None) -> dict[str, float]:
-    """Return the price of one machine of each type on demand, US dollars per hour; {} where unknown.
+    """Return the on-demand price of one instance of each type, in US dollars per hour; {} if unknown.
 
-    How ANY_OF takes several values is in no page of AWS's: where it brings nothing, the `named` type is asked
-    for alone.
+    No page of AWS documents how ANY_OF takes several values: if it returns no price, the `named` type is
+    requested alone.
     """
-    found = _products(aws, "ANY_OF", ",".join(sorted(names)))
-    if found == {} and named is not None:
-        found = _products(aws, "TERM_MATCH", named)
-    return {name: price for name, price in (found or {}).items() if price}
+    prices = _products(aws, "ANY_OF", ",".join(sorted(names)))
+    if prices == {} and named is not None:
+        prices = _products(aws, "TERM_MATCH", named)
+    return {name: price for name, price in (prices or {}).items() if price}
 
 
 def _products(aws: Aws, how: str, types: str) -> dict[str, float] | None:
-    """Return the prices that the Pricing API has; None where it does not answer: there is a table of them."""
+    """Return the prices of the Pricing API; None if it does not respond: awsddp ships a table of prices."""
     fixed = {
         "regionCode": aws.region,
         "operatingSystem": "Linux",
@@ -35,12 +35,12 @@ def _products(aws: Aws, how: str, types: str) -> dict[str, float] | None:
     }
     filters = [{"Type": "TERM_MATCH", "Field": key, "Value": value} for key, value in fixed.items()]
     filters.append({"Type": how, "Field": "instanceType", "Value": types})
-    asked = {"ServiceCode": "AmazonEC2", "Filters": filters}
+    request = {"ServiceCode": "AmazonEC2", "Filters": filters}
     try:
-        texts = aws.pages("GetProducts", asked, "PriceList", service="pricing")
+        texts = aws.pages("GetProducts", request, "PriceList", service="pricing")
     except Refused as refusal:
         return {} if refusal.code == "InvalidParameterException" else None
-    found: dict[str, float] = {}
+    usd_by_type: dict[str, float] = {}
     for text in texts:
         product = json.loads(text) if isinstance(text, str) else text
         attributes, terms = product["product"]["attributes"], product.get("terms", {}).get("OnDemand", {})
@@ -51,21 +51,21 @@ def _products(aws: Aws, how: str, types: str) -> dict[str, float] | None:
         ]
         metal = attributes["instanceType"].endswith(".metal")
         if attributes.get("tenancy") == ("Dedicated" if metal else "Shared"):
-            found[attributes["instanceType"]] = max(prices, default=0.0)
-    return found
+            usd_by_type[attributes["instanceType"]] = max(prices, default=0.0)
+    return usd_by_type
 
 
 def spot(aws: Aws, names: Iterable[str], *, days: int = 0) -> dict[str, dict[str, float]]:
-    """Return the spot price of one machine, by type and zone; {} if AWS does not return it.
+    """Return the spot price of one instance, by type and zone; {} if AWS returns none.
 
-    That is the price now, or the highest of so many `days`.
+    It is the current price, or with `days` the highest of that many days.
     """
-    found: dict[str, dict[str, float]] = defaultdict(dict)
+    by_type: dict[str, dict[str, float]] = defaultdict(dict)
     history = spot_history(aws, names, since=datetime.now(UTC) - timedelta(days=days))
     for (name, zone), prices in history.items():
         usd = [price for _, price in prices]
-        found[name][zone] = max(usd) if days else usd[-1]
-    return dict(found)
+        by_type[name][zone] = max(usd) if days else usd[-1]
+    return dict(by_type)
 
 
 class _SpotPrice(Shape):
@@ -76,17 +76,17 @@ class _SpotPrice(Shape):
 
 
 def spot_history(aws: Aws, names: Iterable[str], *, since: datetime) -> History:
-    """Return the spot prices of one machine; {} if AWS has none, or no type is named.
+    """Return the spot prices of one instance; {} if AWS has none, or `names` is empty.
 
-    The first may have begun before `since`, when it was in force:
+    The first price may have begun before `since`, if it was valid then:
     https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_DescribeSpotPriceHistory.html
     """
-    if not (asked := sorted(names)):
+    if not (type_names := sorted(names)):
         return {}
     products = ["Linux/UNIX", "Linux/UNIX (Amazon VPC)"]
-    parameters = {"InstanceTypes": asked, "StartTime": since, "ProductDescriptions": products}
+    parameters = {"InstanceTypes": type_names, "StartTime": since, "ProductDescriptions": products}
     history = unless_refused(lambda: aws.read(_SpotPrice, "DescribeSpotPriceHistory", parameters)) or ()
-    found: dict[tuple[str, str], dict[datetime, float]] = defaultdict(dict)
+    series: dict[tuple[str, str], dict[datetime, float]] = defaultdict(dict)
     for entry in sorted(history, key=lambda entry: entry.timestamp):
-        found[entry.instance_type, entry.availability_zone][entry.timestamp] = entry.spot_price
-    return {key: list(prices.items()) for key, prices in found.items()}
+        series[entry.instance_type, entry.availability_zone][entry.timestamp] = entry.spot_price
+    return {key: list(prices.items()) for key, prices in series.items()}

@@ -1,4 +1,4 @@
-"""Ends everything that carries a cluster's id tag, and waits until AWS itself says that it is gone.
+"""Terminate and delete everything with a cluster's id tag, and wait until AWS lists none of it.
 
 Order: https://docs.aws.amazon.com/vpc/latest/userguide/deleting-security-groups.html (a group goes only after
 every network interface that is in it).
@@ -18,80 +18,77 @@ from awsddp.model.records import ENDED, Listed, Node
 from awsddp.plan.records import names
 from awsddp.util.format import node_name
 
-# How long a group may be held by interfaces of instances that are already terminated.
+# How long interfaces of terminated instances may still use a group.
 RELEASED_S = 600.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Teardown:
-    """What was ended. `leftovers` tells each thing that could not be ended, and what holds it."""
+    """The result of a teardown. `leftovers` has each resource that still exists, with the reason."""
 
     terminated: tuple[str, ...]
     leftovers: tuple[str, ...]
 
 
 _OF_NODES = (clusters.GROUPS, clusters.PLACEMENTS, clusters.KEYS)
-# What goes away by itself, and what is gone already.
+# Error codes of a resource that is still in use for a while, and of one that no longer exists.
 _HELD = frozenset({"DependencyViolation", "VolumeInUse", "InvalidPlacementGroup.InUse"})
 _GONE = (".NotFound", ".Unknown")
 
 
 def teardown(aws: Aws, cluster: Listed, *, on_event: OnEvent) -> Teardown:
-    """End the cluster: its instances, then what is left beside them, and list again to prove it.
+    """Terminate the cluster's instances, delete its other resources, and list again to verify it.
 
-    Only what carries this cluster's `awsddp:id` and its owner is touched, and its nodes, whatever their tags
-    are; what is gone already is ended.
-    Raises CloudError where AWS cannot be asked at all.
+    Only resources with this cluster's `awsddp:id` and owner are changed, and its nodes, whatever their tags
+    are. Resources that no longer exist count as deleted. Raises CloudError if AWS cannot be reached.
     """
     name = names(cluster.name, cluster.id)["name"]
     filters = [*clusters.tagged("awsddp:id", cluster.id), *clusters.tagged("awsddp:owner", cluster.owner)]
     ours = frozenset(node.instance_id for node in cluster.live)
-    ending = _Ending(aws=aws, filters=filters, on_event=on_event, name=name, ours=ours)
+    run = _Run(aws=aws, filters=filters, on_event=on_event, name=name, ours=ours)
     term_s = deadline_s(node.instance_type for node in cluster.nodes)
-    if poll(ending.instances, deadline_s=term_s, first_s=0.2):
+    if poll(run.end_instances, deadline_s=term_s, first_s=0.2):
         on_event(Event("deleting what the nodes used", ""))
-        # What holds a group goes away by itself, unless it is an instance that may not be ended.
-        poll(ending.proven, deadline_s=0 if ending.refused else RELEASED_S, first_s=0.5)
-    left = ending.leftovers() if ending.left is None else ending.left
+        # The users of a group disappear by themselves, unless one is an instance that may not be terminated.
+        poll(run.delete_all, deadline_s=0 if run.refused else RELEASED_S, first_s=0.5)
+    leftovers = run.list_leftovers() if run.leftovers is None else run.leftovers
     return Teardown(
-        terminated=tuple(key for key, state in ending.states.items() if state == "terminated"),
-        leftovers=tuple(left.values()),
+        terminated=tuple(key for key, state in run.states.items() if state == "terminated"),
+        leftovers=tuple(leftovers.values()),
     )
 
 
 def end_nodes(aws: Aws, nodes: Sequence[Node], *, on_event: OnEvent) -> None:
-    """End some nodes of a cluster that goes on, and wait until AWS says that they are terminated.
+    """Terminate some nodes of a cluster, and wait until they are terminated.
 
-    Raises LeftoverError where one could not be ended, CloudError where AWS cannot be asked.
+    Raises LeftoverError if a node could not be terminated, CloudError if AWS cannot be reached.
     """
     keys = [node.instance_id for node in nodes]
-    ending = _Ending(aws=aws, filters=clusters.by_id(*keys), on_event=on_event)
+    run = _Run(aws=aws, filters=clusters.by_id(*keys), on_event=on_event)
     term_s = deadline_s(node.instance_type for node in nodes)
-    poll(ending.instances, deadline_s=term_s, first_s=0.2)
-    left = [
-        f"{key}: {ending.refused.get(key, state)}"
-        for key, state in ending.states.items()
-        if state != "terminated"
+    poll(run.end_instances, deadline_s=term_s, first_s=0.2)
+    leftovers = [
+        f"{key}: {run.refused.get(key, state)}" for key, state in run.states.items() if state != "terminated"
     ]
-    if left:
+    if leftovers:
         raise LeftoverError(
             "some nodes could not be terminated",
-            f"left: {', '.join(left)}",
+            f"left: {', '.join(leftovers)}",
             "awsddp up   # again; what is left may still cost money",
         )
 
 
 def give_up(aws: Aws, nodes: Sequence[Node]) -> None:
-    """Tag nodes as no longer of their cluster: their end is then no loss. Raises CloudError."""
-    clusters.tag(aws, [node.instance_id for node in nodes], "awsddp:nodes", clusters.LEFT)
+    """Tag nodes as no longer part of their cluster, so that they do not count as lost. Raises CloudError."""
+    clusters.tag(aws, [node.instance_id for node in nodes], "awsddp:nodes", clusters.NUMBER_GIVEN_UP)
 
 
 @dataclass(kw_only=True)
-class _Ending:
-    """One teardown: the states of the instances that it ends, and what AWS refused to end.
+class _Run:
+    """One teardown: the states of its instances, and the resources that AWS refused to terminate or delete.
 
-    `name` is that of the key and the groups that are the cluster's own, `ours` are instances of the
-    cluster that need not have its tags.
+    `name` is the name of the cluster's own key and groups. `ours` are the ids of the cluster's instances,
+    which may lack its tags.
     """
 
     aws: Aws
@@ -101,30 +98,30 @@ class _Ending:
     ours: frozenset[str] = frozenset()
     states: dict[str, str] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
-    left: dict[str, str] | None = None
+    leftovers: dict[str, str] | None = None
     _untagged: set[str] = field(default_factory=set)
     _used: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
-    _gone: set[tuple[clusters.Kind, str]] = field(default_factory=set)
-    _held: dict[str, str] = field(default_factory=dict)
+    _deleted: set[tuple[clusters.Kind, str]] = field(default_factory=set)
+    _blocked: dict[str, str] = field(default_factory=dict)
 
-    def instances(self) -> bool | None:
-        """Ask for the end of what lives; True once each is terminated, or its end is refused."""
-        found = self._instances()
-        for node in found:
-            key, gone = node.instance_id, node.state == "terminated"
-            who = node_name(node.node) if node.node >= 0 else ""
-            if not gone and self.states.get(key) != node.state:
-                self.on_event(Event(f"ending {key} ({node.state})", who))
-            elif gone and self.states.get(key, node.state) != node.state:
-                self.on_event(Event(f"terminated {key}", who, fraction=1.0))
-            if not gone or key in self.states:
+    def end_instances(self) -> bool | None:
+        """Terminate the live instances; return True once each is terminated, or refused."""
+        nodes = self._list_instances()
+        for node in nodes:
+            key, is_gone = node.instance_id, node.state == "terminated"
+            node_text = node_name(node.node) if node.node >= 0 else ""
+            if not is_gone and self.states.get(key) != node.state:
+                self.on_event(Event(f"ending {key} ({node.state})", node_text))
+            elif is_gone and self.states.get(key, node.state) != node.state:
+                self.on_event(Event(f"terminated {key}", node_text, fraction=1.0))
+            if not is_gone or key in self.states:
                 self.states[key] = node.state
-            # Keep by what to delete whatever of ours it uses: that may not be listed itself yet.
-            for kind, name, id in node.uses:
+            # The cluster's resources that the instance uses may not be listed themselves yet.
+            for kind, name, resource_id in node.uses:
                 if name == self.name:
-                    self._used[kind].add(id)
+                    self._used[kind].add(resource_id)
         waiting = [
-            node for node in found if node.state != "terminated" and node.instance_id not in self.refused
+            node for node in nodes if node.state != "terminated" and node.instance_id not in self.refused
         ]
         living = [node.instance_id for node in waiting if node.state not in ENDED]
         tagged = [key for key in living if key not in self._untagged]
@@ -132,48 +129,49 @@ class _Ending:
             self._terminate(keys)
         return None if any(node.instance_id not in self.refused for node in waiting) else True
 
-    def _instances(self) -> list[Node]:
-        """Return the instances that the filters name, and those that are ours by their ids."""
+    def _list_instances(self) -> list[Node]:
+        """Return the instances that match the filters, and those in `ours` that do not."""
         listed = clusters.describe(self.aws, self.filters)
         missing = self.ours - {node.instance_id for node in listed}
-        found = clusters.describe(self.aws, clusters.by_id(*missing)) if missing else []
-        self._untagged |= {node.instance_id for node in found}
-        return [*listed, *found]
+        untagged = clusters.describe(self.aws, clusters.by_id(*missing)) if missing else []
+        self._untagged |= {node.instance_id for node in untagged}
+        return [*listed, *untagged]
 
     def _terminate(self, keys: list[str]) -> None:
         try:
             self.aws.call("TerminateInstances", {"InstanceIds": keys})
         except Refused as refusal:
-            # NotFound this soon is no proof of an end: the next look decides.
+            # NotFound this early does not prove that it is terminated: the next listing decides.
             if not refusal.retryable and not clusters.unlisted(refusal):
                 lacks = "; it has lost its tags awsddp:id and awsddp:owner" * (keys[0] in self._untagged)
                 self.refused.update(dict.fromkeys(keys, f"{refusal.why}{lacks}"))
 
-    def proven(self) -> bool | None:
-        """End the rest and list again; True once AWS shows only what it refused to end, which is `left`.
+    def delete_all(self) -> bool | None:
+        """Delete the other resources and list again; return True once AWS lists only refused `leftovers`.
 
-        A launch that shows late, while its group is held, is ended here too. A list may be a little old, and
-        so may the answer that something is gone.
+        Instances of a launch that is listed late, while its group is in use, are terminated as well. AWS's
+        listings, and its replies that a resource does not exist, may be outdated.
         """
-        self.left = None
-        if not self.instances():
+        self.leftovers = None
+        if not self.end_instances():
             return None
-        held = [one for one in self._left() if one.id not in self.refused and not self._delete(one)]
-        if held and not self._strangers(held):
+        pending = [resource for resource in self._list_remaining() if resource.id not in self.refused]
+        undeleted = [resource for resource in pending if not self._delete(resource)]
+        if undeleted and not self._foreign_instances(undeleted):
             return None
-        self.refused |= {one.id: self._held.get(one.id, "") for one in held}
-        self.left = self.leftovers()
-        return True if self.left.keys() <= self.refused.keys() else None
+        self.refused |= {resource.id: self._blocked.get(resource.id, "") for resource in undeleted}
+        self.leftovers = self.list_leftovers()
+        return True if self.leftovers.keys() <= self.refused.keys() else None
 
     def _delete(self, resource: clusters.Resource) -> bool:
-        """Delete one thing; return whether it is gone. What an instance holds goes with it.
+        """Delete a resource; return True if it no longer exists. An instance deletes the resources it uses.
 
-        What the nodes need stays while one of them may not be ended: it must be reached to save its results.
+        Resources that nodes need stay while a node may not be terminated: its results must stay reachable.
         """
         kind, key = resource.kind, resource.id
-        living = [one for one, state in self.states.items() if one in self.refused and state not in ENDED]
-        if living and kind in _OF_NODES:
-            self._held[key] = "nodes that could not be terminated use it"
+        live = {instance_id for instance_id, state in self.states.items() if state not in ENDED}
+        if kind in _OF_NODES and live & self.refused.keys():
+            self._blocked[key] = "nodes that could not be terminated use it"
             return False
         if resource.in_use:
             return False
@@ -183,64 +181,66 @@ class _Ending:
             if not refusal.code.endswith(_GONE):
                 if not refusal.retryable and refusal.code not in _HELD:
                     self.refused[key] = refusal.why
-                self._held[key] = refusal.why
+                self._blocked[key] = refusal.why
                 return False
         else:
-            if resource.tags:  # what was not listed may have been gone before: EC2 deletes a key pair twice
+            if resource.tags:  # an unlisted one may not have existed: EC2 also "deletes" a missing key pair
                 self.on_event(Event(f"deleted {key}", ""))
-        self._gone.add((kind, resource.by))
+        self._deleted.add((kind, resource.by))
         return True
 
-    def _left(self) -> list[clusters.Resource]:
-        """Return what is listed beside the instances, and what they use and is not listed yet."""
+    def _list_remaining(self) -> list[clusters.Resource]:
+        """Return the resources other than instances: listed ones, and unlisted ones that instances use."""
         listed = clusters.resources(self.aws, self.filters)
-        known = {(one.kind, one.by) for one in listed} | self._gone
+        known_keys = {(resource.kind, resource.by) for resource in listed} | self._deleted
         used = [(kind, key) for kind in clusters.KINDS for key in sorted(self._used[kind.key])]
-        found = [
-            *listed,
-            *(clusters.Resource(kind=kind, id=key, by=key) for kind, key in used if (kind, key) not in known),
+        unlisted = [
+            clusters.Resource(kind=kind, id=key, by=key)
+            for kind, key in used
+            if (kind, key) not in known_keys
         ]
-        return sorted(found, key=lambda one: clusters.KINDS.index(one.kind))
+        return sorted([*listed, *unlisted], key=lambda resource: clusters.KINDS.index(resource.kind))
 
-    def leftovers(self) -> dict[str, str]:
-        """List again; return each resource that still exists, with the reason."""
-        told = {
-            node.instance_id: self._told(node.instance_id, node.state)
-            for node in self._instances()
+    def list_leftovers(self) -> dict[str, str]:
+        """List again; return a text for each resource that still exists, by id."""
+        leftovers = {
+            node.instance_id: self._describe(node.instance_id, node.state)
+            for node in self._list_instances()
             if node.state != "terminated"
         }
-        left = self._left()
-        strangers = self._strangers(left)
-        for one in left:
-            users = [f"{one.status} {_of(one, strangers)}".strip()]
-            users += [f"held by {user.id} {_of(user, strangers)}".strip() for user in self._interfaces(one)]
-            told[one.id] = self._told(one.id, ", ".join(filter(None, users)))
-        return told
+        remaining = self._list_remaining()
+        foreign = self._foreign_instances(remaining)
+        for resource in remaining:
+            users = [f"{resource.status} {_user(resource, foreign)}".strip()]
+            for interface in self._interfaces(resource):
+                users.append(f"held by {interface.id} {_user(interface, foreign)}".strip())
+            leftovers[resource.id] = self._describe(resource.id, ", ".join(filter(None, users)))
+        return leftovers
 
-    def _told(self, key: str, state: str) -> str:
-        reasons = [part for part in (state, self.refused.get(key) or self._held.get(key, "")) if part]
+    def _describe(self, key: str, state: str) -> str:
+        reasons = [text for text in (state, self.refused.get(key) or self._blocked.get(key, "")) if text]
         return f"{key}: {'; '.join(reasons)}" if reasons else key
 
-    def _strangers(self, held: Sequence[clusters.Resource]) -> set[str]:
-        """Return the living instances that hold something and are not the cluster's: none of them goes away.
+    def _foreign_instances(self, resources: Sequence[clusters.Resource]) -> set[str]:
+        """Return the live instances that use one of the resources and are not the cluster's: they stay.
 
-        One that AWS does not list yet may be the cluster's.
+        An instance that AWS does not list yet may be the cluster's.
         """
-        users = [*held, *(user for one in held for user in self._interfaces(one))]
-        unknown = {one.instance for one in users} - {""} - self.states.keys()
-        found = clusters.describe(self.aws, clusters.by_id(*unknown)) if unknown else []
-        late = {node.instance_id for node in clusters.describe(self.aws, self.filters)} if found else set()
-        return {node.instance_id for node in found if node.state not in ENDED} - late
+        users = [*resources, *(user for resource in resources for user in self._interfaces(resource))]
+        unknown = {user.instance for user in users} - {""} - self.states.keys()
+        listed = clusters.describe(self.aws, clusters.by_id(*unknown)) if unknown else []
+        ours = {node.instance_id for node in clusters.describe(self.aws, self.filters)} if listed else set()
+        return {node.instance_id for node in listed if node.state not in ENDED} - ours
 
     def _interfaces(self, group: clusters.Resource) -> list[clusters.Resource]:
-        """Return the interfaces that a security group is of; none of another resource."""
+        """Return the interfaces in a security group; [] for any other resource."""
         if group.kind is not clusters.GROUPS:
             return []
         filters: clusters.Filters = [{"Name": "group-id", "Values": [group.id]}]
         return clusters.resources(self.aws, filters, (clusters.INTERFACES,))
 
 
-def _of(resource: clusters.Resource, strangers: Collection[str]) -> str:
+def _user(resource: clusters.Resource, foreign: Collection[str]) -> str:
     instance = resource.instance
-    lacks = ", which lacks the cluster's tags: terminate it, then awsddp down" * (instance in strangers)
+    lacks = ", which lacks the cluster's tags: terminate it, then awsddp down" * (instance in foreign)
     return f"of {instance}{lacks}" if instance else ""

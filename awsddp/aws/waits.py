@@ -1,4 +1,4 @@
-"""Waiting for AWS: polls with a deadline, a growing pause and jitter, on a clock that a test can move."""
+"""Wait for AWS: poll with a deadline, growing pauses and jitter, on a clock that a test can move."""
 
 import random
 import time
@@ -12,14 +12,14 @@ from awsddp.model.events import Event, OnEvent
 
 T = TypeVar("T")
 
-# How long an id, a tag or a group may stay unknown after it was made. AWS: "eventual consistency",
+# How long an id, a tag or a group may stay unknown after it was created. AWS: "eventual consistency",
 # https://docs.aws.amazon.com/ec2/latest/devguide/eventual-consistency.html
 VISIBLE_S = 120.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Clock:
-    """What waiting needs: a monotonic clock and a sleep in seconds, and the time of day in UTC."""
+    """A monotonic clock and a sleep, in seconds, and the time of day in UTC."""
 
     monotonic: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
@@ -37,56 +37,57 @@ def poll(
     most_s: float = 5.0,
     passes: Callable[[Refused], bool] = lambda refusal: False,
 ) -> T | None:
-    """Call `check` until it returns something, and return that; None when the deadline passes first.
+    """Call `check` until its result is not None, and return the result; return None at the deadline.
 
-    The pause grows from `first_s` to `most_s`, with a fifth of jitter: many clients must not ask at once.
-    A check that AWS throttles or does not answer is made again, and one whose refusal `passes` with time;
-    the last such refusal is raised at the end.
+    The pause grows from `first_s` to `most_s`, with 20 % jitter so that clients do not call all at once.
+    A check is repeated if AWS throttles it or does not respond, or if `is_transient` returns True for its
+    error; the last such error is raised at the deadline.
     """
     end = CLOCK.monotonic() + deadline_s
     for pause in growing(first_s, most_s):
-        trouble = None
+        error = None
         try:
-            if (found := check()) is not None:
-                return found
+            if (result := check()) is not None:
+                return result
         except Refused as refusal:
             if not passes(refusal) and not refusal.retryable:
                 raise
-            trouble = refusal
-        left = end - CLOCK.monotonic()
-        if left <= 0:
-            if trouble is not None:
-                raise trouble
+            error = refusal
+        remaining_s = end - CLOCK.monotonic()
+        if remaining_s <= 0:
+            if error is not None:
+                raise error
             return None
-        CLOCK.sleep(min(pause, left))
+        CLOCK.sleep(min(pause, remaining_s))
     raise AssertionError("growing() never ends")
 
 
 def patiently(
     act: Callable[[], T], *, passes: Callable[[Refused], bool], on_event: OnEvent = lambda event: None
 ) -> T:
-    """Do `act`, and again for two minutes while AWS throttles it, does not answer, or the refusal `passes`.
+    """Call `act` and return its result; retry for two minutes while its error is transient.
 
-    `passes` says of a refusal whether it may pass with time, as ids are not visible everywhere at once.
-    The first of these is an event. Raises the last refusal at the deadline.
+    An error is transient if AWS throttles the call or does not respond, or if `is_transient` returns True for
+    it: ids are not visible everywhere at once. The first of the latter is reported as an event. Raises the
+    last error at the deadline.
     """
-    told: list[str] = []
+    reported: list[str] = []
 
     def will_pass(refusal: Refused) -> bool:
         if not passes(refusal):
             return False
-        if not told:
-            told.append(refusal.why)
+        if not reported:
+            reported.append(refusal.why)
             on_event(Event(f"retrying: {refusal.why}"))
         return True
 
-    done = poll(lambda: (act(),), deadline_s=VISIBLE_S, passes=will_pass)
-    assert done is not None, "an act that ends returns something, and one that does not is refused"
-    return done[0]
+    result = poll(lambda: (act(),), deadline_s=VISIBLE_S, passes=will_pass)
+    assert result is not None, "an act that ends returns something, and one that does not is refused"
+    return result[0]
 
 
 def growing(first_s: float, most_s: float) -> Iterator[float]:
-    """Yield pauses without end, from `first_s` growing to `most_s`, with a fifth of jitter."""
+    """Yield pauses in seconds without end, growing from `first_s` to `most_s`, with 20 % jitter."""
     pause = first_s
     while True:
         yield pause * random.uniform(0.8, 1.2)
@@ -94,9 +95,9 @@ def growing(first_s: float, most_s: float) -> Iterator[float]:
 
 
 def deadline_s(instance_types: Iterable[str]) -> float:
-    """Return how long such instances may take to start or to end: 10 minutes, 30 for bare metal and P4 on.
+    """Return how many seconds such instances may take to start or to terminate.
 
-    These take longer than the 10 minutes of AWS's own waiters to count as terminated.
+    Bare metal and P4 and later take longer than the 10 minutes of AWS's own waiters to be terminated.
     """
     slow = any(".metal" in name or name.startswith(("p4", "p5", "p6")) for name in instance_types)
     return 1800.0 if slow else 600.0

@@ -1,6 +1,6 @@
-"""Which GPU, driver, CUDA, torch, torchvision, python and machine image fit each other: dated rows.
+"""Tables of which GPU, driver, CUDA, torch, torchvision, python and machine image are compatible.
 
-Nothing here is asked from the net; a row says where it comes from. A node is asked for what it truly has.
+The tables are static and dated, each with its source. What a node really has is checked on the node.
 """
 
 import re
@@ -15,11 +15,10 @@ _RTX_PRO = ("RTX PRO 6000", "RTX PRO Server 6000", "RTX PRO 4500")
 
 @dataclass(frozen=True)
 class Architecture:
-    """GPUs of one compute capability: first and last driver branch, the kernel module that drives them.
+    """GPUs of one compute capability: first and last driver branch, and the kernel module that supports them.
 
-    `module` None: either kind of module does. `last_driver` None: the newest drives it. `last_torch` is the
-    last release whose own parts (cuDNN) drive it, although later wheels still carry code for it; "" where no
-    such end is known.
+    `module` None: both kinds of module. `last_driver` None: the newest driver. `last_torch` is the last
+    release whose libraries (cuDNN) support it, although later wheels still have code for it; "" if unknown.
     """
 
     capability: str
@@ -52,7 +51,7 @@ ARCHITECTURES = (
     Architecture("12.0", "Blackwell", _RTX_PRO, first_driver=570, module="open"),
 )
 
-# Least driver branch of a CUDA toolkit, by minor-version compatibility from 11 on:
+# The oldest driver branch for a CUDA toolkit, by minor-version compatibility from 11 on:
 # https://docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html; before, table 3 of
 # https://docs.nvidia.com/cuda/cuda-toolkit-release-notes/
 _LEAST_DRIVER = {"13": 580, "12": 525, "11": 450, "10.2": 440, "10.1": 418}
@@ -69,9 +68,9 @@ _NEWEST_CAPABILITY = (
 
 @dataclass(frozen=True, kw_only=True)
 class Release:
-    """A torch release: the torchvision and pythons beside it, and its wheels.
+    """A torch release: its torchvision, its Python versions and its wheels.
 
-    `wheels` maps a CUDA version to the oldest capability that its wheel carries.
+    `wheels` maps a CUDA version to the oldest compute capability that the wheel has code for.
     """
 
     torch: str
@@ -118,18 +117,18 @@ RELEASES = (
 
 
 def architecture_of(gpu: str) -> Architecture | None:
-    """Return the architecture of a GPU by its name ("L4"), or None where the table lacks it."""
+    """Return the architecture of a GPU by its name ("L4"), None if it is not in the table."""
     return next((row for row in ARCHITECTURES if gpu in row.gpus), None)
 
 
 def release(torch: str) -> Release | None:
-    """Return the row of a torch version, such as "2.12" or "2.12.1+cu130"; None where the table lacks it."""
+    """Return the row of a torch version, such as "2.12" or "2.12.1+cu130"; None if it is not in the table."""
     match = re.match(r"(\d+\.\d+)(?!\d)", torch)
     return next((row for row in RELEASES if match and row.torch == match[1]), None)
 
 
 def least_driver(cuda: str) -> int:
-    """Return the least driver branch that runs a CUDA version. Raises KeyError for one before 10.1."""
+    """Return the oldest driver branch that supports a CUDA version. Raises KeyError before CUDA 10.1."""
     return _LEAST_DRIVER.get(cuda.partition(".")[0]) or _LEAST_DRIVER[cuda]
 
 
@@ -142,7 +141,7 @@ def unfit(row: Release, cuda: str, gpu: Architecture, *, driver: int | None = No
     if not oldest <= has or (has > newest and has[0] != newest[0]):
         return f"torch {row.torch} for CUDA {cuda} carries no code for the {gpu.gpus[0]} ({gpu.capability})"
     if gpu.last_torch and _pair(row.torch) > _pair(gpu.last_torch):
-        return f"torch {gpu.last_torch} is the last that drives the {gpu.gpus[0]}"
+        return f"torch {gpu.last_torch} is the last that supports the {gpu.gpus[0]}"
     least = least_driver(cuda)
     most = driver if driver is not None else gpu.last_driver
     if most is not None and most < least:
@@ -151,7 +150,7 @@ def unfit(row: Release, cuda: str, gpu: Architecture, *, driver: int | None = No
 
 
 def undriven(gpu: Architecture, *, driver: int | None, module: KernelModule | None) -> str:
-    """Return why a driver (its branch, and its kind of kernel module) cannot drive this GPU, or ""."""
+    """Return why a driver (its branch, and its kind of kernel module) does not support this GPU, or ""."""
     name = f"the {gpu.gpus[0]} ({gpu.name}, {gpu.capability})"
     if module is not None and gpu.module not in (None, module):
         kind = "open-source" if module == "open" else module
@@ -177,7 +176,7 @@ DLAMI_NAMES = "Deep Learning OSS Nvidia Driver AMI GPU PyTorch *(Ubuntu *"
 
 @dataclass(frozen=True, kw_only=True)
 class ImageFacts:
-    """What an image's name tells of it. "", None and () mean that the name does not tell.
+    """The versions that an image's name implies; "", None and () mean unknown.
 
     `families` are the instance families that its release notes list.
     """
@@ -195,8 +194,8 @@ _TO_B200 = _G4_TO_P5 | {"p6-b200"}
 _ARM64 = frozenset({"g5g", "p6e-gb200"})
 # torch: Ubuntu, CUDA, driver branch, families. Release notes, as of 2026-10:
 # https://docs.aws.amazon.com/dlami/latest/devguide/appendix-ami-release-notes.html
-# An older build of the same release may have an older driver; CUDA is "" where the notes were not seen, and
-# families () where they were not: of 2.13 there is what `nvidia-smi` and torch print on a g6 (2026-08-29).
+# An older build of the same release may have an older driver; CUDA is "" and families are () where the notes
+# were not seen: the row of 2.13 is the output of `nvidia-smi` and torch on a g6 (2026-08-29).
 _PYTORCH_DLAMIS: dict[str, tuple[str, str, int, frozenset[str]]] = {
     "2.13": ("26.04", "13.0", 595, frozenset()),
     "2.12": ("24.04", "13.0", 595, _TO_B200),
@@ -207,13 +206,13 @@ _PYTORCH_DLAMIS: dict[str, tuple[str, str, int, frozenset[str]]] = {
     "2.7": ("22.04", "12.8", 570, _TO_B200),
     "2.6": ("22.04", "12.6", 570, _G4_TO_P5),
 }
-# Parts of a GPU need NVIDIA's vGPU driver. The notes of 2.10 on Amazon Linux 2023 list them in the build of
-# 20260808 and not in that of 20260418; those on Ubuntu do not.
+# Parts of a GPU need NVIDIA's vGPU driver. The notes of 2.10 on Amazon Linux 2023 list them for the build of
+# 20260808, not for the build of 20260418; the notes on Ubuntu do not list them.
 _PARTS = frozenset({"g6f", "gr6f"})
 _PARTS_SINCE = "20260808"
 PARTS_IMAGE = "Deep Learning OSS Nvidia Driver AMI GPU PyTorch 2.10 (Amazon Linux 2023) *"
 """The pattern of images whose release notes list parts of a GPU."""
-# Patterns of other images: the driver branch that AWS's notes gave last, and the families they list.
+# Patterns of other images: the latest driver branch in AWS's notes, and the families that the notes list.
 _OTHERS: tuple[tuple[str, ImageFacts], ...] = (
     # https://github.com/skypilot-org/skypilot sky/catalog/data_fetchers/fetch_aws.py: driver 470.57.02
     (
@@ -233,7 +232,7 @@ _OTHERS: tuple[tuple[str, ImageFacts], ...] = (
 
 
 def image_facts(name: str) -> ImageFacts:
-    """Return what the name of an image tells; all empty where it is none of the known families."""
+    """Return the facts that the name of an image implies; all are empty for an unknown name."""
     match = re.search(r"OSS Nvidia Driver (?:AMI )?GPU PyTorch (\d+\.\d+)", name)
     if match:
         _, cuda, driver, families = _PYTORCH_DLAMIS.get(match[1], ("", "", None, frozenset()))
@@ -246,18 +245,18 @@ def image_facts(name: str) -> ImageFacts:
 
 
 def in_table(image_name: str) -> bool:
-    """Whether an image is a Deep Learning AMI with a PyTorch, on an Ubuntu, that the table has."""
+    """Return True if an image is a Deep Learning AMI whose PyTorch and Ubuntu are in the table."""
     match = re.search(r"PyTorch (\d+\.\d+)[.\d]* \(Ubuntu (\d+\.\d+)\)", image_name)
     return match is not None and _PYTORCH_DLAMIS.get(match[1], ("",))[0] == match[2]
 
 
 def unknown_torch(image_name: str) -> str:
-    """Return the PyTorch of a Deep Learning AMI that the table lacks ("2.14"); "" for every other image."""
+    """Return the PyTorch of a Deep Learning AMI that is not in the table ("2.14"); "" for any other image."""
     torch = image_facts(image_name).torch
     return torch if image_name.startswith("Deep Learning") and torch not in ("", *_PYTORCH_DLAMIS) else ""
 
 
-# The login user of public images by name, the first pattern counts:
+# The login user of public images by name; the first match is used:
 # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/managing-users.html
 _USERS = (
     (r"amazon[ -]?linux|^al20|^amzn|^RHEL|^suse|^AlmaLinux|^OL\d|^CentOS[ -]Stream", "ec2-user"),
@@ -270,24 +269,24 @@ _USERS = (
 
 
 def ssh_user(image_name: str) -> str:
-    """Return the user that an image of this name lets in, "" where the name does not tell."""
+    """Return the login user of an image of this name, "" if it is unknown."""
     return next((user for pattern, user in _USERS if re.search(pattern, image_name, re.IGNORECASE)), "")
 
 
 def torch_version(image_name: str) -> tuple[int, ...]:
-    """Return the PyTorch release in a Deep Learning AMI's name, such as (2, 12); () where it names none."""
+    """Return the PyTorch release in a Deep Learning AMI's name, such as (2, 12); () without one."""
     match = re.search(r"PyTorch (\d+)\.(\d+)", image_name)
     return tuple(int(part) for part in match.groups()) if match else ()
 
 
 def misfit(kind: GpuType, image_name: str) -> str:
-    """Return why the image's driver or torch cannot use this type's GPU, or ""."""
+    """Return why the image's driver or torch does not support this type's GPU, or ""."""
     facts, gpu = image_facts(image_name), architecture_of(kind.gpu)
     if gpu is None:
         return ""
     if kind.share < 1 and facts.module and kind.family not in facts.families:
         return (
-            f"its release notes do not list {kind.family}, which has a part of an {kind.gpu}: that takes "
+            f"its release notes do not list {kind.family}, which has a part of an {kind.gpu}: that needs "
             "NVIDIA's vGPU driver, as in the PyTorch images on Amazon Linux 2023"
         )
     row = release(facts.torch) if facts.torch and facts.cuda else None
@@ -297,15 +296,15 @@ def misfit(kind: GpuType, image_name: str) -> str:
 
 
 def unlisted(kind: GpuType, image_name: str) -> bool:
-    """Whether this is a Deep Learning AMI whose release notes do not list the type's family."""
+    """Return True for a Deep Learning AMI whose release notes do not list the type's family."""
     families = image_facts(image_name).families
     return bool(families) and kind.family not in families
 
 
 def explained(image_name: str) -> str:
-    """Return why an image of the early Deep Learning AMIs can no longer be had, or "".
+    """Return why an image of the early Deep Learning AMIs is no longer available, or "".
 
-    Public images are deprecated two years after they were made, and these have since been deregistered:
+    Public images are deprecated two years after their creation, and these have since been deregistered:
     https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/ami-deprecate.html
     """
     first = r"Deep Learning (Base )?AMI \((Ubuntu|Amazon Linux)"

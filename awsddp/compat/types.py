@@ -1,7 +1,7 @@
-"""Instance types with GPUs: what they have, which are retired, whose quota they count against, their price.
+"""Tables of instance types with GPUs: hardware, list prices, quotas, retired types.
 
-What exists now is asked from AWS (DescribeInstanceTypeOfferings), for a price is no proof of availability:
-the price list still has the retired p2.
+Availability is read from AWS (DescribeInstanceTypeOfferings), since a price does not prove it: the price list
+still has the retired p2.
 """
 
 import re
@@ -25,12 +25,12 @@ HOURS_PER_MONTH = 730
 
 @dataclass(frozen=True, kw_only=True)
 class GpuType:
-    """An instance type. `memory_gb` is of one GPU, `ram_gb` of the machine, in GiB; `network` in Gbit/s.
+    """An instance type. `memory_gb` is of one GPU, `ram_gb` of the instance, in GiB; `network` in Gbit/s.
 
-    `efa` is the most EFA interfaces it takes, on `cards` network cards. `capability` is the GPU's compute
-    capability ("8.9"), "" of a type that is not in this table; `price_usd_per_hour` is the on-demand list
-    price of Linux in us-east-1 on `price_date`, None where none is known. `store_gb` is its instance store,
-    `share` what each of its GPUs is of one: 0.125 where EC2 gives an eighth.
+    `efa` is the maximum number of EFA interfaces, on `cards` network cards. `capability` is the GPU's compute
+    capability ("8.9"), "" for a type that is not in this table; `price_usd_per_hour` is the on-demand list
+    price of Linux in us-east-1 on `price_date`, None if unknown. `store_gb` is its instance store, `share`
+    the part of a whole GPU that each of its GPUs is: 0.125 for an eighth.
     """
 
     name: str
@@ -52,7 +52,7 @@ class GpuType:
 
     @property
     def gpu_shown(self) -> str:
-        """The name of its GPU, and how much of one it has: "L4", "1/8 L4"."""
+        """The name of its GPU, with its share of a whole one: "L4", "1/8 L4"."""
         return self.gpu if self.share >= 1 else f"1/{1 / self.share:.0f} {self.gpu}"
 
     @property
@@ -63,7 +63,7 @@ class GpuType:
 
 @dataclass(frozen=True)
 class Retired:
-    """An instance type that AWS no longer offers anywhere: since when, and what it was."""
+    """An instance type that AWS no longer offers in any region, since the date `since`."""
 
     name: str
     gpu: str
@@ -195,10 +195,10 @@ _STORE_GB = {name: size for size, names in _STORES.items() for name in names.spl
 _NO_EFA_ON_CARD_0 = frozenset({"p6-b300.48xlarge"})
 
 
-# What each GPU is of a whole one (GpuPartitionSize): as above.
+# The part of a whole GPU that each GPU is (GpuPartitionSize): as above.
 _SHARES = {"g6f.large": 1 / 8, "g6f.xlarge": 1 / 8, "g6f.2xlarge": 1 / 4}
 _SHARES |= {"g6f.4xlarge": 1 / 2, "gr6f.4xlarge": 1 / 2}
-# Families whose prices are of an earlier version of that list.
+# Families with prices from an earlier version of that list.
 _PRICE_DATES = dict.fromkeys(("g5g", "gr6", "g6f", "gr6f"), "2026-02-09")
 _ARM64 = frozenset({"g5g"})
 
@@ -240,8 +240,8 @@ RETIRED = {
     for size, gpus in sizes.items()
 }
 
-# vCPU quotas by what a type begins with: https://docs.aws.amazon.com/ec2/latest/instancetypes/ec2-instance-quotas.html
-# Which quota spot requests for p6 count against is told differently by different sources, so it is not here.
+# vCPU quotas by the prefix of a type: https://docs.aws.amazon.com/ec2/latest/instancetypes/ec2-instance-quotas.html
+# Sources differ on the quota that spot requests for p6 count against, so the table has none.
 QUOTA_P = ("L-417A185B", "Running On-Demand P instances")
 QUOTA_G = ("L-DB2E81BA", "Running On-Demand G and VT instances")
 QUOTA_STANDARD = ("L-1216C47A", "Running On-Demand Standard (A, C, D, H, I, M, R, T, Z) instances")
@@ -262,29 +262,29 @@ _QUOTAS: dict[Market, tuple[tuple[str | tuple[str, ...], tuple[str, str] | None]
     ),
     "capacity-block": (("", None),),
 }
-"""The first row counts with which a type begins; None: it is not known."""
+"""The first row whose prefix a type has is used; None: the quota is unknown."""
 
 
 def quota_of(instance_type: str, market: Market = "on-demand") -> tuple[str, str] | None:
-    """Return code and name of the quota that instances of this type count against; None: it is not known."""
-    return next(quota for begins, quota in _QUOTAS[market] if instance_type.startswith(begins))
+    """Return code and name of the quota that instances of this type count against; None if unknown."""
+    return next(quota for prefix, quota in _QUOTAS[market] if instance_type.startswith(prefix))
 
 
 def nearest(gpus: int, among: Iterable[GpuType], *, price: float = 0.0, but: str = "") -> tuple[GpuType, ...]:
-    """Return the three priced virtualised types nearest to so many GPUs, then to this price; not `but`."""
+    """Return the three types nearest in GPUs, then in price, without `but`, bare metal and unpriced types."""
 
     def distance(kind: GpuType) -> tuple[float, float, str]:
         return abs(kind.gpus - gpus), abs((kind.price_usd_per_hour or 0.0) - price), kind.name
 
-    priced = (one for one in among if one.price_usd_per_hour is not None and not one.bare_metal)
+    priced = (kind for kind in among if kind.price_usd_per_hour is not None and not kind.bare_metal)
     return tuple(sorted((kind for kind in priced if kind.name != but), key=distance)[:3])
 
 
 def network_gbyte_s(instance_type: str) -> float | None:
-    """Return the network bandwidth that a type promises in GB/s; None where it is unknown, or only a peak."""
+    """Return the guaranteed network bandwidth of a type in GB/s; None if it is unknown, or only a peak."""
     kind = GPU_TYPES.get(instance_type)
-    found = re.fullmatch(r"(?:(\d+) x )?(\d+)", kind.network) if kind else None
-    return int(found[1] or 1) * int(found[2]) / 8 if found else None
+    match = re.fullmatch(r"(?:(\d+) x )?(\d+)", kind.network) if kind else None
+    return int(match[1] or 1) * int(match[2]) / 8 if match else None
 
 
 def disk_usd_per_hour(disk_gb: int) -> float:

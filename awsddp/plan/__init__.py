@@ -1,1 +1,1 @@
-"""What is wanted as plain data: the plan of a launch and of its changes, the environment, the projects."""
+"""Plans as plain data: of a launch, of changes to a cluster, of the environment and its packages."""

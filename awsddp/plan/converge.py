@@ -1,4 +1,4 @@
-"""Reconcile a cluster with its spec: the steps, as pure data."""
+"""Plan the steps that reconcile a cluster with its spec, as pure data."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -18,19 +18,19 @@ from awsddp.util.format import node_name, utc
 
 TYPE_KEYS = ("cluster.instance_type", "cluster.gpus")
 NODE_KEYS = (*TYPE_KEYS, "cluster.image", "cluster.spot", "local.gpus")
-"""What a node is held against: one that does not have it is rebuilt."""
+"""The settings of a node: a node with other values is replaced."""
 _LAST = datetime.max.replace(tzinfo=UTC)
-# Expiries within a minute of each other are one.
+# Expiries within a minute of each other count as equal.
 _SAME_S = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Standing:
-    """What exists: the cluster by its tags, and what was last requested from this machine.
+    """The existing cluster, by its tags, and the settings last requested from this machine.
 
-    `image` is the image as requested, `gpus` the `local.gpus` of the nodes. `spent_usd` is what it has cost
-    (None: not known), `rate` what a budget assumes that all `nodes` cost. `impaired` holds the instances
-    that fail AWS's own checks, `others` the clusters of the same name and owner, which another machine made.
+    `image` is the image as requested, `gpus` the `local.gpus` of the nodes. `spent_usd` is the cost so far
+    (None: unknown), `rate` the rate that a budget assumes for all `nodes`. `impaired` are the instances that
+    fail AWS's status checks, `others` clusters of the same name and owner, created from another machine.
     """
 
     cluster: Listed
@@ -47,8 +47,10 @@ class Standing:
 
 @dataclass(frozen=True, kw_only=True)
 class Convergence:
-    """The steps, in order. `spec` holds the nodes of the launch, in `zone` where that is fixed;
-    `nodes` stay, `expires` holds for all. `spent_usd` is what the cluster has cost."""
+    """The steps, in order. `spec` is the spec of the launch, in `zone` if that is not None.
+
+    `nodes` are the existing nodes that stay, `expires` is for all nodes, `spent_usd` is the cost so far.
+    """
 
     spec: ClusterSpec
     steps: tuple[Step, ...]
@@ -58,7 +60,7 @@ class Convergence:
     spent_usd: float = 0.0
 
     def of(self, do: str) -> tuple[Step, ...]:
-        """Return the steps of this kind."""
+        """Return the steps of the kind `do`."""
         return tuple(step for step in self.steps if step.do == do)
 
     @property
@@ -68,52 +70,52 @@ class Convergence:
 
     @property
     def needs_consent(self) -> bool:
-        """Whether instances are launched, started or terminated, which costs money or work."""
+        """True if instances are launched, started or terminated, which costs money or work."""
         return any(step.do in ("end", "start", "launch") for step in self.steps)
 
 
 def converge(
     spec: ClusterSpec, standing: Standing, *, image_id: str, callers: tuple[str, ...], now: datetime
 ) -> Convergence:
-    """Return the steps that reconcile the cluster with `spec`; what is not set stays as it is.
+    """Return the steps that reconcile the cluster with `spec`; a setting that is not set stays as it is.
 
-    `image_id` is what the spec's image is today, `callers` are this machine's addresses as CIDRs.
-    Raises ConfigError for an invalid `network.ssh_cidr` or `cluster.gpus`, for nodes that Systems Manager
-    would not know, and where the budget is spent.
+    `image_id` is the current id of the spec's image, `callers` are this machine's addresses as CIDRs.
+    Raises ConfigError for an invalid `network.ssh_cidr` or `cluster.gpus`, if Systems Manager could not
+    connect to a node, and if the budget is spent.
     """
-    want = spec.cluster.nodes if "cluster.nodes" in spec.explicit else standing.nodes
-    kept: dict[int, Node] = {}
+    requested = spec.cluster.nodes if "cluster.nodes" in spec.explicit else standing.nodes
+    kept_nodes: dict[int, Node] = {}
     ends = []
-    for node in sorted(standing.cluster.live, key=_first):
-        why = _why_ended(spec, standing, node, image_id, want)
-        if not why and node.node in kept:
-            why = f"{kept[node.node].instance_id} is {node_name(node.node)} already"
+    for node in sorted(standing.cluster.live, key=_precedence):
+        why = _why_ended(spec, standing, node, image_id, requested)
+        if not why and node.node in kept_nodes:
+            why = f"{kept_nodes[node.node].instance_id} is {node_name(node.node)} already"
         if why:
             ends.append(_step("end", [node], why=why))
         else:
-            kept[node.node] = node
+            kept_nodes[node.node] = node
     for other in standing.others:
         why = f"of a second cluster {other.name} ({other.id}), made at the same time elsewhere"
         ends.append(_step("end", other.live, value=other.id, why=why))
-    nodes = tuple(kept.values())
+    nodes = tuple(kept_nodes.values())
     starts = [node for node in nodes if node.state in ("stopped", "stopping")]
-    missing = tuple(sorted(set(range(want)) - set(kept)))
+    missing = tuple(sorted(set(range(requested)) - set(kept_nodes)))
     check_profiles(spec, nodes, region=standing.cluster.region)
     if missing:
         check_session(spec)
-    wanted = _expiry(spec, standing, now, anew=bool(starts) or not nodes)
-    expires, why = _within_budget(spec, standing, now, want if nodes else 0, wanted)
-    late = tuple(node.instance_id for node in nodes if node.expires != expires)
+    full_term = _expiry(spec, standing, now, is_restart=bool(starts) or not nodes)
+    expires, why = _within_budget(spec, standing, now, requested if nodes else 0, full_term)
+    outdated = tuple(node.instance_id for node in nodes if node.expires != expires)
     cidrs = _cidrs(spec, standing.cluster.ssh_cidrs, callers)
     steps = [
-        *_opening(cidrs, standing.cluster.ssh_cidrs),
+        *_open_steps(cidrs, standing.cluster.ssh_cidrs),
         *ends,
         *([_step("start", starts)] if starts else ()),
-        *([_launch(standing, missing, ends)] if missing else ()),
-        *([Step(do="expire", instances=late, value=utc(expires), why=why)] if late else ()),
+        *([_launch_step(standing, missing, ends)] if missing else ()),
+        *([Step(do="expire", instances=outdated, value=utc(expires), why=why)] if outdated else ()),
     ]
     return Convergence(
-        spec=_launched(spec, standing, nodes, want, cidrs, int((expires - now).total_seconds())),
+        spec=_launch_spec(spec, standing, nodes, requested, cidrs, int((expires - now).total_seconds())),
         steps=tuple(steps),
         nodes=nodes,
         zone=nodes[0].zone if nodes else None,
@@ -122,8 +124,8 @@ def converge(
     )
 
 
-def _first(node: Node) -> tuple[int, datetime, str]:
-    """Order nodes so that every client keeps the same one of two that have one number."""
+def _precedence(node: Node) -> tuple[int, datetime, str]:
+    """Return a sort key by which every client keeps the same one of two nodes with the same number."""
     return node.node, node.launched or _LAST, node.instance_id
 
 
@@ -132,17 +134,17 @@ def _step(do: Literal["end", "start"], nodes: Sequence[Node], *, value: str = ""
     return Step(do=do, numbers=tuple(numbers), instances=tuple(instances), value=value, why=why)
 
 
-def _launch(standing: Standing, missing: tuple[int, ...], ends: list[Step]) -> Step:
+def _launch_step(standing: Standing, missing: tuple[int, ...], ends: list[Step]) -> Step:
     replaced = {number for step in ends for number in step.numbers}
     lost = [number for number in missing if number < standing.nodes and number not in replaced]
     why = f"{', '.join(map(node_name, lost))} ended" if lost else ""
     return Step(do="launch", numbers=missing, why=why)
 
 
-def _why_ended(spec: ClusterSpec, standing: Standing, node: Node, image_id: str, want: int) -> str:
-    """Return why a node that lives cannot stay; "" where it can."""
-    if not 0 <= node.node < want:
-        return f"{want} node{'s' * (want != 1)} requested"
+def _why_ended(spec: ClusterSpec, standing: Standing, node: Node, image_id: str, nodes: int) -> str:
+    """Return why a live node must terminate, "" if it stays. `nodes` is the requested number of nodes."""
+    if not 0 <= node.node < nodes:
+        return f"{nodes} node{'s' * (nodes != 1)} requested"
     if node.instance_id in spec.cluster.replace:
         return "its replacement is requested, and it is lost also where AWS has no other machine"
     if node.instance_id in standing.impaired:
@@ -150,11 +152,10 @@ def _why_ended(spec: ClusterSpec, standing: Standing, node: Node, image_id: str,
     if not is_of_type(spec, node.instance_type):
         requested = spec.cluster.instance_type or spec.cluster.gpus
         return f"it is a {node.instance_type}, {requested} is requested: it is rebuilt"
-    market, what = ("spot", "a spot") if node.spot else ("on-demand", "an on-demand")
+    market, market_text = ("spot", "a spot") if node.spot else ("on-demand", "an on-demand")
     if "cluster.spot" in spec.explicit and market not in spec.cluster.markets:
-        return f"it is {what} machine, the other market is requested"
-    asked_image = spec.cluster.image
-    if asked_image not in (None, standing.image) and node.image_id != image_id:
+        return f"it is {market_text} machine, the other market is requested"
+    if spec.cluster.image not in (None, standing.image) and node.image_id != image_id:
         return f"its image is {node.image_id}, {image_id} is requested: it is rebuilt"
     if spec.local.gpus != standing.gpus:
         return f"local.gpus is {standing.gpus}, {spec.local.gpus} is requested: it is rebuilt"
@@ -162,35 +163,35 @@ def _why_ended(spec: ClusterSpec, standing: Standing, node: Node, image_id: str,
 
 
 def is_of_type(spec: ClusterSpec, name: str) -> bool:
-    """Return whether `spec` accepts nodes of this instance type. Raises ConfigError for invalid GPUs."""
+    """Return True if `spec` accepts nodes of this instance type. Raises ConfigError for invalid GPUs."""
     if spec.cluster.types:
         return name in spec.cluster.types
     gpus, kind = wanted_gpus(spec), GPU_TYPES.get(name)
     return gpus is None or (kind is not None and gpus.of(kind))
 
 
-def _expiry(spec: ClusterSpec, standing: Standing, now: datetime, *, anew: bool) -> datetime:
-    """Return when the nodes end themselves.
+def _expiry(spec: ClusterSpec, standing: Standing, now: datetime, *, is_restart: bool) -> datetime:
+    """Return the expiry of the nodes.
 
-    A duration that is said now counts from now, as it does when machines begin anew; one that the
-    configuration holds counts from the launch and only ever moves the expiry later.
+    A duration on the command line, or when all nodes start or are new (`is_restart`), counts from now. A
+    duration in the configuration counts from the launch and never moves the expiry to an earlier time.
     """
     term = timedelta(seconds=seconds(spec.cluster.expires))
-    wanted = standing.expires
-    if anew or "cluster.expires" in spec.from_cli:
-        wanted = now + term
+    expires = standing.expires
+    if is_restart or "cluster.expires" in spec.from_cli:
+        expires = now + term
     elif "cluster.expires" in spec.explicit and standing.cluster.created is not None:
-        wanted = max(wanted, standing.cluster.created + term)
-    near = abs((wanted - standing.expires).total_seconds()) <= _SAME_S
-    return standing.expires if near else wanted
+        expires = max(expires, standing.cluster.created + term)
+    is_same = abs((expires - standing.expires).total_seconds()) <= _SAME_S
+    return standing.expires if is_same else expires
 
 
 def _within_budget(
     spec: ClusterSpec, standing: Standing, now: datetime, nodes: int, expires: datetime
 ) -> tuple[datetime, str]:
-    """Return the expiry, or the earlier moment at which the budget of all `nodes` is spent, and why.
+    """Return the expiry and "", or the earlier time at which the budget of all `nodes` is spent and why.
 
-    The plan of the launch knows the price where no node stays (`nodes` is 0).
+    If no node stays (`nodes` is 0), the plan of the launch applies the budget.
     """
     if spec.cluster.budget_usd is None or not nodes:
         return expires, ""
@@ -204,12 +205,12 @@ def _within_budget(
     spent = now + timedelta(seconds=int(min(budget.lasts_s, 1e9)))
     if spent >= expires:
         return expires, ""
-    near = abs((spent - standing.expires).total_seconds()) <= _SAME_S
-    return standing.expires if near else spent, f"the budget of {budget}"
+    is_same = abs((spent - standing.expires).total_seconds()) <= _SAME_S
+    return standing.expires if is_same else spent, f"the budget of {budget}"
 
 
 def _spent_usd(standing: Standing, now: datetime) -> float:
-    """Return what the cluster has cost; where that is unknown, what it cost at most by the assumed rate."""
+    """Return the cost of the cluster so far; if it is unknown, an upper bound by the assumed rate."""
     if standing.spent_usd is not None:
         return standing.spent_usd
     hours = (now - (standing.cluster.created or now)).total_seconds() / 3600
@@ -219,9 +220,10 @@ def _spent_usd(standing: Standing, now: datetime) -> float:
 def _cidrs(
     spec: ClusterSpec, opened: tuple[str, ...] | None, callers: tuple[str, ...]
 ) -> tuple[str, ...] | None:
-    """Return who may come in from now on; None leaves it as it is.
+    """Return the blocks that SSH is open for from now on; None leaves them as they are.
 
-    Without `network.ssh_cidr` that is the caller, wherever that is now; blocks that somebody named stay open.
+    Without `network.ssh_cidr` these are the caller's current addresses, and the open blocks and groups that a
+    user configured.
     """
     if spec.network.ssh_cidr or (spec.network.jump and opened is not None):
         return ssh_cidrs(spec, ())
@@ -232,7 +234,7 @@ def _cidrs(
     return (*blocks, *outside)
 
 
-def _opening(cidrs: tuple[str, ...] | None, opened: tuple[str, ...] | None) -> list[Step]:
+def _open_steps(cidrs: tuple[str, ...] | None, opened: tuple[str, ...] | None) -> list[Step]:
     if cidrs is None or opened is None or set(cidrs) == set(opened):
         return []
     new = ", ".join(cidr for cidr in cidrs if cidr not in opened)
@@ -241,16 +243,16 @@ def _opening(cidrs: tuple[str, ...] | None, opened: tuple[str, ...] | None) -> l
     return [Step(do="open", value=", ".join(cidrs), why=why)]
 
 
-def _launched(
+def _launch_spec(
     spec: ClusterSpec,
     standing: Standing,
     nodes: tuple[Node, ...],
-    want: int,
+    requested: int,
     cidrs: tuple[str, ...] | None,
     expires_s: int,
 ) -> ClusterSpec:
-    """Return the spec of what is launched: beside others it is as they are, in the cluster's own region."""
-    cluster = replace(spec.cluster, nodes=want, expires=f"{max(expires_s, 0)}s")
+    """Return the spec of the launch, in the cluster's own region: new nodes are like existing ones."""
+    cluster = replace(spec.cluster, nodes=requested, expires=f"{max(expires_s, 0)}s")
     capacity = replace(spec.capacity, regions=())
     network = replace(spec.network, ssh_cidr=cidrs or ())
     if nodes:

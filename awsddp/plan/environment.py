@@ -1,4 +1,4 @@
-"""Which environment the ranks get on every node, before anything is made: [env] as pure data."""
+"""Plan the environment of the ranks from [env], as pure data, and explain failures of its installation."""
 
 import dataclasses
 import hashlib
@@ -20,17 +20,17 @@ from awsddp.util.format import node_name
 TORCH_INDEX = "https://download.pytorch.org/whl"
 PYTHON = re.compile(r"3\.\d{1,2}(\.\d{1,2})?")
 _TORCH = "2.13"
-"""The newest release whose torchvision is confirmed (RELEASES)."""
+"""The newest release with a confirmed torchvision (RELEASES)."""
 _PINNED = re.compile(r"torch\s*[=~]=\s*(\d+\.\d+(?:\.\d+)?)")
 _VENV = "-o env.kind=venv"
 
 
 @dataclass(frozen=True, kw_only=True)
 class EnvironmentPlan(Requirements):
-    """What is made on each node, of what a file asks for.
+    """The environment to create on each node, with the requirements of a file.
 
-    `environ` are variables that pip, uv, conda and the job get, `variables` those of an environment.yml, for
-    the job alone. `internet` is None where it is not known whether the nodes have it.
+    `environ` are variables for pip, uv, conda and the job, `variables` those of an environment.yml, for the
+    job only. `internet` is None if it is unknown whether the nodes have internet access.
     """
 
     kind: Literal["image", "venv", "conda"] = "image"
@@ -40,51 +40,52 @@ class EnvironmentPlan(Requirements):
     setup: tuple[str, ...] = ()
     environ: Mapping[str, str] = dataclasses.field(default_factory=dict)
     packages_from: Literal["node", "client"] | None = None
-    """Whether all comes through this machine, or nothing; None: a folder of it and what needs a password."""
+    """Whether all or no packages come through this machine; None: its folders, and indexes with passwords."""
     internet: bool | None = None
 
     @property
     def has_packages(self) -> bool:
-        """Whether anything is installed: else the image's Python runs the ranks."""
+        """True if packages are installed; otherwise the image's Python runs the ranks."""
         return self.kind != "image" or bool(self.lines or self.projects)
 
     @property
     def stamp(self) -> str:
-        """The hash of what decides the environment; credentials and proxies do not."""
+        """The hash of all inputs of the environment, without credentials and proxies."""
         inputs = [self.kind, self.lines, self.constraints, self.conda, self.python, self.torch]
-        where = dataclasses.replace(self.indexes, ca="")
-        projects = [dataclasses.asdict(one) for one in self.projects]
-        text = CREDENTIALS.sub("//", json.dumps([*inputs, dataclasses.asdict(where), *projects]))
+        indexes = dataclasses.replace(self.indexes, ca="")
+        projects = [dataclasses.asdict(project) for project in self.projects]
+        text = CREDENTIALS.sub("//", json.dumps([*inputs, dataclasses.asdict(indexes), *projects]))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     @property
     def setup_stamp(self) -> str:
-        """The hash of the commands."""
+        """The hash of the setup commands."""
         return hashlib.sha256(json.dumps(self.setup).encode()).hexdigest()[:16]
 
 
 def make_environment_plan(
     env: EnvSection, *, internet: bool | None, driver: str | None, workdir: Path = Path()
 ) -> EnvironmentPlan:
-    """Return what [env] asks for, its file read; whether that can be met, resolve.py says.
+    """Return the plan of [env] with the requirements of its file; `resolve.py` checks if they can be met.
 
-    `internet`: whether nodes have it, None if that is not known yet; `driver` is theirs, None where they
-    have no GPU. `workdir` is the folder that they get. Raises ConfigError for what cannot be meant.
+    `internet` is True if the nodes have internet access, None if unknown; `driver` is their driver, None
+    without a GPU; `workdir` is the project folder. Raises ConfigError for an invalid combination of settings.
     """
-    asked = read_requirements(Path(env.file).expanduser()) if env.file else Requirements()
-    kind = env.kind or ("conda" if asked.conda else "image")
-    _check_kind(env, kind, is_conda_file=bool(asked.conda))
+    requirements = read_requirements(Path(env.file).expanduser()) if env.file else Requirements()
+    kind = env.kind or ("conda" if requirements.conda else "image")
+    _check_kind(env, kind, is_conda_file=bool(requirements.conda))
     packages_from = env.packages_from or ("client" if internet is False else None)
-    torch = () if kind == "image" or asked.conda else _torch(env, asked, driver)
-    indexes = Indexes(index_url=env.index_url or "", ca=_ca(env)).otherwise(asked.indexes)
+    torch = () if kind == "image" or requirements.conda else _torch(env, requirements, driver)
+    indexes = Indexes(index_url=env.index_url or "", ca=_ca(env)).otherwise(requirements.indexes)
     if packages_from == "node":
         _check_folders(indexes.find_links)
-    is_image_python = kind == "venv" and packages_from == "client"  # another one would be a long way to send
+    is_image_python = kind == "venv" and packages_from == "client"  # another Python is too large to send
+    projects = _synced(requirements.projects, workdir)
     return EnvironmentPlan(
-        **vars(dataclasses.replace(asked, indexes=indexes, projects=_synced(asked.projects, workdir))),
+        **vars(dataclasses.replace(requirements, indexes=indexes, projects=projects)),
         kind=kind,
         name=env.file or kind,
-        python=env.python or (None if kind == "image" or is_image_python else _python(asked)),
+        python=env.python or (None if kind == "image" or is_image_python else _python(requirements)),
         torch=torch,
         setup=env.setup,
         environ=_environ(env),
@@ -94,17 +95,19 @@ def make_environment_plan(
 
 
 def _synced(projects: Sequence[Project], workdir: Path) -> tuple[Project, ...]:
-    """Return the projects that the synced folder holds, with their folders relative to it."""
+    """Return the projects in the synced folder, with their source folders relative to it."""
     root = workdir.resolve()
-    return tuple(
-        dataclasses.replace(one, sources=tuple(Path(of).relative_to(root).as_posix() for of in one.sources))
-        for one in projects
-        if all(Path(of).is_relative_to(root) for of in one.sources)
-    )
+    synced = []
+    for project in projects:
+        sources = [Path(source) for source in project.sources]
+        if all(source.is_relative_to(root) for source in sources):
+            relative = tuple(source.relative_to(root).as_posix() for source in sources)
+            synced.append(dataclasses.replace(project, sources=relative))
+    return tuple(synced)
 
 
 def _check_kind(env: EnvSection, kind: str, *, is_conda_file: bool) -> None:
-    """Refuse a Python or a kind that the file or the image decides otherwise. Raises ConfigError."""
+    """Raise ConfigError for an env.python or env.kind that conflicts with the file or the image."""
     if env.python is not None and not PYTHON.fullmatch(env.python):
         raise ConfigError(f"env.python: invalid Python version {env.python!r}", "", "use 3.12 or 3.12.4")
     if kind == "image" and env.python is not None:
@@ -126,33 +129,33 @@ def _check_kind(env: EnvSection, kind: str, *, is_conda_file: bool) -> None:
 
 
 def _check_folders(find_links: Sequence[str]) -> None:
-    """Refuse a folder of this machine where the nodes fetch packages themselves. Raises ConfigError."""
-    for place in filter(is_folder_here, find_links):
+    """Raise ConfigError for a folder of this machine, since the nodes fetch packages themselves."""
+    for folder in filter(is_folder_here, find_links):
         raise ConfigError(
-            f"--find-links {place!r} is a folder of this machine",
+            f"--find-links {folder!r} is a folder of this machine",
             "the nodes fetch packages themselves",
             "omit env.packages_from   # or the absolute path of a folder that the nodes have",
         )
 
 
-def _release(asked: Requirements) -> str:
-    """Return the release of torch that a file pins, else the newest one."""
-    pins = filter(None, map(_PINNED.match, asked.lines))
+def _release(requirements: Requirements) -> str:
+    """Return the torch version that the file pins, else the newest release."""
+    pins = filter(None, map(_PINNED.match, requirements.lines))
     return next((pin[1] for pin in pins), _TORCH)
 
 
-def _python(asked: Requirements) -> str:
-    row = release(_release(asked))
+def _python(requirements: Requirements) -> str:
+    row = release(_release(requirements))
     return row.pythons[len(row.pythons) // 2] if row else "3.12"
 
 
-def _torch(env: EnvSection, asked: Requirements, driver: str | None) -> tuple[str, ...]:
-    """Return what torch is installed as, and from which index: the newest CUDA that the driver runs."""
-    pinned = _release(asked)
+def _torch(env: EnvSection, requirements: Requirements, driver: str | None) -> tuple[str, ...]:
+    """Return pip's arguments that install torch, for the newest CUDA that the driver supports."""
+    pinned = _release(requirements)
     row = release(pinned)
     if row is None:
-        known = f"the known releases are {RELEASES[-1].torch} to {RELEASES[0].torch}"
-        raise ConfigError(f"{env.file}: unknown torch release {pinned!r}", known)
+        known_releases = f"the known releases are {RELEASES[-1].torch} to {RELEASES[0].torch}"
+        raise ConfigError(f"{env.file}: unknown torch release {pinned!r}", known_releases)
     if env.python and ".".join(env.python.split(".")[:2]) not in row.pythons:
         raise ConfigError(
             f"env.python: torch {row.torch} has no wheel for Python {env.python}",
@@ -160,30 +163,31 @@ def _torch(env: EnvSection, asked: Requirements, driver: str | None) -> tuple[st
         )
     version = pinned if pinned.count(".") == 2 else f"{row.torch}.*"
     names = (f"torch=={version}", f"torchvision=={row.torchvision}.*")
-    if env.index_url or asked.indexes.find_links:
+    if env.index_url or requirements.indexes.find_links:
         return names
     return (*names, "--index-url", f"{TORCH_INDEX}/{_build(row, driver)}")
 
 
 def _build(row: Release, driver: str | None) -> str:
+    """Return the torch build for the newest CUDA that the driver supports, as "cu130"; "cpu" without one."""
     if driver is None:
         return "cpu"
-    fits = [cuda for cuda in row.wheels if least_driver(cuda) <= int(driver.split(".")[0])]
-    if not fits:
+    supported = [cuda for cuda in row.wheels if least_driver(cuda) <= int(driver.split(".")[0])]
+    if not supported:
         raise ConfigError(
             f"torch {row.torch} has no wheel for the nodes' driver {driver}",
             f"it has them for CUDA {', '.join(row.wheels)}",
             "pin an older torch in the file of --env, or choose another image",
         )
-    return "cu" + fits[-1].replace(".", "")
+    return "cu" + supported[-1].replace(".", "")
 
 
 def _environ(env: EnvSection) -> dict[str, str]:
     if not env.proxy:
         return {}
     names = ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY")
-    around = "localhost,127.0.0.1,169.254.169.254"  # the instance's metadata
-    return dict.fromkeys(names, env.proxy) | {"no_proxy": around, "NO_PROXY": around}
+    direct = "localhost,127.0.0.1,169.254.169.254"  # the last is the instance's metadata
+    return dict.fromkeys(names, env.proxy) | {"no_proxy": direct, "NO_PROXY": direct}
 
 
 def _ca(env: EnvSection) -> str:
@@ -196,7 +200,7 @@ def _ca(env: EnvSection) -> str:
 
 
 def image_constraints(packages: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the pins that keep what the image's torch is made of."""
+    """Return the pins that keep the packages of the image's torch."""
     return tuple(
         f"{name}=={version}"
         for name, version in sorted(packages.items())
@@ -219,25 +223,25 @@ _NOT_IN_CHANNEL = re.compile(
     r"No candidates were found for (?P<rattler>[^\s=<>!~]+)|"
     r"(?P<deep>[\w.-]+)[^\n]*, for which no candidates were found"
 )
-"""The solvers of conda: libmamba's two ways, the classic one, rattler's two."""
+"""The messages of conda's solvers: two of libmamba, one of the classic solver, two of rattler."""
 _FOLDER = "or put its wheel into a folder: --find-links FOLDER"
-_ELSE = f"{_FOLDER}\n-o env.packages_from=node   # where nodes reach it"
-# What pip, uv and conda say, what that means, and what to do: {name} lists the packages, {package} is one.
-_SAID = (
+_OTHERWISE = f"{_FOLDER}\n-o env.packages_from=node   # where nodes reach it"
+# Messages of pip, uv and conda, awsddp's message, the next step: {name} lists the packages, {package} is one.
+_KNOWN_FAILURES = (
     (
         re.compile(r"(\S+): no packages come from there"),
         "{name}: a package needs {package}, where none of its indexes has files",
-        f"name what comes from there by its URL in {{name}}, {_ELSE}",
+        f"name what comes from there by its URL in {{name}}, {_OTHERWISE}",
     ),
     (
         re.compile(r"(\S+): its address is not public"),
         "{name}: an index page leads to {package}, whose address is not public",
-        f"--find-links URL   # a line for {{name}}, if that host may serve packages to nodes; {_ELSE}",
+        f"--find-links URL   # a line for {{name}}, if that host may serve packages to nodes; {_OTHERWISE}",
     ),
     (
         re.compile(r"(\S+): no configuration names it, and a proxy resolves it"),
         "{name}: an index page leads to {package}, whose address only the proxy knows",
-        f"--find-links URL   # a line for {{name}}, if that host may serve packages to nodes; {_ELSE}",
+        f"--find-links URL   # a line for {{name}}, if that host may serve packages to nodes; {_OTHERWISE}",
     ),
     (
         re.compile(r"(\S+): a link that leads out of its folder"),
@@ -247,7 +251,7 @@ _SAID = (
     (
         re.compile(r"(\S+): only what the configuration names"),
         "{name}: a package needs {package}, which no line, index or channel names",
-        f"name it by a line of {{name}}, {_ELSE}",
+        f"name it by a line of {{name}}, {_OTHERWISE}",
     ),
     (
         re.compile("No space left on device"),
@@ -284,43 +288,47 @@ _SAID = (
 
 
 def explain(
-    said: str, *, name: str, internet: bool | None = None, packages_from: str | None = None
+    output: str, *, name: str, internet: bool | None = None, packages_from: str | None = None
 ) -> NodeError:
-    """Explain the last output of pip, uv or conda; `name` is the file that lists the packages.
+    """Return the error for a failed installation from the last output of pip, uv or conda.
 
-    Nodes without `internet` get no advice that needs it, and none gets the advice that it follows.
+    `name` is the file that lists the packages. Next steps that need internet access are left out for nodes
+    without `internet`, and so are steps that set `packages_from` to its current value.
     """
-    lines = [line.strip() for line in said.splitlines() if line.strip() and not _RETRY.search(line)]
+    lines = [line.strip() for line in output.splitlines() if line.strip() and not _RETRY.search(line)]
     tail = "\n".join(list(dict.fromkeys(lines))[-10:])
-    for pattern, message, advice in _SAID:
-        if found := pattern.search(said):
-            package = next(filter(None, found.groups()), "")
+    for pattern, message, advice in _KNOWN_FAILURES:
+        if match := pattern.search(output):
+            package = next(filter(None, match.groups()), "")
             why = next((line for line in reversed(lines) if pattern.search(line)), lines[-1] if lines else "")
             useless = [
                 f"env.packages_from={packages_from} ",
                 *["env.packages_from=node "] * (internet is False),
             ]
-            ways = [way for way in advice.split("\n") if not any(one in way for one in useless)]
-            words = {"name": name, "package": package}
-            return NodeError(message.format(**words), why, "\n".join(ways).format(**words))
-    if built := _NOT_BUILT.search(said):
+            steps = [step for step in advice.split("\n") if not any(option in step for option in useless)]
+            values = {"name": name, "package": package}
+            return NodeError(message.format(**values), why, "\n".join(steps).format(**values))
+    if built := _NOT_BUILT.search(output):
         message = f"{name}: {built[1]} has no wheel that fits, and its build on the node failed"
         return NodeError(message, tail, "env.setup in awsddp.toml   # installs what its build needs")
     return NodeError(f"{name} could not be installed", tail, f"correct {name}, and repeat the command")
 
 
 def refuse_unlike(facts: Mapping[int, Mapping[str, Any]]) -> None:
-    """Raise NodeError where nodes differ, by number, in what a job needs alike."""
-    names = dict.fromkeys(name for one in facts.values() for name in one)
-    unlike = [
+    """Raise NodeError if the facts of the nodes, by number, are not all equal."""
+    names = dict.fromkeys(name for node_facts in facts.values() for name in node_facts)
+    different = [
         f"{name}: "
-        + ", ".join(f"{node_name(node)} {one.get(name) or 'none'}" for node, one in sorted(facts.items()))
+        + ", ".join(
+            f"{node_name(node)} {node_facts.get(name) or 'none'}"
+            for node, node_facts in sorted(facts.items())
+        )
         for name in names
-        if len({str(one.get(name)) for one in facts.values()}) > 1
+        if len({str(node_facts.get(name)) for node_facts in facts.values()}) > 1
     ]
-    if unlike:
+    if different:
         raise NodeError(
             "the nodes differ; a job needs identical ones",
-            "\n".join(unlike),
+            "\n".join(different),
             "awsddp down && awsddp up   # with one image and one instance type",
         )

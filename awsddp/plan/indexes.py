@@ -1,4 +1,4 @@
-"""Where packages come from: what [env], a project's file and this machine's pip say of it, in that order."""
+"""Package indexes: from [env], a project's file and this machine's pip configuration, in that order."""
 
 import ast
 import os
@@ -11,22 +11,22 @@ from pathlib import Path
 
 CREDENTIALS = re.compile(r"//[^/@\s]+@")
 LOGIN = re.compile(r"https?://[^/@\s:]+:(?!\$\{)[^/@\s]+@")
-"""A URL with a password that is written out, not the name of a variable."""
+"""A URL with a literal password, not the name of a variable."""
 OPTION = re.compile(
     r"(-i|--index-url|--extra-index-url|-f|--find-links|--no-index|--pre|--prefer-binary|--trusted-host)\b"
     r"[= ]*(.*)"
 )
-"""A line of a requirements file that tells pip where packages are found, and which."""
-_ASK_S = 60.0
+"""A line of a requirements file with an option of pip about indexes."""
+_PIP_TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Indexes:
-    """Where packages are found; without anything: on PyPI.
+    """The indexes of packages; the default is PyPI.
 
-    URLs may hold credentials. `find_links` are URLs and folders: a relative one is this machine's
-    (`is_folder_here`), an absolute one that of whoever installs.
-    `pre` admits releases before the final one; `ca` is the text of the certificates that the hosts show.
+    URLs may contain credentials. `find_links` are URLs and folders: a relative folder is on this machine
+    (`is_local_folder`), an absolute one on the machine that installs. `pre` allows pre-releases; `ca` has the
+    CA certificates of the hosts, in PEM.
     """
 
     index_url: str = ""
@@ -39,16 +39,16 @@ class Indexes:
     ca: str = ""
 
     def otherwise(self, other: "Indexes") -> "Indexes":
-        """Return these, filled up with those of `other`, which decide nothing that these decide."""
+        """Return these indexes, with those of `other` for everything that these do not set."""
 
-        def both(name: str) -> tuple[str, ...]:
+        def merged(name: str) -> tuple[str, ...]:
             return tuple(dict.fromkeys((*getattr(self, name), *getattr(other, name))))
 
         return Indexes(
             index_url=self.index_url or other.index_url,
-            extra_index_urls=both("extra_index_urls"),
-            find_links=both("find_links"),
-            trusted_hosts=both("trusted_hosts"),
+            extra_index_urls=merged("extra_index_urls"),
+            find_links=merged("find_links"),
+            trusted_hosts=merged("trusted_hosts"),
             no_index=self.no_index or (other.no_index and not self.index_url),
             pre=self.pre or other.pre,
             prefer_binary=self.prefer_binary or other.prefer_binary,
@@ -57,14 +57,14 @@ class Indexes:
 
     @property
     def environ(self) -> dict[str, str]:
-        """The variables by which pip, uv and conda's pip find packages so: no password in an argv.
+        """The environment variables of pip, uv and conda's pip for these indexes: no password is in an argv.
 
-        The certificates are a file of each machine: they are not among them, and uv has no variable for
-        `no_index`. uv, as pip, takes the best release of all indexes, and the machine's own certificates
+        `ca` is not included, since it is a file on each machine, and uv has no variable for `no_index`. uv is
+        set to behave as pip: the best release of all indexes, and the machine's own certificates
         (https://docs.astral.sh/uv/pip/compatibility/).
         """
         extra, links = " ".join(self.extra_index_urls), self.find_links
-        found = {
+        variables = {
             "PIP_INDEX_URL": self.index_url,
             "PIP_EXTRA_INDEX_URL": extra,
             "PIP_FIND_LINKS": " ".join(links),
@@ -81,44 +81,49 @@ class Indexes:
             "UV_SYSTEM_CERTS": "1",
             "UV_NATIVE_TLS": "1",
         }
-        return {name: value for name, value in found.items() if value}
+        return {name: value for name, value in variables.items() if value}
 
 
-def is_folder_here(place: str) -> bool:
-    """Tell whether a place of `find_links` is a folder of this machine, relative to the current one."""
-    return "://" not in place and not Path(place).is_absolute()
+def is_folder_here(location: str) -> bool:
+    """Return True if an item of `find_links` is a folder of this machine, relative to the current folder."""
+    return "://" not in location and not Path(location).is_absolute()
 
 
 def of_option(name: str, value: str, folder: Path) -> Indexes:
-    """Return what an option of a requirements file in `folder` says, by its name (OPTION) and its value."""
+    """Return the indexes that an option (OPTION) of a requirements file in `folder` sets."""
     key = {"i": "index-url", "f": "find-links"}.get(name.lstrip("-"), name.lstrip("-"))
     if key == "find-links" and is_folder_here(value) and (folder / value).is_dir():
         value = os.path.relpath(folder / value)
-    return _said({key: value or "true"})
+    return _parse({key: value or "true"})
 
 
 def indexes_here() -> Indexes:
-    """Return what this machine's pip is set to, by its files and its variables; it takes half a second.
+    """Return the indexes of this machine's pip, by its files and variables; takes half a second.
 
-    Nothing where pip does not answer, or names certificates that cannot be read.
+    Returns the default indexes if pip fails, or its certificates cannot be read.
     """
     command = [sys.executable, "-m", "pip", "config", "list"]
     try:
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_ASK_S)
-        told = dict(re.findall(r"^(\S+?)=(['\"].*)$", done.stdout.decode(errors="replace"), re.MULTILINE))
+        process = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_PIP_TIMEOUT_S
+        )
+        settings = dict(
+            re.findall(r"^(\S+?)=(['\"].*)$", process.stdout.decode(errors="replace"), re.MULTILINE)
+        )
         last: dict[str, str] = {}
-        for of in ("global.", "install.", ":env:."):  # the later one counts
-            last |= {key.removeprefix(of): ast.literal_eval(told[key]) for key in told if key.startswith(of)}
+        for section in ("global.", "install.", ":env:."):  # a later one takes precedence
+            keys = [key for key in settings if key.startswith(section)]
+            last |= {key.removeprefix(section): ast.literal_eval(settings[key]) for key in keys}
         ca = Path(last["cert"]).read_text(encoding="ascii") if last.get("cert") else ""
     except (OSError, ValueError, SyntaxError, subprocess.TimeoutExpired):
         return Indexes()
-    found = _said(last)
-    folders = (os.path.relpath(one) if Path(one).is_dir() else one for one in found.find_links)
-    return replace(found, ca=ca, find_links=tuple(folders))
+    indexes = _parse(last)
+    folders = (os.path.relpath(link) if Path(link).is_dir() else link for link in indexes.find_links)
+    return replace(indexes, ca=ca, find_links=tuple(folders))
 
 
-def _said(by_key: Mapping[str, str]) -> Indexes:
-    """Return what pip's own keys say, each with its value as pip writes it."""
+def _parse(by_key: Mapping[str, str]) -> Indexes:
+    """Return the indexes of pip's configuration keys, each with its value as pip writes it."""
     values = {key: value.split() for key, value in by_key.items()}
     on = {key for key, value in by_key.items() if value.lower() in ("1", "yes", "true", "on")}
     return Indexes(

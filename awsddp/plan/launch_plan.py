@@ -1,8 +1,8 @@
-"""Plans: a spec and facts read from AWS make a LaunchPlan, pure data.
+"""Make a LaunchPlan, pure data, from a spec and facts read from AWS.
 
-A plan can be printed, priced, tested and refused before anything costs a cent. Its requests are the very
-ones that are sent; ids, secrets and times that do not exist yet stand in them as {"$ref": ...},
-{"$secret": ...} and {"$now": seconds}, and `Values` puts them in.
+A plan can be printed, priced, tested and refused before it costs anything. Its requests are those that are
+sent; ids, secrets and times that do not exist yet are placeholders in them, {"$ref": ...}, {"$secret": ...}
+and {"$now": seconds}, which `RequestValues` replaces.
 """
 
 import math
@@ -28,7 +28,7 @@ from awsddp.util.format import duration
 SPARE_DISK_GB = 100
 LEAST_DISK_GB = 200
 _USER = "ubuntu"
-"""The login user where the image's name does not tell it: most are made from the default image."""
+"""The login user if the image's name does not determine it: most images are made from the default image."""
 _HIGHEST = "the highest spot price of the last 7 days"
 _UNKNOWN = "the on-demand price: the spot prices of the last 7 days are unknown"
 
@@ -43,35 +43,36 @@ def make_plan(
 ) -> LaunchPlan:
     """Return the plan that launches the cluster of `spec`.
 
-    `numbers` are the node numbers to fill (None: all) and `zone` the only zone to try, so that lost nodes can
-    be replaced beside the others; `spent_usd` is what the cluster has cost of its budget. The plan's
-    `alternatives` are the other types and markets that the spec lists.
-    Raises ConfigError for an invalid spec, CloudError where AWS does not offer or allow it.
+    `numbers` are the node numbers to launch (None: all) and `zone` is the only zone to try, so that lost
+    nodes are replaced in the zone of the others; `spent_usd` is the part of the budget that is spent. The
+    plan's `alternatives` are the other types and markets that the spec lists.
+    Raises ConfigError for an invalid spec, CloudError if AWS does not offer or allow it.
     """
     ec2_limits.check_user_tags(spec.tags)
     if zone is not None:
         spec = replace(spec, capacity=replace(spec.capacity, zones=(zone,)))
-    fill = tuple(range(spec.cluster.nodes)) if numbers is None else tuple(sorted(numbers))
-    made: list[LaunchPlan] = []
+    filled = tuple(range(spec.cluster.nodes)) if numbers is None else tuple(sorted(numbers))
+    plans: list[LaunchPlan] = []
     refusals: list[AwsddpError] = []
-    for one in tries(spec, facts):
+    for attempt in tries(spec, facts):
         try:
-            made.append(_plan(spec, facts, one, fill, spent_usd))
+            plans.append(_plan(spec, facts, attempt, filled, spent_usd))
         except AwsddpError as refusal:
             refusals.append(refusal)
-    if not made:
+    if not plans:
         raise refusals[0]
-    first, *others = made
+    first, *others = plans
     skipped = [f"skipped: {refusal.message}" for refusal in refusals]
     return replace(first, warnings=(*first.warnings, *skipped), alternatives=tuple(others))
 
 
 def refuse_untried(plan: LaunchPlan) -> None:
-    """Refuse to launch what was never launched on AWS, unless `capacity.experimental`. Raises ConfigError.
+    """Raise ConfigError if the plan or an alternative has a feature that was never launched on AWS.
 
-    The alternatives count as well.
+    `capacity.experimental` allows it.
     """
-    untried = dict.fromkeys(what for one in (plan, *plan.alternatives) for what in one.untried)
+    plans = (plan, *plan.alternatives)
+    untried = dict.fromkeys(feature for candidate in plans for feature in candidate.untried)
     if untried and not plan.experimental:
         raise ConfigError(
             f"never launched on AWS with awsddp: {' and '.join(untried)}",
@@ -81,22 +82,26 @@ def refuse_untried(plan: LaunchPlan) -> None:
 
 
 def _plan(
-    spec: ClusterSpec, facts: Facts, one: tuple[str | None, Market], fill: tuple[int, ...], spent_usd: float
+    spec: ClusterSpec,
+    facts: Facts,
+    attempt: tuple[str | None, Market],
+    numbers: tuple[int, ...],
+    spent_usd: float,
 ) -> LaunchPlan:
-    image, market = facts.image, one[1]
-    kind, why = choose(spec, facts, *one)
+    image, market = facts.image, attempt[1]
+    kind, why = choose(spec, facts, *attempt)
     quota, unread = quota_line(kind, spec.cluster.nodes, facts, market)
     _check_image(spec, facts, kind)
-    _check_reservation(facts, len(fill))
+    _check_reservation(facts, len(numbers))
     disk_gb = _disk(spec, facts, kind)
-    tried = zones(spec, facts, kind, market, len(fill))
+    tried = zones(spec, facts, kind, market, len(numbers))
     routes = [
         text
-        for subnet in sorted(tried, key=lambda one: one.id)
+        for subnet in sorted(tried, key=lambda subnet: subnet.id)
         for text in network.check_route(spec, subnet, region=facts.region)
     ]
     network.check_session(spec)
-    saves = check_saving(spec, facts) if fill else []
+    saves = check_saving(spec, facts) if numbers else []
     interfaces = network.efa(spec, kind)
     group, placement_why = network.placement(spec, facts, kind)
     plan = LaunchPlan(
@@ -108,13 +113,13 @@ def _plan(
         market=market,
         why=why,
         nodes=spec.cluster.nodes,
-        numbers=fill,
+        numbers=numbers,
         pretended=image.pretends,
         ssh_user=spec.access.user or image.ssh_user or _USER,
         image=image,
         disk_gb=disk_gb,
         subnets=tried,
-        uses=_uses(spec, facts, tried) if fill else {},
+        uses=_uses(spec, facts, tried) if numbers else {},
         address=spec.network.address,
         jump=spec.network.jump or None,
         ssh_cidrs=() if facts.group else network.ssh_cidrs(spec, facts.callers),
@@ -122,7 +127,7 @@ def _plan(
         placement=group,
         placement_why=placement_why,
         choices=choices(facts, kind, spec.cluster.nodes, market),
-        price=_price(spec, facts, kind, market, {one.zone for one in tried}),
+        price=_price(spec, facts, kind, market, {subnet.zone for subnet in tried}),
         quota=quota,
         expires_s=int(seconds(spec.cluster.expires)),
         untried=(
@@ -137,13 +142,13 @@ def _plan(
     plan = _within_budget(spec, facts, plan, spent_usd)
     own_group = network.check_group(facts)
     warnings = (*unread, *plan.warnings, *_warnings(spec, facts, plan), *routes, *saves, *own_group)
-    made = requests(plan, spec, facts)
-    ec2_limits.check_tag_specifications((one.operation, one.parameters) for one in made)
-    return replace(plan, requests=made, warnings=warnings)
+    calls = requests(plan, spec, facts)
+    ec2_limits.check_tag_specifications((call.operation, call.parameters) for call in calls)
+    return replace(plan, requests=calls, warnings=warnings)
 
 
 def _price(spec: ClusterSpec, facts: Facts, kind: GpuType, market: Market, zones: set[str]) -> Price:
-    """Return what all nodes cost per hour: in a spot market, the dearest of the zones that are tried."""
+    """Return the price per hour of all nodes; for spot, in the most expensive of the zones to try."""
     nodes = spec.cluster.nodes
     each, date, source = kind.price_usd_per_hour, kind.price_date, LIST_PRICE
     if market == "spot":
@@ -165,7 +170,7 @@ def _price(spec: ClusterSpec, facts: Facts, kind: GpuType, market: Market, zones
 
 
 def _check_term(plan: LaunchPlan) -> None:
-    """Refuse to launch nodes into a cluster that is about to end. Raises ConfigError."""
+    """Raise ConfigError if the plan launches nodes into a cluster that is about to expire."""
     if plan.numbers and plan.expires_s < seconds(LEAST_TERM):
         raise ConfigError(
             f"cluster.expires: the cluster ends in {duration(plan.expires_s)}, too soon for more nodes",
@@ -175,7 +180,7 @@ def _check_term(plan: LaunchPlan) -> None:
 
 
 def _check_price(spec: ClusterSpec, plan: LaunchPlan) -> None:
-    """Refuse a plan whose price per hour is over the limit. Raises ConfigError."""
+    """Raise ConfigError if the plan's price per hour is over the limit."""
     limit, price = spec.cluster.max_price_usd, plan.price_usd_per_hour
     if limit is not None and (price is None or price > limit):
         cost = f"${price:,.2f}" if price is not None else "an unknown amount"
@@ -188,9 +193,9 @@ def _check_price(spec: ClusterSpec, plan: LaunchPlan) -> None:
 
 
 def _within_budget(spec: ClusterSpec, facts: Facts, plan: LaunchPlan, spent_usd: float) -> LaunchPlan:
-    """Return the plan with its budget and the expiry that this allows, and a warning where that is earlier.
+    """Return the plan with its budget, and if the budget ends before the expiry, with its end and a warning.
 
-    Raises ConfigError for a budget that does not last, or where no price is known.
+    Raises ConfigError if the budget is spent, or if no price is known.
     """
     if spec.cluster.budget_usd is None:
         return plan
@@ -209,9 +214,9 @@ def _within_budget(spec: ClusterSpec, facts: Facts, plan: LaunchPlan, spent_usd:
 
 
 def spot_rate(fixed_usd: float, nodes: int, instance_type: str, zones: Iterable[str], facts: Facts) -> Rate:
-    """Return what spot nodes in any of the zones cost per hour at most: `fixed_usd` beside the machines.
+    """Return the highest rate of spot nodes in the zones; `fixed_usd` is per hour for disks and addresses.
 
-    A spot price may rise until the nodes end, so the highest of the last days is assumed.
+    A spot price may rise until the nodes terminate, so the highest price of the last days is assumed.
     """
     highest, kind = facts.highest_spot_prices.get(instance_type, {}), types.GPU_TYPES.get(instance_type)
     each = facts.prices.get(instance_type, kind.price_usd_per_hour if kind else None)
@@ -223,8 +228,8 @@ def spot_rate(fixed_usd: float, nodes: int, instance_type: str, zones: Iterable[
 
 
 def _uses(spec: ClusterSpec, facts: Facts, tried: tuple[Subnet, ...]) -> dict[str, str]:
-    """Return what exists already and is used: the id or name by kind."""
-    found = {
+    """Return the existing resources that the launch uses: the id or name by kind."""
+    existing = {
         "subnet": tried[0].id if len(tried) == 1 else None,
         "key pair": spec.access.key,
         "security group": spec.network.security_group,
@@ -234,54 +239,57 @@ def _uses(spec: ClusterSpec, facts: Facts, tried: tuple[Subnet, ...]) -> dict[st
         "reservation": spec.capacity.reservation,
         "tags": ", ".join(f"{key}={value}" for key, value in sorted(spec.tags.items())),
     }
-    return {what: name for what, name in found.items() if name}
+    return {kind: name for kind, name in existing.items() if name}
 
 
 def _check_image(spec: ClusterSpec, facts: Facts, kind: GpuType) -> None:
     image = facts.image
     reason = misfit(kind, image.name)
-    next = (
+    next_step = (
         "name an image of the type's architecture with a fitting driver with --image, or another "
         "--instance-type"
     )
     if reason and kind.share < 1:
-        next = f"--gpus {kind.gpu}   # whole GPUs" if spec.cluster.gpus else "another --instance-type"
+        next_step = f"--gpus {kind.gpu}   # whole GPUs" if spec.cluster.gpus else "another --instance-type"
         if facts.target == "aws":
-            next += f"\n--image {shlex.quote(PARTS_IMAGE)}   # or an image with that driver"
+            next_step += f"\n--image {shlex.quote(PARTS_IMAGE)}   # or an image with that driver"
     if image.architecture != kind.cpu:
         reason = f"it is for {image.architecture}, the type is {kind.cpu}"
     if reason:
         raise ConfigError(
             f"cluster.image: {image.name} ({image.id}) does not fit {kind.name}",
             reason,
-            next,
+            next_step,
         )
 
 
 def _check_reservation(facts: Facts, nodes: int) -> None:
-    held, image, next = facts.reservation, facts.image, "name another, or omit capacity.reservation"
-    if held is None:
+    reservation, image = facts.reservation, facts.image
+    next_step = "name another, or omit capacity.reservation"
+    if reservation is None:
         return
-    if held.state != "active":
-        fault, why = f"is {held.state}", "only an active one can be used"
-    elif (held.platform, held.tenancy) != (image.platform, "default"):
-        fault = f"is for {held.platform} with {held.tenancy} tenancy"
+    if reservation.state != "active":
+        fault, why = f"is {reservation.state}", "only an active one can be used"
+    elif (reservation.platform, reservation.tenancy) != (image.platform, "default"):
+        fault = f"is for {reservation.platform} with {reservation.tenancy} tenancy"
         why = f"the image {image.name} ({image.id}) is {image.platform}, launched with default tenancy"
-    elif held.free < nodes:
-        fault, why = f"has {held.free} free machines, and {nodes} are requested", ""
-        next = f"try --nodes {held.free}" if held.free else "name another, or end what uses it"
+    elif reservation.free < nodes:
+        fault, why = f"has {reservation.free} free machines, and {nodes} are requested", ""
+        next_step = (
+            f"try --nodes {reservation.free}" if reservation.free else "name another, or end what uses it"
+        )
     else:
         return
-    raise ConfigError(f"capacity.reservation: {held.id} {fault}", why, next)
+    raise ConfigError(f"capacity.reservation: {reservation.id} {fault}", why, next_step)
 
 
 def _disk(spec: ClusterSpec, facts: Facts, kind: GpuType) -> int:
-    """Return the size of the root disk; it has the data, too, where no instance store has room for that."""
+    """Return the size of the root disk in GB, with room for data that the instance store is too small for."""
     requested, image = spec.cluster.disk_gb, facts.image
     if requested is None:
-        data_gb = math.ceil(sum(one.bytes or 0 for one in facts.data) / 1e9)
-        more = 0 if data_gb <= kind.store_gb else data_gb
-        return max(image.root_gb + SPARE_DISK_GB + more, LEAST_DISK_GB)
+        data_gb = math.ceil(sum(source.bytes or 0 for source in facts.data) / 1e9)
+        extra_gb = 0 if data_gb <= kind.store_gb else data_gb
+        return max(image.root_gb + SPARE_DISK_GB + extra_gb, LEAST_DISK_GB)
     if requested < image.root_gb:
         raise ConfigError(
             f"cluster.disk_gb: {requested} GB is smaller than the image",
@@ -291,8 +299,8 @@ def _disk(spec: ClusterSpec, facts: Facts, kind: GpuType) -> int:
     return requested
 
 
-def _of_data(data: Data, region: str, nodes: int) -> list[str]:
-    """Return what is to be said of a source of data."""
+def _data_warnings(data: Data, region: str, nodes: int) -> list[str]:
+    """Return the warnings about a source of data."""
     warnings = []
     if data.why:
         warnings.append(f"the size of data {data.name} is not known: {data.why}")
@@ -310,7 +318,7 @@ def _of_data(data: Data, region: str, nodes: int) -> list[str]:
 
 def _warnings(spec: ClusterSpec, facts: Facts, plan: LaunchPlan) -> list[str]:
     kind, image = plan.kind, facts.image
-    warnings = [text for one in facts.data for text in _of_data(one, facts.region, plan.nodes)]
+    warnings = [text for source in facts.data for text in _data_warnings(source, facts.region, plan.nodes)]
     if plan.price.machines is None:
         warnings.append(f"unknown price for {kind.name}")
     elif plan.listed and facts.target == "aws":

@@ -1,4 +1,4 @@
-"""Who may come in, how many interfaces a node gets, and whether the nodes are placed close together."""
+"""Plan the network: SSH source addresses, network interfaces, the placement group, the route to S3."""
 
 import ipaddress
 import re
@@ -12,23 +12,25 @@ from awsddp.settings import ec2_limits
 from awsddp.settings.spec import SSM, ClusterSpec
 from awsddp.util.format import node_name
 
-# The widest block that may be one's own network: 10.0.0.0/8, and what a registry gives to a provider.
+# The widest block that may be a user's own network: 10.0.0.0/8, and the IPv6 block that a provider gets.
 WIDEST = {4: 8, 6: 19}
 _GROUP = re.compile(r"sg-[0-9a-f]{8,17}")
 
 
 def ssh_cidrs(spec: ClusterSpec, callers: Iterable[str]) -> tuple[str, ...]:
-    """Return who may come in: `network.ssh_cidr` or else the caller's own addresses; through Systems Manager
-    nobody has to. Raises ConfigError."""
+    """Return the blocks and groups that SSH is open for: `network.ssh_cidr`, else the caller's own addresses.
+
+    Returns () for connections through Systems Manager. Raises ConfigError for an invalid block.
+    """
     if spec.network.jump == SSM and not spec.network.ssh_cidr:
         return ()
     requested = spec.network.ssh_cidr or tuple(callers)
     if not requested:
-        raise _from_where(spec)
-    found = []
+        raise _unknown_source(spec)
+    cidrs = []
     for text in requested:
         if _GROUP.fullmatch(text):
-            found.append(text)
+            cidrs.append(text)
             continue
         try:
             network = ipaddress.ip_network(text, strict=False)
@@ -45,16 +47,16 @@ def ssh_cidrs(spec: ClusterSpec, callers: Iterable[str]) -> tuple[str, ...]:
                 "who reaches a node's port can attack it",
                 "name your own network, such as 203.0.113.0/24, or leave the key out",
             )
-        found.append(str(network))
-    ec2_limits.check_rules(found)
-    return tuple(found)
+        cidrs.append(str(network))
+    ec2_limits.check_rules(cidrs)
+    return tuple(cidrs)
 
 
 _BY_ROLE = "Systems Manager knows a node by its role, with the policy AmazonSSMManagedInstanceCore"
 
 
 def check_session(spec: ClusterSpec) -> None:
-    """Raise ConfigError for nodes to launch that Systems Manager would not know.
+    """Raise ConfigError if new nodes would have no role to be reached through Systems Manager.
 
     https://docs.aws.amazon.com/systems-manager/latest/userguide/setup-instance-permissions.html
     """
@@ -67,7 +69,7 @@ def check_session(spec: ClusterSpec) -> None:
 
 
 def check_profiles(spec: ClusterSpec, nodes: Iterable[Node], *, region: str) -> None:
-    """Raise ConfigError for nodes that exist and that Systems Manager does not know."""
+    """Raise ConfigError if existing nodes have no role to be reached through Systems Manager."""
     without = [node for node in nodes if not node.profile]
     if spec.network.jump == SSM and without:
         name = (spec.access.instance_profile or "NAME").rpartition("/")[2]
@@ -81,7 +83,7 @@ def check_profiles(spec: ClusterSpec, nodes: Iterable[Node], *, region: str) -> 
         )
 
 
-def _from_where(spec: ClusterSpec) -> ConfigError:
+def _unknown_source(spec: ClusterSpec) -> ConfigError:
     """Return the error for a cluster whose SSH source address is unknown."""
     why, example = "no source answered with this machine's public address", "203.0.113.7/32"
     if spec.network.jump:
@@ -94,7 +96,7 @@ def _from_where(spec: ClusterSpec) -> ConfigError:
 
 
 def efa(spec: ClusterSpec, kind: GpuType) -> Efa:
-    """Return how many EFA interfaces a node gets, and why. Raises ConfigError where none can be had.
+    """Return how many EFA interfaces a node gets, and why. Raises ConfigError if it can get none.
 
     AWS gives a public address only to an instance with one interface:
     https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-acc-inst-types.html
@@ -122,10 +124,10 @@ def efa(spec: ClusterSpec, kind: GpuType) -> Efa:
 
 
 def placement(spec: ClusterSpec, facts: Facts, kind: GpuType) -> tuple[dict[str, str] | None, str]:
-    """Return the placement group of the nodes and why it is so.
+    """Return the placement group of the nodes, None for none, and why.
 
-    It helps several nodes talk. A machine of a reservation or a block stands where it stands, and asking for
-    a group there is answered as a lack of capacity.
+    A group reduces latency between nodes. The instances of a reservation or a capacity block have a fixed
+    placement; a launch of them into a group fails with a lack of capacity.
     """
     nodes = spec.cluster.nodes
     if facts.reservation is not None:
@@ -136,12 +138,12 @@ def placement(spec: ClusterSpec, facts: Facts, kind: GpuType) -> tuple[dict[str,
         return None, "none: no GPUs"
     if not spec.capacity.placement_group:
         return None, "none: capacity.placement_group is false"
-    where = "" if spec.capacity.efa else " where AWS has room for them so"
-    return {"$ref": "name"}, f"cluster: the {nodes} nodes are placed close together{where}"
+    condition = "" if spec.capacity.efa else " where AWS has room for them so"
+    return {"$ref": "name"}, f"cluster: the {nodes} nodes are placed close together{condition}"
 
 
 def check_group(facts: Facts) -> list[str]:
-    """Return warnings about the user's own security group. Raises ConfigError where it cannot serve."""
+    """Return warnings about the user's own security group. Raises ConfigError if it is in another VPC."""
     group = facts.group
     if group is None:
         return []
@@ -156,12 +158,12 @@ def check_group(facts: Facts) -> list[str]:
 
 
 def answers(spec: ClusterSpec, subnet: Subnet) -> bool:
-    """Tell whether a node in this subnet could be reached at its address, as far as its routes are known."""
+    """Return True unless the subnet's routes show that a node's public address could not be reached."""
     return spec.network.address != "public" or subnet.route not in ("private", "none")
 
 
 def within(source: str, block: str) -> bool:
-    """Whether a rule for `block` lets `source` in; each is an address block or a security group."""
+    """Return True if a rule for `block` allows `source`; each is an address block or a security group."""
     if source.startswith("sg-") or block.startswith("sg-"):
         return source == block
     inner, outer = ipaddress.ip_network(source), ipaddress.ip_network(block)
@@ -169,11 +171,11 @@ def within(source: str, block: str) -> bool:
 
 
 def check_route(spec: ClusterSpec, subnet: Subnet, *, region: str) -> list[str]:
-    """Return warnings about the way out of a subnet. Raises ConfigError where no SSH could come in."""
+    """Return warnings about the routes of a subnet. Raises ConfigError if SSH could not reach its nodes."""
     if not answers(spec, subnet):
-        place = f"network.subnet: {subnet.id}" if spec.network.subnet else f"the default VPC {subnet.vpc}"
+        subject = f"network.subnet: {subnet.id}" if spec.network.subnet else f"the default VPC {subnet.vpc}"
         raise ConfigError(
-            f"{place} has no route to an internet gateway",
+            f"{subject} has no route to an internet gateway",
             "a public address would be unreachable",
             "name a public subnet, or -o network.address=private with a VPN",
         )

@@ -1,11 +1,11 @@
-"""The least IAM policy for what a configuration uses, with conditions on tags. Pure.
+"""Make the least IAM policy for a configuration, with conditions on tags. Pure.
 
-templates/policy.json holds every statement. A list item that is a pair, {"spot": "ec2:..."}, depends on the
-fact that it names: it is repeated for each value of the fact, which replaces the "@". A list that is left
-empty takes its statement, or its condition, with it. Sources, by statement:
+templates/policy.json has every statement. A list item that is an object, {"spot": "ec2:..."}, depends on the
+fact that it names: it is repeated for each value of the fact, which replaces the "@". A statement or a
+condition with an empty list is removed. Sources, by statement:
 - actions, their resources and condition keys:
   https://docs.aws.amazon.com/service-authorization/latest/reference/list_amazonec2.html
-- ${aws:userid} equals the tag `awsddp:owner` under every kind of credentials, SSO too:
+- ${aws:userid} equals the tag `awsddp:owner` with every kind of credentials, including SSO:
   https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_policies_variables.html
 - FirstUse, the roles that AWS creates when a service is first used:
   https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/service-linked-roles-spot-instance-requests.html
@@ -20,7 +20,7 @@ empty takes its statement, or its condition, with it. Sources, by statement:
   EC2's own name may end in .cn in China, as AWS::URLSuffix says:
   https://docs.aws.amazon.com/AWSCloudFormation/latest/UserGuide/pseudo-parameter-reference.html
 - LookWhetherItMaySave: https://docs.aws.amazon.com/IAM/latest/APIReference/API_SimulatePrincipalPolicy.html
-- EncryptDisks and the statements beside it; an alias of a key is no resource, so it is a condition:
+- EncryptDisks and the statements next to it; an alias of a key is not a resource, so it is a condition:
   https://docs.aws.amazon.com/ebs/latest/userguide/ebs-encryption-requirements.html
   https://docs.aws.amazon.com/kms/latest/developerguide/alias-authorization.html
 """
@@ -43,13 +43,12 @@ _NO_JOB = JobSpec()
 
 
 def least_policy(spec: ClusterSpec, job: JobSpec = _NO_JOB) -> dict[str, Any]:
-    """Return the policy document that allows every verb for clusters and jobs of this configuration, and no
-    more.
+    """Return the policy document that allows exactly the calls of all verbs for this configuration.
 
-    Whoever holds it ends and changes what carries their own `awsddp:owner`, and nothing of others.
+    It allows changes only to resources whose tag `awsddp:owner` is the caller's.
     """
     saved, folders = _saved(job), []
-    if any(one.kind == "folder" for one in data_sources(job.data.sources)):
+    if any(source.kind == "folder" for source in data_sources(job.data.sources)):
         folders = [(bucket, f"{prefix}/.data".lstrip("/")) for bucket, prefix in saved]
     objects = [*_objects(_data(job), _READ), *_objects(saved, (*_READ, _ABORT))]
     objects += [*_objects(folders, (*SAVE, "s3:DeleteObject")), *_uploads(job)]
@@ -59,13 +58,13 @@ def least_policy(spec: ClusterSpec, job: JobSpec = _NO_JOB) -> dict[str, Any]:
         "saving role": ("",) if saved and spec.access.instance_profile else (),
     }
     filled = _filled(json.loads(template("policy.json")), facts)
-    return _document([*(one for one in filled if "Resource" in one), *objects])
+    return _document([*(statement for statement in filled if "Resource" in statement), *objects])
 
 
 def role_policy(spec: ClusterSpec, job: JobSpec) -> dict[str, Any]:
-    """Return the policy document of the nodes' role: what they do with S3 for jobs of this configuration.
+    """Return the policy document of the nodes' role: their calls of S3 for jobs of this configuration.
 
-    Raises ConfigError where that is nothing.
+    Raises ConfigError if the jobs do not use S3.
     https://docs.aws.amazon.com/AmazonS3/latest/userguide/using-with-s3-policy-actions.html
     """
     statements = [*_objects(_data(job), _READ), *_objects(_saved(job), SAVE), *_uploads(job)]
@@ -75,7 +74,7 @@ def role_policy(spec: ClusterSpec, job: JobSpec) -> dict[str, Any]:
             "neither data.sources nor job.save_to names a place in S3",
             "awsddp doctor --iam-policy nodes -o job.save_to=s3://my-bucket/runs",
         )
-    if key := _facts(spec)["disk key"]:  # of the buckets, too, where they are encrypted by one
+    if key := _facts(spec)["disk key"]:  # buckets may be encrypted with it as well
         through = {"StringLike": {"kms:ViaService": "s3.*.amazonaws.com*"}}
         actions = ["kms:GenerateDataKey", "kms:Decrypt"]
         statements.append({"Effect": "Allow", "Action": actions, "Resource": list(key), "Condition": through})
@@ -87,30 +86,30 @@ def _document(statements: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _data(job: JobSpec) -> list[tuple[str, str]]:
-    """Return bucket and prefix of each source of data."""
-    return [(one.at, one.part) for one in data_sources(job.data.sources) if one.kind == "s3"]
+    """Return the bucket and the prefix of each source of data in S3."""
+    return [(source.at, source.part) for source in data_sources(job.data.sources) if source.kind == "s3"]
 
 
 def _saved(job: JobSpec) -> list[tuple[str, str]]:
-    """Return bucket and prefix of where results are saved."""
+    """Return the bucket and the prefix that results are uploaded to, if they are."""
     return [s3_place(job.job.save_to)] if job.job.save_to is not None else []
 
 
-def _objects(places: Iterable[tuple[str, str]], actions: Iterable[str]) -> Iterator[dict[str, Any]]:
-    """Yield what allows the actions on the objects of these places, and to list them and no others."""
-    for bucket, prefix in places:
-        below = f"{_literal(prefix)}/*" if prefix else "*"
-        yield {"Effect": "Allow", "Action": list(actions), "Resource": [f"arn:*:s3:::{bucket}/{below}"]}
+def _objects(locations: Iterable[tuple[str, str]], actions: Iterable[str]) -> Iterator[dict[str, Any]]:
+    """Yield statements that allow the actions on the objects of these prefixes, and to list them."""
+    for bucket, prefix in locations:
+        keys = f"{_literal(prefix)}/*" if prefix else "*"
+        yield {"Effect": "Allow", "Action": list(actions), "Resource": [f"arn:*:s3:::{bucket}/{keys}"]}
         yield {
             "Effect": "Allow",
             "Action": ["s3:ListBucket"],
             "Resource": [f"arn:*:s3:::{bucket}"],
-            "Condition": {"StringLike": {"s3:prefix": [below]}},
+            "Condition": {"StringLike": {"s3:prefix": [keys]}},
         }
 
 
 def _literal(text: str) -> str:
-    """Return a name as it stands in a policy where it means itself: `*`, `?` and `${` have a meaning there.
+    """Return a name escaped for a policy: `*`, `?` and `${` have a special meaning there.
 
     https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_policies_variables.html#policy-vars-specialchars
     """
@@ -118,17 +117,17 @@ def _literal(text: str) -> str:
 
 
 def _uploads(job: JobSpec) -> Iterator[dict[str, Any]]:
-    """Yield what finds uploads that were cut, in all of the bucket: IAM limits that to no prefix."""
+    """Yield statements that allow listing uploads of whole buckets: IAM cannot limit that to a prefix."""
     for bucket, _ in _saved(job):
-        where = [f"arn:*:s3:::{bucket}"]
-        yield {"Effect": "Allow", "Action": ["s3:ListBucketMultipartUploads"], "Resource": where}
+        resources = [f"arn:*:s3:::{bucket}"]
+        yield {"Effect": "Allow", "Action": ["s3:ListBucketMultipartUploads"], "Resource": resources}
 
 
 def _filled(part: Any, facts: Mapping[str, tuple[str, ...]]) -> Any:
-    """Return a part of the template with the values of its facts, without lists that are empty then."""
+    """Return a part of the template with the values of its facts, without empty lists."""
     if isinstance(part, dict):
-        found = {key: _filled(value, facts) for key, value in part.items()}
-        return {key: value for key, value in found.items() if value}
+        filled = {key: _filled(value, facts) for key, value in part.items()}
+        return {key: value for key, value in filled.items() if value}
     if not isinstance(part, list):
         return part
     items: list[Any] = []
@@ -142,10 +141,10 @@ def _filled(part: Any, facts: Mapping[str, tuple[str, ...]]) -> Any:
 
 
 def _facts(spec: ClusterSpec) -> dict[str, tuple[str, ...]]:
-    """Return the values of each fact that the template knows; of one that only holds or not, a single ""."""
+    """Return the values of each fact of the template; a fact that is just true has the single value ""."""
     access, capacity, network = spec.access, spec.capacity, spec.network
     reserved, kms_key = capacity.reservation, _literal(access.kms_key or "")
-    place, _, alias = kms_key.rpartition("alias/")
+    key_scope, _, alias = kms_key.rpartition("alias/")
     by_alias = alias != kms_key
     grouped = spec.cluster.nodes > 1 and not reserved and capacity.placement_group
     named = {
@@ -154,7 +153,7 @@ def _facts(spec: ClusterSpec) -> dict[str, tuple[str, ...]]:
         "reservation": _literal(reserved or ""),
         "key": _literal(access.key or ""),
         "profile": _arn("iam::*:instance-profile", _literal(access.instance_profile or "")),
-        "disk key": f"{place or 'arn:*:kms:*:*:'}key/*" if by_alias else _arn("kms:*:*:key", kms_key),
+        "disk key": f"{key_scope or 'arn:*:kms:*:*:'}key/*" if by_alias else _arn("kms:*:*:key", kms_key),
         "disk key alias": alias if by_alias else None,
     }
     holds = {
@@ -177,6 +176,6 @@ def _facts(spec: ClusterSpec) -> dict[str, tuple[str, ...]]:
     }
 
 
-def _arn(place: str, name: str | None) -> str | None:
-    """Return the ARN of what is named, which may be one already."""
-    return f"arn:*:{place}/{name}" if name and not name.startswith("arn:") else name
+def _arn(scope: str, name: str | None) -> str | None:
+    """Return the ARN of a name; the name may be an ARN already."""
+    return f"arn:*:{scope}/{name}" if name and not name.startswith("arn:") else name

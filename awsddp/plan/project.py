@@ -1,4 +1,4 @@
-"""What a project's files say of it, none of its code run: dependencies, metadata, where its packages lie."""
+"""Read a project's dependencies, metadata and source folders from its files, without running its code."""
 
 import os
 import re
@@ -14,20 +14,20 @@ Table = dict[Any, Any]
 """A table of TOML or YAML, in the shape of pyproject.toml or of conda."""
 _VERSION = re.compile(r"v?\d[\w.!+-]*")
 SCM_VERSION = "SETUPTOOLS_SCM_PRETEND_VERSION"
-"""What setuptools-scm and hatch-vcs take for the version of all projects; with _FOR_ and a name, of that one
-(https://setuptools-scm.readthedocs.io/en/latest/overrides/)."""
+"""The variable with which setuptools-scm and hatch-vcs override the version of all projects; with _FOR_ and a
+name, of one project (https://setuptools-scm.readthedocs.io/en/latest/overrides/)."""
 UNKNOWN_VERSION = "0+unknown"
-"""The version of a project that only its build knows, as versioneer has it where no tag is."""
+"""The version of a project whose build determines it; versioneer uses it if there is no tag."""
 _SCRIPTS = (("scripts", "console_scripts"), ("gui-scripts", "gui_scripts"))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Project:
-    """What a node gets of a project whose folder is synced: what an installation has beside the code.
+    """The installation of a project without its code, for a node to which the project folder is synced.
 
-    `info` is the name of its metadata's folder, `metadata` and `entry_points` the files in it (core metadata
-    and https://packaging.python.org/en/latest/specifications/entry-points/), `sources` the folders from which
-    its packages are imported.
+    `info` is the name of its metadata folder, `metadata` and `entry_points` the files in it (core metadata
+    and https://packaging.python.org/en/latest/specifications/entry-points/), `sources` are the folders from
+    which its packages are imported.
     """
 
     info: str
@@ -37,25 +37,26 @@ class Project:
 
     @property
     def has_version(self) -> bool:
-        """Whether its version is known without a build."""
+        """True if its version is known without a build."""
         return not self.info.endswith(f"-{UNKNOWN_VERSION}.dist-info")
 
 
 def read_toml(file: Path) -> Table:
-    """Return what a TOML file holds. Raises OSError, ValueError."""
+    """Return the content of a TOML file. Raises OSError, ValueError."""
     return tomllib.loads(file.read_text(encoding="utf-8-sig"))
 
 
 def toml_list(table: Any, *keys: str) -> list[Any]:
-    """Return what a TOML document has at a path of keys, as a list; [] for nothing."""
+    """Return the value at a path of keys in a TOML document as a list: [] if missing, a text as one item."""
     value = _at(table, *keys)
     return value if isinstance(value, list) else [value] if isinstance(value, str) else []
 
 
 def dependencies_of(document: Table, folder: Path, extras: Sequence[str], *, place: str) -> list[str]:
-    """Return the lines of a project's pyproject.toml, with those of its extras; none where it has none.
+    """Return the requirements in a project's pyproject.toml, with those of its extras.
 
-    `place` is where it is asked for. Raises ConfigError where something else than [project] decides them.
+    `place` is the line that requests them, for the error. Raises ConfigError if something else than [project]
+    determines them.
     """
     if elsewhere := next(_elsewhere(document, folder, extras), ""):
         raise ConfigError(
@@ -66,27 +67,28 @@ def dependencies_of(document: Table, folder: Path, extras: Sequence[str], *, pla
     return list(dict.fromkeys(_lines(document, extras)))
 
 
-def _lines(document: Table, extras: Sequence[str], seen: tuple[str, ...] = ()) -> Iterator[str]:
-    lines = [] if seen else toml_list(document, "project", "dependencies")
+def _lines(document: Table, extras: Sequence[str], visited: tuple[str, ...] = ()) -> Iterator[str]:
+    lines = [] if visited else toml_list(document, "project", "dependencies")
     for key in extras:
-        if key and key not in seen:
+        if key and key not in visited:
             lines = [*lines, *toml_list(document, "project", "optional-dependencies", key)]
     name = "".join(map(str, toml_list(document, "project", "name")))
-    own = re.compile(rf"{re.escape(name)}\s*\[([^\]]*)\]", re.IGNORECASE)
-    for line in filter(lambda one: isinstance(one, str), lines):
-        if inner := own.fullmatch(line.strip()):  # dev = ["mine[test]"]
-            yield from _lines(document, [one.strip() for one in inner[1].split(",")], (*seen, *extras, "."))
+    own_extras = re.compile(rf"{re.escape(name)}\s*\[([^\]]*)\]", re.IGNORECASE)
+    for line in (line for line in lines if isinstance(line, str)):
+        if match := own_extras.fullmatch(line.strip()):  # dev = ["mine[test]"]
+            nested = [extra.strip() for extra in match[1].split(",")]
+            yield from _lines(document, nested, (*visited, *extras, "."))
         else:
             yield line
 
 
 def _elsewhere(document: Table, folder: Path, extras: Sequence[str]) -> Iterator[str]:
-    """Yield what else than [project] says what a project needs."""
+    """Yield the parts of the project other than [project] that determine its requirements."""
     dynamic = toml_list(document, "project", "dynamic")
     for key in ("dependencies", *["optional-dependencies"] * any(extras)):
         if key in dynamic:
             yield f"`dynamic = [{key!r}]`"
-    if "project" in document:  # it then decides for all tools
+    if "project" in document:  # it takes precedence for all tools
         return
     tool = document.get("tool", {})
     for keys in (("poetry", "dependencies"), ("flit", "metadata", "requires")):
@@ -105,19 +107,20 @@ def _at(table: Any, *keys: str) -> Any:
 
 
 def read_project(document: Table, folder: Path) -> Project | None:
-    """Return what an installation of the project in `folder` has beside its code; None where it has no name.
+    """Return the installation of the project in `folder` without its code; None if the project has no name.
 
-    A version that is known only once the project is built is UNKNOWN_VERSION.
+    A version that only a build determines is UNKNOWN_VERSION.
     """
     name = _at(document, "project", "name")
     if not isinstance(name, str):
         return None
     name_on_disk = re.sub(r"[-_.]+", "_", name).lower()
     version = next(filter(_VERSION.fullmatch, _versions(document, folder, name_on_disk)), UNKNOWN_VERSION)
-    needs = "".join(f"Requires-Dist: {one}\n" for one in toml_list(document, "project", "dependencies"))
+    dependencies = toml_list(document, "project", "dependencies")
+    requires = "".join(f"Requires-Dist: {requirement}\n" for requirement in dependencies)
     groups = {group: _at(document, "project", key) for key, group in _SCRIPTS}
-    if isinstance(more := _at(document, "project", "entry-points"), dict):
-        groups |= more
+    if isinstance(entry_points := _at(document, "project", "entry-points"), dict):
+        groups |= entry_points
     sections = [
         f"[{group}]\n" + "".join(f"{key} = {value}\n" for key, value in entries.items())
         for group, entries in groups.items()
@@ -125,15 +128,15 @@ def read_project(document: Table, folder: Path) -> Project | None:
     ]
     return Project(
         info=f"{name_on_disk}-{version}.dist-info",
-        metadata=f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{needs}",
+        metadata=f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{requires}",
         entry_points="\n".join(sections),
-        sources=tuple((folder / one).resolve().as_posix() for one in source_folders(folder) or (".",)),
+        sources=tuple((folder / source).resolve().as_posix() for source in source_folders(folder) or (".",)),
     )
 
 
 def _versions(document: Table, folder: Path, name_on_disk: str) -> Iterator[str]:
-    """Yield what may be the version: of pyproject.toml, of a file that it names, of the environment, of an
-    installation; first what counts first. What a file computes, and "", is no version.
+    """Yield candidates of the version, in order of precedence: of pyproject.toml, of a file that it names, of
+    the environment, of an installation. A candidate may be "" or an expression.
     """
     tool = document.get("tool", {})
     for version in (*toml_list(document, "project", "version"), *toml_list(tool, "poetry", "version")):
@@ -154,12 +157,12 @@ def _versions(document: Table, folder: Path, name_on_disk: str) -> Iterator[str]
 
 
 def _built_version(name: str, folder: Path) -> str:
-    """Return the version that `pip install -e .` has left here, which programs of this machine see, too."""
+    """Return the version that `pip install -e .` wrote on this machine, "" without such an installation."""
     for source in (*source_folders(folder), "."):
         for file in sorted((folder / source).glob("*.egg-info/PKG-INFO")):
-            found = re.search(r"^Version: (\S+)", _read(file), re.MULTILINE)
-            if found and re.sub(r"[-_.]+", "_", file.parent.stem).lower() == name:
-                return found[1]
+            match = re.search(r"^Version: (\S+)", _read(file), re.MULTILINE)
+            if match and re.sub(r"[-_.]+", "_", file.parent.stem).lower() == name:
+                return match[1]
     return ""
 
 
@@ -171,17 +174,17 @@ def _read(file: Path) -> str:
 
 
 def _assigned(variable: str, text: str) -> str:
-    """Return the text that a module assigns to a variable; "" where it computes it."""
+    """Return the string literal that a module assigns to a variable; "" if it assigns an expression."""
     literal = r"""["']([^"']+)["'][ \t]*(?:[#;].*)?$"""
-    found = re.search(rf"^(?:{variable})\s*(?::[^=\n]*)?=\s*{literal}", text, re.MULTILINE)
-    return found[1] if found else ""
+    match = re.search(rf"^(?:{variable})\s*(?::[^=\n]*)?=\s*{literal}", text, re.MULTILINE)
+    return match[1] if match else ""
 
 
 def source_folders(project: Path) -> tuple[str, ...]:
-    """Return the folders, relative to the project's, from which its pyproject.toml has its packages imported.
+    """Return the folders from which the project's packages are imported, relative to the project folder.
 
-    Build backends that are not told take `src`, where it holds packages
-    (https://packaging.python.org/en/latest/discussions/src-layout-vs-flat-layout/). () is the project itself.
+    Without a setting build backends use `src`, if it has packages
+    (https://packaging.python.org/en/latest/discussions/src-layout-vs-flat-layout/). () is the project folder.
     """
     try:
         document = read_toml(project / "pyproject.toml")
@@ -190,22 +193,20 @@ def source_folders(project: Path) -> tuple[str, ...]:
     tools = document.get("tool", {})
     if not (document.keys() & {"project", "build-system"} or tools.keys() & {"poetry", "setuptools"}):
         return ()
-    named = [
+    poetry_packages = toml_list(tools, "poetry", "packages")
+    hatch_packages = toml_list(tools, "hatch", "build", "targets", "wheel", "packages")
+    names = [
         *toml_list(tools, "setuptools", "packages", "find", "where"),
         *toml_list(tools, "setuptools", "package-dir", ""),
-        *(one.get("from") for one in toml_list(tools, "poetry", "packages") if isinstance(one, dict)),
-        *(
-            str(Path(one).parent)
-            for one in toml_list(tools, "hatch", "build", "targets", "wheel", "packages")
-            if isinstance(one, str)
-        ),
+        *(package.get("from") for package in poetry_packages if isinstance(package, dict)),
+        *(str(Path(package).parent) for package in hatch_packages if isinstance(package, str)),
         "src",
     ]
-    found = dict.fromkeys(Path(one).as_posix() for one in named if isinstance(one, str) and one)
-    return tuple(one for one in found if _holds_packages(project, one))
+    folders = dict.fromkeys(Path(name).as_posix() for name in names if isinstance(name, str) and name)
+    return tuple(folder for folder in folders if _holds_packages(project, folder))
 
 
 def _holds_packages(project: Path, name: str) -> bool:
     folder = project / name
-    inside = name != "." and folder.is_dir() and folder.resolve().is_relative_to(project.resolve())
-    return inside and not (folder / "__init__.py").exists() and any(folder.rglob("*.py"))
+    is_inside = name != "." and folder.is_dir() and folder.resolve().is_relative_to(project.resolve())
+    return is_inside and not (folder / "__init__.py").exists() and any(folder.rglob("*.py"))

@@ -1,4 +1,4 @@
-"""The records of a plan: the facts read from AWS, the requests, the steps."""
+"""The types of a plan: facts read from AWS, requests, prices, steps, the LaunchPlan and its JSON document."""
 
 import typing
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ from awsddp.util.format import counted, node_name
 
 @dataclass(frozen=True, kw_only=True)
 class ImageDocument:
-    """A machine image; `torch`, `cuda` and `driver` where its name tells them."""
+    """A machine image; `torch`, `cuda` and `driver` are None if its name does not contain them."""
 
     id: str
     name: str
@@ -35,11 +35,11 @@ WayOut = Literal["internet", "private", "none"]
 
 @dataclass(frozen=True, kw_only=True)
 class Image:
-    """A machine image, as EC2 describes it. `root_gb` is the size of the disk it was made from.
+    """A machine image, as EC2 describes it. `root_gb` is the size of its root disk.
 
     `owner` is an alias such as "amazon" or an account, `deprecated` the time of its deprecation. `platform`
-    is EC2's name of the operating system. `ssh_user` is "" where the name does not tell it. `newer` names a
-    Deep Learning AMI with a newer PyTorch, one that this program does not know.
+    is EC2's name of the operating system. `ssh_user` is "" if it is unknown. `newer` is the name of a Deep
+    Learning AMI with a newer PyTorch that is not in the table.
     """
 
     id: str
@@ -57,42 +57,42 @@ class Image:
 
     @property
     def pretends(self) -> bool:
-        """Whether the GPUs of its instances are simulated (the tag `awsddp:gpus`)."""
+        """True if the GPUs of its instances are simulated (the tag `awsddp:gpus`)."""
         return self.rehearses or self.tags.get("awsddp:gpus") == "pretended"
 
     @property
     def rehearses(self) -> bool:
-        """Whether its torch answers CUDA calls with the CPU and nccl with gloo."""
+        """True if its torch runs CUDA calls on the CPU, and nccl as gloo."""
         return self.tags.get("awsddp:gpus") == "rehearsed"
 
     def as_requested(self, *, rehearse: bool) -> "Image":
-        """Return the image as it is used: where it rehearses GPUs, its instances may do without."""
+        """Return the image; unless `rehearse`, an image that rehearses GPUs only pretends to have them."""
         if rehearse or not self.rehearses:
             return self
         return replace(self, tags={**self.tags, "awsddp:gpus": "pretended"})
 
     @property
     def shown(self) -> ImageDocument:
-        """What `plan --json` tells of it."""
-        told = {key: getattr(self, key) for key in ("id", "name", "created", "owner", "deprecated")}
+        """The image as in `plan --json`."""
+        values = {key: getattr(self, key) for key in ("id", "name", "created", "owner", "deprecated")}
         name = image_facts(self.name)
-        return ImageDocument(**told, torch=name.torch or None, cuda=name.cuda or None, driver=name.driver)
+        return ImageDocument(**values, torch=name.torch or None, cuda=name.cuda or None, driver=name.driver)
 
     @property
     def has_internet(self) -> bool:
-        """Whether its instances reach the internet (the tag `awsddp:internet`)."""
+        """True if its instances have internet access (the tag `awsddp:internet`)."""
         return self.tags.get("awsddp:internet") != "none"
 
     @property
     def has_hosts(self) -> bool:
-        """Whether its instances boot (the tag `awsddp:hosts`)."""
+        """True if its instances boot as hosts (the tag `awsddp:hosts`)."""
         return self.tags.get("awsddp:hosts") != "none"
 
 
 class Subnet(msgspec.Struct, frozen=True, kw_only=True):
-    """A subnet that instances may be launched into. `route` is where its way out leads, None: not known.
+    """A subnet that instances may be launched into. `route` is the kind of its default route, None: unknown.
 
-    `table` is its route table; `reaches_s3` is False only where S3 was looked for and not found.
+    `table` is its route table; `reaches_s3` is False only if it was checked and there is no route to S3.
     """
 
     id: str = msgspec.field(name="SubnetId")
@@ -106,7 +106,7 @@ class Subnet(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """The user's own security group. `lacks` tells what a cluster needs that its rules do not allow."""
+    """The user's own security group. `lacks` describes needed traffic that its rules do not allow."""
 
     id: str
     vpc: str
@@ -115,9 +115,10 @@ class Group:
 
 @dataclass(frozen=True, kw_only=True)
 class Data:
-    """A source of `data.sources` as it was listed: its bytes and files (None: not known), and where it lies.
+    """A source of `data.sources` as listed: its size in bytes and its number of files (None: unknown).
 
-    A listing that was left off says `at_least`. `region` is its bucket's; `why` it could not be listed.
+    `at_least` is True if the listing was stopped early. `region` is the bucket's region; `why` is the reason
+    if the source could not be listed.
     """
 
     name: str
@@ -132,9 +133,10 @@ class Data:
 
 @dataclass(frozen=True, kw_only=True)
 class Saving:
-    """Where results are saved: the region of its bucket (None: not known, "": there is no such bucket).
+    """The S3 URI that results are saved to, and its bucket's region (None: unknown, "": no such bucket).
 
-    `lacks` has the rights that the policies of the nodes' role do not give there, as far as IAM was asked.
+    `lacks` are the permissions that saving needs and the policies of the nodes' role do not give, if IAM
+    could be asked.
     """
 
     place: str
@@ -145,7 +147,7 @@ class Saving:
 class Reservation(msgspec.Struct, frozen=True, kw_only=True, rename="pascal"):
     """A capacity reservation, or a capacity block by its `reservation_type`. `ends` None: it has no end.
 
-    Only instances of its own `platform` (of their image) and `tenancy` go in.
+    Only instances with its `platform` (of their image) and its `tenancy` can use it.
     """
 
     id: str = msgspec.field(name="CapacityReservationId")
@@ -161,18 +163,17 @@ class Reservation(msgspec.Struct, frozen=True, kw_only=True, rename="pascal"):
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """Everything read from AWS that a plan needs.
+    """The facts read from AWS that a plan needs.
 
-    `offers` maps an instance type to the zones that offer it; `described` holds requested types that compat
-    lacks, or what EC2 said of one that it does not know. `quotas` maps a quota's code to its vCPUs, None
-    where it cannot be read, `used_vcpus` to those of it that run beside the cluster. `callers` are this
-    machine's addresses as the nodes see them, as CIDRs; `public_key` is the public half of the user's own
-    key pair, "" where it is not told. `prices` are on-demand prices of a machine per hour as the Pricing
-    API told them on `price_date`, `spot_prices` those of a zone now, `highest_spot_prices` their highest of
-    the last 7 days, where spot and a budget are requested. `host` is the machine that asks, `credentials_s`
-    the seconds that its login lasts (None: no end), `data` what the nodes are to get, `saving` where their
-    results go. `role` is the ARN of their role, "" for an instance profile without one, None where it is
-    not known.
+    `offers` maps an instance type to the zones that offer it; `described` has the requested types that are
+    not in `compat`, or EC2's error text for them. `quotas` maps a quota's code to its vCPUs, None if it
+    cannot be read; `used_vcpus` to the vCPUs that run outside the cluster. `callers` are this machine's
+    addresses as the nodes see them, as CIDRs; `public_key` is that of the user's own key pair, "" if unknown.
+    Prices are of one instance, in US dollars per hour: `prices` the on-demand prices of the Pricing API on
+    `price_date`, `spot_prices` the current ones by zone, `highest_spot_prices` the highest of the last 7 days
+    (if spot and a budget are requested). `host` is the client's host name, `credentials_s` the seconds until
+    its login ends (None: no end), `data` the data for the nodes, `saving` the S3 URI for their results.
+    `role` is the ARN of the nodes' role, "" for an instance profile without a role, None if unknown.
     """
 
     region: str
@@ -215,7 +216,7 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True)
 class PriceParts:
-    """What all nodes together cost per hour in US dollars, by part. `machines` None: no price is known."""
+    """The price of all nodes in US dollars per hour, by part. `machines` None: no price is known."""
 
     machines: float | None
     disks: float
@@ -224,14 +225,14 @@ class PriceParts:
 
 @dataclass(frozen=True, kw_only=True)
 class Price(PriceParts):
-    """The parts, and where they come from."""
+    """The parts, with their date and source."""
 
     date: str
     source: str
 
     @property
     def parts(self) -> PriceParts:
-        """The parts alone."""
+        """The parts without date and source."""
         return PriceParts(machines=self.machines, disks=self.disks, addresses=self.addresses)
 
     @property
@@ -242,7 +243,7 @@ class Price(PriceParts):
 
 @dataclass(frozen=True, kw_only=True)
 class Efa:
-    """How many of the `most` EFA interfaces that the type takes a node gets, and why."""
+    """How many EFA interfaces a node gets, of the `most` that the type supports, and why."""
 
     count: int
     most: int
@@ -251,7 +252,7 @@ class Efa:
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """One thing to do: open port 22 for `value`, end, start or launch nodes, set the expiry to `value`.
+    """One step: open port 22 for `value`, terminate, start or launch nodes, or set the expiry to `value`.
 
     `numbers` are node numbers, `instances` ids of instances that exist; a launch has none yet.
     """
@@ -264,13 +265,13 @@ class Step:
 
     def __str__(self) -> str:
         instances = f" ({', '.join(self.instances)})" if self.instances else ""
-        who = ", ".join(node_name(number) if number >= 0 else "a node" for number in self.numbers) + instances
-        what = f"{self.do} {who.strip()}"
+        nodes = ", ".join(node_name(number) if number >= 0 else "a node" for number in self.numbers)
+        text = f"{self.do} {(nodes + instances).strip()}"
         if self.do == "open":
-            what = f"open port 22 for {self.value or 'nobody'}"
+            text = f"open port 22 for {self.value or 'nobody'}"
         elif self.do == "expire":
-            what = f"move the expiry to {self.value}"
-        return what + (f": {self.why}" if self.why else "")
+            text = f"move the expiry to {self.value}"
+        return text + (f": {self.why}" if self.why else "")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -286,12 +287,12 @@ class Alternative:
 
 @dataclass(frozen=True, kw_only=True)
 class Planned:
-    """What of a plan its JSON document has as it is; prices are of all `nodes` together.
+    """The fields of a plan that its JSON document has unchanged; prices are of all `nodes` together.
 
-    `why` tells how the type was chosen. `placement` is the placement group that is created for the nodes,
-    {"$ref": "name"}, None for none. SSH goes through the host `jump` and is allowed from `ssh_cidrs`, blocks
-    and groups. `steps` reconcile a cluster that `exists`; where there are none nothing changes. `budget` is
-    `cluster.budget_usd` with the rate that it assumes, `data` what each node is to get.
+    `why` is the reason for the choice of the type. `placement` is the placement group that is created for the
+    nodes, {"$ref": "name"}, None for none. SSH goes through the host `jump` and is allowed from `ssh_cidrs`,
+    blocks and groups. `steps` reconcile a cluster that `exists`; without steps nothing changes. `budget` is
+    `cluster.budget_usd` with the rate that it assumes, `data` the data for each node.
     """
 
     cluster: str
@@ -321,10 +322,10 @@ class Planned:
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchPlan(Planned):
-    """What `up` will do. `numbers` are the nodes this launch fills, `uses` the resources that exist already.
+    """The plan of `up`. `numbers` are the nodes to launch, `uses` the existing resources that they use.
 
-    `subnets` has one for each zone to try, in order. `untried` names what was never launched on AWS, which
-    `experimental` allows. `alternatives` are tried next, in order, when AWS has no capacity for this plan.
+    `subnets` has one subnet for each zone to try, in order. `untried` lists features that were never launched
+    on AWS, which `experimental` allows. `alternatives` are tried next, in order, if AWS has no capacity.
     """
 
     owner: str
@@ -347,12 +348,12 @@ class LaunchPlan(Planned):
 
     @property
     def job_gpus(self) -> int:
-        """How many GPUs the ranks of a node find; 0 where they are only simulated."""
+        """The number of GPUs that torch finds on a node; 0 if they are only simulated."""
         return 0 if self.pretended and not self.image.rehearses else self.kind.gpus
 
     @property
     def placement_yields(self) -> bool:
-        """Whether the nodes may be launched outside of the placement group, where it has no room."""
+        """True if the nodes may be launched outside the placement group if it has no room."""
         return self.placement is not None and not self.efa.count
 
     @property
@@ -362,47 +363,47 @@ class LaunchPlan(Planned):
 
     @property
     def listed(self) -> bool:
-        """Whether its price is of the table that awsddp ships."""
+        """True if its price is from the table that awsddp ships."""
         return self.price.source == LIST_PRICE and self.price.machines is not None
 
     @property
     def price_usd_per_hour(self) -> float | None:
-        """Instances, disks and addresses of all nodes; None where no price is known."""
+        """The price of instances, disks and addresses of all nodes; None if unknown."""
         return self.price.total
 
     @property
     def price_until_expiry_usd(self) -> float | None:
-        """What all nodes cost until they expire, in US dollars; None where no price is known."""
+        """The price of all nodes until they expire, in US dollars; None if unknown."""
         return None if self.price.total is None else round(self.price.total * self.expires_s / 3600, 2)
 
     @property
     def expires(self) -> dict[str, int]:
-        """When the nodes expire, as their requests have it."""
+        """The expiry of the nodes, as the placeholder in their requests."""
         return {"$now": self.expires_s}
 
     @property
-    def next(self) -> list[Alternative]:
-        """The alternatives in short."""
+    def next_plans(self) -> list[Alternative]:
+        """The alternatives with their main fields."""
         return msgspec.convert(self.alternatives, list[Alternative], from_attributes=True)
 
     @property
     def makes(self) -> list[str]:
-        """The resources that the requests create, in words; those of a cluster that exists are kept."""
-        words = {
+        """The resources that the requests create, as text; an existing cluster keeps its own."""
+        labels = {
             "ImportKeyPair": "key pair",
             "CreateSecurityGroup": "security group",
             "CreatePlacementGroup": "placement group",
         }
-        found = [word for operation, word in words.items() if self.asks(operation) and not self.exists]
+        resources = [label for operation, label in labels.items() if self.asks(operation) and not self.exists]
         if not self.numbers:
-            return found
+            return resources
         count, nics = len(self.numbers), self.request("RunInstances").parameters["NetworkInterfaces"]
-        found += [counted(count, "instance"), f"{counted(count, 'disk')} of {self.disk_gb} GB"]
-        found.append(counted(count * len(nics), "network interface"))
-        return found + ([counted(count, "public address", "es")] if self.address == "public" else [])
+        resources += [counted(count, "instance"), f"{counted(count, 'disk')} of {self.disk_gb} GB"]
+        resources.append(counted(count * len(nics), "network interface"))
+        return resources + ([counted(count, "public address", "es")] if self.address == "public" else [])
 
     def asks(self, operation: str) -> bool:
-        """Whether the plan has a request of this operation."""
+        """Return True if the plan has a request of this operation."""
         return any(request.operation == operation for request in self.requests)
 
     def request(self, operation: str) -> Request:
@@ -410,7 +411,7 @@ class LaunchPlan(Planned):
         return next(request for request in self.requests if request.operation == operation)
 
 
-_SHOWN = {one.name: one.name for one in fields(Planned)} | {
+_DOCUMENT_PATHS = {member.name: member.name for member in fields(Planned)} | {
     "instance_type": "kind.name",
     "gpus_per_node": "kind.gpus",
     "gpu": "kind.gpu",
@@ -430,29 +431,29 @@ _SHOWN = {one.name: one.name for one in fields(Planned)} | {
     "price_until_expiry_usd": "price_until_expiry_usd",
     "egress_usd_per_gb": "egress_usd_per_gb",
     "expires": "expires",
-    "alternatives": "next",
+    "alternatives": "next_plans",
 }
-"""The keys of `plan --json`, each with the attribute of LaunchPlan that is its value."""
+"""The keys of `plan --json`, each with the path of its attribute in LaunchPlan."""
 
 
 def document(plan: LaunchPlan) -> dict[str, Any]:
-    """Return the plan as its JSON document, of the type `PlanDocument`. It holds no secret."""
-    return {key: msgspec.to_builtins(attrgetter(path)(plan)) for key, path in _SHOWN.items()}
+    """Return the plan as its JSON document, of the type `PlanDocument`, without secrets."""
+    return {key: msgspec.to_builtins(attrgetter(path)(plan)) for key, path in _DOCUMENT_PATHS.items()}
 
 
 def _type_of(path: str) -> Any:
-    """Return the type of an attribute of LaunchPlan, of a field or of what a property returns."""
+    """Return the type of the attribute at a path in LaunchPlan, a field or a property."""
     kind: Any = LaunchPlan
     for name in path.split("."):
-        found = getattr(kind, name, None)
-        getter = found.fget if isinstance(found, property) else None
+        member = getattr(kind, name, None)
+        getter = member.fget if isinstance(member, property) else None
         kind = typing.get_type_hints(getter)["return"] if getter else typing.get_type_hints(kind)[name]
     return kind
 
 
 PlanDocument = msgspec.defstruct(
     "PlanDocument",
-    [(key, _type_of(path)) for key, path in _SHOWN.items()],
+    [(key, _type_of(path)) for key, path in _DOCUMENT_PATHS.items()],
     namespace={
         "__doc__": "What `up` would do. Ids, secrets and times that do not exist yet are placeholders."
     },
@@ -461,5 +462,5 @@ PlanDocument = msgspec.defstruct(
 
 
 def names(cluster: str, cluster_id: str) -> dict[str, str]:
-    """Return the ids known before anything exists: the cluster's id, and its group's and key's name."""
+    """Return the ids that are known before a launch: the cluster's id, the name of its group and key."""
     return {"cluster_id": cluster_id, "name": f"awsddp-{cluster}-{cluster_id}"}

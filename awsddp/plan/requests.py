@@ -1,4 +1,4 @@
-"""The calls that a plan makes: as data with placeholders, and resolved to what is sent."""
+"""Build the requests of a plan, as data with placeholders, and resolve the placeholders."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,23 +13,23 @@ from awsddp.util.format import utc
 
 @dataclass(frozen=True, kw_only=True)
 class Values:
-    """What a launch puts into the requests of its plan: ids and secrets, each by name, and when it began."""
+    """The values of the placeholders in a plan's requests: ids and secrets by name, and the start time."""
 
     ids: Mapping[str, str]
     secrets: Mapping[str, str] = field(repr=False)
     now: datetime
 
     def resolve(self, request: Request, **ids: str) -> Request:
-        """Return the request as it is sent (times in UTC, as "2026-11-21T08:45:00Z"); `ids` come on top.
+        """Return the request without placeholders (times in UTC, as "2026-11-21T08:45:00Z").
 
-        Raises KeyError for an id or secret that has no value.
+        `ids` are additional ids. Raises KeyError for an id or secret without a value.
         """
-        known = {**self.ids, **ids}
+        all_ids = {**self.ids, **ids}
 
         def put(value: Any) -> Any:
             match value:
                 case {"$ref": name}:
-                    return known[name]
+                    return all_ids[name]
                 case {"$secret": name}:
                     return self.secrets[name]
                 case {"$now": later}:
@@ -44,9 +44,9 @@ class Values:
 
 
 def requests(plan: LaunchPlan, spec: ClusterSpec, facts: Facts) -> tuple[Request, ...]:
-    """Return the calls that carry the plan out, in order; what the user has already is not made.
+    """Return the requests that carry out the plan, in order; the user's own resources are not created.
 
-    A plan that launches nothing makes nothing.
+    Returns () for a plan that launches no nodes.
     """
     if not plan.numbers:
         return ()
@@ -58,17 +58,17 @@ def requests(plan: LaunchPlan, spec: ClusterSpec, facts: Facts) -> tuple[Request
         **({"awsddp:host": facts.host} if facts.host else {}),
         **dict(sorted(spec.tags.items())),
     }
-    made = []
+    calls = []
     if spec.access.key is None:
         key = {"KeyName": {"$ref": "name"}, "PublicKeyMaterial": {"$secret": "public_key"}}
-        made.append(Request("ImportKeyPair", {**key, "TagSpecifications": [_tagged("key-pair", common)]}))
+        calls.append(Request("ImportKeyPair", {**key, "TagSpecifications": [_tagged("key-pair", common)]}))
     if facts.group is None:
-        made += _group(plan, facts.subnets[0].vpc, common)
+        calls += _group(plan, facts.subnets[0].vpc, common)
     if plan.placement:
-        near = {"GroupName": plan.placement, "Strategy": "cluster"}
+        placement = {"GroupName": plan.placement, "Strategy": "cluster"}
         tagged = {"TagSpecifications": [_tagged("placement-group", common)]}
-        made.append(Request("CreatePlacementGroup", near | tagged))
-    return (*made, _run_instances(plan, spec, facts, common))
+        calls.append(Request("CreatePlacementGroup", placement | tagged))
+    return (*calls, _run_instances(plan, spec, facts, common))
 
 
 def _group(plan: LaunchPlan, vpc: str, common: Parameters) -> list[Request]:
@@ -93,7 +93,7 @@ def _group(plan: LaunchPlan, vpc: str, common: Parameters) -> list[Request]:
 
 
 def ssh_permission(cidr: str) -> Parameters:
-    """Return the rule that lets SSH come in from a block of addresses, or from a group's members."""
+    """Return the rule that allows SSH from a block of addresses, or from the members of a security group."""
     source: Parameters = {"IpRanges": [{"CidrIp": cidr}]}
     if cidr.startswith("sg-"):
         source = {"UserIdGroupPairs": [{"GroupId": cidr}]}
@@ -144,10 +144,10 @@ def _run_instances(plan: LaunchPlan, spec: ClusterSpec, facts: Facts, common: Pa
 
 
 def _interfaces(plan: LaunchPlan, spec: ClusterSpec, group: str | None) -> list[Parameters]:
-    """Return the interfaces of a node: one, or one for each network card where EFA is on several.
+    """Return the interfaces of a node: one, or with EFA on several network cards one for each card.
 
-    https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-acc-inst-types.html: the first interface carries
-    the address; every further card takes one that is EFA alone, as device 1.
+    https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-acc-inst-types.html: the first interface has the
+    address; each other card has an EFA-only interface, as device 1.
     """
     common = {
         "SubnetId": {"$ref": "subnet"},
@@ -166,7 +166,7 @@ def _interfaces(plan: LaunchPlan, spec: ClusterSpec, group: str | None) -> list[
 
 
 def _market(plan: LaunchPlan, facts: Facts) -> Parameters:
-    """Return how the machines are bought. A spot request is for once: it never starts others later."""
+    """Return the parameters of the market. A spot request is one-time: it never starts instances later."""
     requested: Parameters = {}
     if plan.market == "spot":
         options = {"SpotInstanceType": "one-time", "InstanceInterruptionBehavior": "terminate"}

@@ -1,4 +1,4 @@
-"""Chooses the packages of a project, here and by uv: what cannot be met is refused before it costs."""
+"""Choose package versions with uv on this machine, so that unmet requirements fail before a launch."""
 
 import functools
 import hashlib
@@ -24,28 +24,28 @@ _GLIBC = (*range(40, 30, -1), 28, 17)
 _PATCHES = 10
 _OPTIONS = "asked -c fixed --overrides replaced --no-header --no-annotate --format requirements.txt"
 _BAD_LINE = re.compile(r"Couldn't parse|.*\basked:(\d+):\d+$")
-_PLACE = re.compile(r"Couldn't parse .*? position \d+ |(?: at|:) \S*asked:\S+$")
+_POSITION = re.compile(r"Couldn't parse .*? position \d+ |(?: at|:) \S*asked:\S+$")
 _UNMET = re.compile(r"No solution found when resolving dependencies:? Because (.*)")
 _STEP = re.compile(
     r":? Because |, we can conclude that .*? (?:cannot be used|are incompatible)\. (?:And because )?"
 )
-_SO = ", we can conclude that your requirements are unsatisfiable."
+_CONCLUSION = ", we can conclude that your requirements are unsatisfiable."
 _BUILD = re.compile(r"^(torch(?:vision|audio)?\b[^+]*)\+[\w.]+")
-"""A torch with its build, as +cu130: the image's has another, and stays."""
+"""A torch with its build, as +cu130: the image's torch has another build, and stays."""
 _NO_EXTRA = re.compile(r"The package `([^`=]+)==\S+ does not have an extra named")
 _BUILT = re.compile("no usable wheels|building from source is disabled|Building source distributions")
 _TO_BUILD = re.compile(r"Failed to (?:build|download and build) `([^`]+)`")
-_KEPT = 50
-"""How many choices are kept."""
-_FORM = 2
-"""How versions are chosen: a choice that an older awsddp has kept, of wheels alone, is not used."""
+_CACHE_FILES = 50
+"""The maximum number of cached choices."""
+_CACHE_VERSION = 2
+"""The version of the cache: choices of an older awsddp, of wheels alone, are not used."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """What packages must fit: a Python, a machine, and what it `has`, of which the `fixed` stay.
+    """The platform of packages: Python, machine, the packages that it `has` and the pins that are `fixed`.
 
-    An exact one is a node that was asked: what its image has is preferred.
+    `exact`: it is the platform of a real node, whose installed versions are preferred.
     """
 
     python: str
@@ -57,72 +57,74 @@ class Target:
 
 
 def target_of(plan: EnvironmentPlan, platform: Platform) -> Target:
-    """Return what the packages of a plan must fit on a node that was asked."""
+    """Return the target for the packages of a plan on a node with this platform."""
     fixed = _torch_of(plan)
-    has, is_image = _releases(fixed), plan.kind == "image"
+    has, is_image, packages = _releases(fixed), plan.kind == "image", platform.packages.items()
     return Target(
         python=plan.python or platform.version,
         machine=platform.machine,
         glibc=int((platform.libc or "2.28").split(".")[1]),
-        has=tuple((canonical(name), of) for name, of in platform.packages.items()) if is_image else has,
+        has=tuple((canonical(name), version) for name, version in packages) if is_image else has,
         fixed=image_constraints(platform.packages) if is_image else fixed,
         exact=plan.kind != "conda",
     )
 
 
 def check(plan: EnvironmentPlan, *, image_torch: str | None, machine: str, cache: Path) -> str:
-    """Refuse packages that no node could get, as far as that is known before a launch.
+    """Raise ConfigError for packages that no node could install, as far as that is known before a launch.
 
-    Returns "", or why uv could not tell: nothing is refused then. A package that a node must build, and what
-    a URL names, is left to the nodes. The Python of an image is not known: one of its torch's must do.
-    Raises ConfigError.
+    Returns "", or why uv could not check them; then no error is raised. Packages that a node must build, and
+    packages from a URL, are not checked. The Python of an image is unknown: the packages must be installable
+    for one that its torch supports.
     """
     row = release(image_torch or "")
     fixed = _torch_of(plan)
     if row and plan.kind == "image":
         fixed = (f"torch=={row.torch}.*", f"torchaudio=={row.torch}.*", f"torchvision=={row.torchvision}.*")
-    pythons, here = (row or RELEASES[0]).pythons, functools.cache(indexes_here)
-    named = replace(plan, lines=tuple(one for one in plan.lines if "://" not in one))
+    pythons, read_indexes = (row or RELEASES[0]).pythons, functools.cache(indexes_here)
+    without_urls = replace(plan, lines=tuple(line for line in plan.lines if "://" not in line))
     for python in [plan.python] if plan.python else [pythons[-1], pythons[0]]:
         target = Target(python=python, machine=machine, has=_releases(fixed), fixed=fixed)
         try:
-            return choose(named, target, cache=cache, here=here)[1]
+            return choose(without_urls, target, cache=cache, here=read_indexes)[1]
         except ConfigError as error:
-            refused = error
-    raise refused
+            failure = error
+    raise failure
 
 
 def choose(
     plan: EnvironmentPlan, target: Target, *, cache: Path, here: Callable[[], Indexes] = indexes_here
 ) -> tuple[tuple[str, ...] | None, str]:
-    """Return the versions that meet a plan's lines, without what the target has, and "".
+    """Return the pins that meet a plan's lines, without the packages that the target has, and "".
 
-    They are chosen once and kept below `cache`: nodes that come later get the same. None, and why, where uv
-    cannot tell: no index answers, or what a package needs is known only once a node has built it. Raises
-    ConfigError for what cannot be met.
+    The choice is cached in `cache`, so that later nodes get the same versions. Returns None and the reason if
+    uv cannot decide: no index responds, or a package has to be built to know its dependencies. Raises
+    ConfigError for requirements that cannot be met.
     """
-    key = hashlib.sha256(json.dumps([_FORM, plan.stamp, plan.lines, repr(target)]).encode()).hexdigest()[:16]
-    kept = cache / f"{key}.txt"
+    key = hashlib.sha256(
+        json.dumps([_CACHE_VERSION, plan.stamp, plan.lines, repr(target)]).encode()
+    ).hexdigest()[:16]
+    cache_file = cache / f"{key}.txt"
     if not plan.lines:
         return (), ""
-    if kept.exists():
-        return tuple(kept.read_text().splitlines()), ""
+    if cache_file.exists():
+        return tuple(cache_file.read_text().splitlines()), ""
     with tempfile.TemporaryDirectory() as scratch:
-        found, why = _chosen(plan, target, plan.indexes.otherwise(here()), Path(scratch))
-    text = "".join(f"{one}\n" for one in found or ())
-    if found is not None and not CREDENTIALS.search(text):
+        pins, why = _compile(plan, target, plan.indexes.otherwise(here()), Path(scratch))
+    text = "".join(f"{pin}\n" for pin in pins or ())
+    if pins is not None and not CREDENTIALS.search(text):
         cache.mkdir(mode=0o700, parents=True, exist_ok=True)
-        kept.write_text(text)
-        for old in sorted(cache.glob("*.txt"), key=lambda one: one.stat().st_mtime)[:-_KEPT]:
+        cache_file.write_text(text)
+        for old in sorted(cache.glob("*.txt"), key=lambda file: file.stat().st_mtime)[:-_CACHE_FILES]:
             old.unlink(missing_ok=True)
-    return found, why
+    return pins, why
 
 
-def _chosen(
+def _compile(
     plan: EnvironmentPlan, target: Target, indexes: Indexes, scratch: Path
 ) -> tuple[tuple[str, ...] | None, str]:
     has = scratch / "has"
-    folders = [str(Path(one).absolute()) if is_folder_here(one) else one for one in indexes.find_links]
+    folders = [str(Path(link).absolute()) if is_folder_here(link) else link for link in indexes.find_links]
     env = {**plan.environ, **replace(indexes, find_links=(str(has), *folders)).environ}
     if indexes.ca:
         (scratch / "ca.pem").write_text(indexes.ca)
@@ -132,96 +134,96 @@ def _chosen(
         _stub(has, name, version)
     preferred = [f"{name}=={version}" for name, version in target.has] if target.exact else []
     files = {
-        "asked": [_BUILD.sub(r"\1", one) for one in plan.lines],
+        "asked": [_BUILD.sub(r"\1", line) for line in plan.lines],
         "fixed": [*plan.constraints, *target.fixed],
         "replaced": [],
         **dict.fromkeys(("of-wheels", "chosen"), preferred),
     }
-    if not (target.fixed or target.exact):  # any torch does
+    if not (target.fixed or target.exact):  # any torch meets the requirements
         _stub(has, "torch", "9999")
         files["replaced"] = ["torch==9999"]
     for name, lines in files.items():
-        (scratch / name).write_text("".join(f"{one}\n" for one in lines))
-    words = f"pip compile {_OPTIONS} --python-version {target.python} --python-platform".split()
-    glibc = next((one for one in _GLIBC if one <= target.glibc), _GLIBC[-1])
-    words += [f"{target.machine}-manylinux_2_{glibc}", *["--no-index"] * indexes.no_index]
+        (scratch / name).write_text("".join(f"{line}\n" for line in lines))
+    arguments = f"pip compile {_OPTIONS} --python-version {target.python} --python-platform".split()
+    glibc = next((minor for minor in _GLIBC if minor <= target.glibc), _GLIBC[-1])
+    arguments += [f"{target.machine}-manylinux_2_{glibc}", *["--no-index"] * indexes.no_index]
 
     def compiled(output: str, how: str) -> Said:
         while True:
             python = sys.executable if how == "--no-build" else python_without_builds(scratch)
-            said = run_uv([*words, "-o", output, how], env, folder=scratch, python=python)
+            result = run_uv([*arguments, "-o", output, how], env, folder=scratch, python=python)
             stubs = [
                 stub
-                for name in map(canonical, _NO_EXTRA.findall(said.told))
+                for name in map(canonical, _NO_EXTRA.findall(result.told))
                 for stub in has.glob(f"{name.replace('-', '_')}-*.whl")
                 if not IMAGE_PACKAGES.fullmatch(name)
             ]
             if not stubs:
-                return said
+                return result
             for stub in stubs:
-                stub.unlink()  # the package's own wheel says what its extras need
+                stub.unlink()  # the dependencies of its extras are in the package's own wheel
 
-    # Held to wheels, uv takes a release of years ago, without a word, where a newer one or what that needs
-    # has none. Where metadata does not say what such a package needs, uv would run its code.
-    output, said, unbuilt = "of-wheels", Said(failure="not run"), None
+    # Limited to wheels, uv silently chooses a release of years ago if a newer one, or a dependency of it, has
+    # no wheel. If the metadata of such a package does not list its dependencies, uv would run its code.
+    output, result, unbuilt = "of-wheels", Said(failure="not run"), None
     if indexes.prefer_binary:
-        said = compiled(output, "--no-build")
-    if said.failure:
+        result = compiled(output, "--no-build")
+    if result.failure:
         output = "chosen"
-        said = compiled(output, "--no-build-isolation")
-        unbuilt = _TO_BUILD.search(said.failure)
-    if unbuilt:  # whatever it needs: what else is asked for may exclude each other
-        said = compiled("of-wheels", "--no-build")
-        if not said.failure or _BUILT.search(said.failure):
+        result = compiled(output, "--no-build-isolation")
+        unbuilt = _TO_BUILD.search(result.failure)
+    if unbuilt:  # apart from its dependencies, the other requirements may still be in conflict
+        result = compiled("of-wheels", "--no-build")
+        if not result.failure or _BUILT.search(result.failure):
             return None, f"a node must build {CREDENTIALS.sub('//', unbuilt[1])}"
-    is_open = indexes.no_index and not target.exact and "provided package loc" in said.failure
-    if said.failure:
-        return None, "" if is_open else _explained(said.failure, plan, target)
+    is_open = indexes.no_index and not target.exact and "provided package loc" in result.failure
+    if result.failure:
+        return None, "" if is_open else _explained(result.failure, plan, target)
     pins = (scratch / output).read_text().splitlines()
-    return tuple(one for one in pins if (name_of(one), one.partition("==")[2]) not in target.has), ""
+    return tuple(pin for pin in pins if (name_of(pin), pin.partition("==")[2]) not in target.has), ""
 
 
 def _explained(failure: str, plan: EnvironmentPlan, target: Target) -> str:
-    """Return why uv cannot tell. Raises ConfigError for what cannot be met, or is no requirement."""
-    said = CREDENTIALS.sub("//", failure)
+    """Return why uv cannot decide. Raises ConfigError for requirements that cannot be met or are invalid."""
+    text = CREDENTIALS.sub("//", failure)
     lines = (*plan.lines, *plan.constraints)
-    if bad := _BAD_LINE.match(said):
-        line = next((one for one in lines if one in said), lines[int(bad[1] or 1) - 1])
+    if bad := _BAD_LINE.match(text):
+        line = next((line for line in lines if line in text), lines[int(bad[1] or 1) - 1])
         raise ConfigError(
             f"env.file: {plan.places.get(line, plan.name)}: {line!r} is not a requirement",
-            _PLACE.sub("", said),
+            _POSITION.sub("", text),
             "expected a name, optionally with a version (==1.2), or with @ and a URL",
         )
-    told, _, hint = said.partition(" hint: ")
-    unmet = _UNMET.match(told)
+    summary, _, hint = text.partition(" hint: ")
+    unmet = _UNMET.match(summary)
     if unmet is None:
-        return said
+        return text
     if "40" in hint and "credentials" in hint:
-        raise ConfigError(f"{plan.name}: a package index wants other credentials", hint, "correct its URL")
-    why = _STEP.sub("; ", unmet[1].removesuffix(_SO))
-    named = {canonical(one) for one in re.findall(r"[A-Za-z0-9][\w.-]*\w|\w", why)}
-    blamed = [one for one in lines if name_of(one) in named][:3]
-    where = ", ".join(dict.fromkeys(plan.places.get(one, plan.name) for one in blamed)) or plan.name
+        raise ConfigError(f"{plan.name}: a package index rejected the credentials", hint, "correct its URL")
+    why = _STEP.sub("; ", unmet[1].removesuffix(_CONCLUSION))
+    mentioned = {canonical(name) for name in re.findall(r"[A-Za-z0-9][\w.-]*\w|\w", why)}
+    blamed = [line for line in lines if name_of(line) in mentioned][:3]
+    location = ", ".join(dict.fromkeys(plan.places.get(line, plan.name) for line in blamed)) or plan.name
     fault = "exclude each other" if len(blamed) > 1 else "cannot be met"
     advice = "correct the file, and repeat the command"
-    for kept, _, version in (one.partition("==") for one in target.fixed):
-        if canonical(kept) in named and plan.kind == "image":
+    for package, _, version in (pin.partition("==") for pin in target.fixed):
+        if canonical(package) in mentioned and plan.kind == "image":
             has = version.removesuffix(".*")
-            fault = f"needs another {kept} than the image's {has}"
+            fault = f"needs another {package} than the image's {has}"
             advice = (
-                f"require versions that work with {kept} {has}, or use a separate Python: -o env.kind=venv"
+                f"require versions that work with {package} {has}, or use a separate Python: -o env.kind=venv"
             )
-    raise ConfigError(f"env.file: {where}: {' and '.join(blamed)} {fault}", why, advice)
+    raise ConfigError(f"env.file: {location}: {' and '.join(blamed)} {fault}", why, advice)
 
 
 def _torch_of(plan: EnvironmentPlan) -> tuple[str, ...]:
-    """Return the torch and torchvision that a separate Python gets before all else."""
-    return tuple(one for one in plan.torch if "==" in one)
+    """Return the pins of torch and torchvision, which a separate Python gets first."""
+    return tuple(requirement for requirement in plan.torch if "==" in requirement)
 
 
 def _releases(fixed: Sequence[str]) -> tuple[tuple[str, str], ...]:
-    """Return each package that is fixed, with every release that its pin admits."""
-    pins = [one.partition("==") for one in fixed]
+    """Return each pinned package with every release that its pin allows."""
+    pins = [pin.partition("==") for pin in fixed]
     numbers = [("", *map(str, range(_PATCHES))) if of.endswith("*") else ("",) for _, _, of in pins]
     return tuple(
         (name, f"{of.removesuffix('.*')}.{number}".removesuffix("."))
@@ -231,10 +233,10 @@ def _releases(fixed: Sequence[str]) -> tuple[tuple[str, str], ...]:
 
 
 def _stub(folder: Path, name: str, version: str) -> None:
-    """Write a wheel without content in place of a package that is there."""
+    """Write an empty wheel that stands for an installed package."""
     base = f"{name.replace('-', '_')}-{version}"
     with zipfile.ZipFile(folder / f"{base}-py3-none-any.whl", "w") as wheel:
-        told = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
-        wheel.writestr(f"{base}.dist-info/METADATA", told)
+        metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+        wheel.writestr(f"{base}.dist-info/METADATA", metadata)
         wheel.writestr(f"{base}.dist-info/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
         wheel.writestr(f"{base}.dist-info/RECORD", "")

@@ -1,4 +1,4 @@
-"""Where results are saved in S3: what refuses a launch that could not save there, and what is warned of."""
+"""Check before a launch that its nodes can save results to S3."""
 
 from awsddp.compat.types import REGION_USD_PER_GB
 from awsddp.errors import ConfigError
@@ -13,20 +13,20 @@ def no_bucket(bucket: str, region: str, why: str = "") -> ConfigError:
     return ConfigError(f"there is no bucket {bucket}", why, remedy)
 
 
-def other_region(bucket: str, where: str, region: str) -> ConfigError:
-    """Return the error for a bucket in another region than the nodes."""
+def other_region(bucket: str, bucket_region: str, region: str) -> ConfigError:
+    """Return the error for a bucket that is not in the region of the nodes."""
     return ConfigError(
-        f"bucket {bucket} is in {where}, the nodes are in {region}",
-        f"what crosses regions is slow and costs about ${REGION_USD_PER_GB:.2f} per GB within the US, more "
-        "elsewhere",
-        f"--save-to s3://BUCKET/PREFIX   # a bucket in {region}; or awsddp --region {where} up",
+        f"bucket {bucket} is in {bucket_region}, the nodes are in {region}",
+        f"transfer between regions is slow and costs about ${REGION_USD_PER_GB:.2f} per GB within the US, "
+        "more elsewhere",
+        f"--save-to s3://BUCKET/PREFIX   # a bucket in {region}; or awsddp --region {bucket_region} up",
     )
 
 
 def check_saving(spec: ClusterSpec, facts: Facts) -> list[str]:
-    """Return warnings about rights that the nodes' role may lack where results are saved.
+    """Return warnings about permissions for saving results that the nodes' role may lack.
 
-    Raises ConfigError where no node could save there.
+    Raises ConfigError if no node could save.
     """
     saving, profile = facts.saving, spec.access.instance_profile
     if saving is None:

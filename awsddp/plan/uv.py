@@ -1,4 +1,4 @@
-"""Calls uv, which reads what a project asks for."""
+"""Run uv, which resolves a project's requirements."""
 
 import os
 import re
@@ -12,14 +12,14 @@ from pathlib import Path
 
 _TIMEOUT_S = 300.0
 _ERROR = re.compile(r"^(?:error:|\s*\u00d7).*", re.MULTILINE | re.DOTALL)
-"""Its error, below its warnings."""
+"""uv's error, below its warnings."""
 _FRAME = re.compile("[\u2500-\u25ff\u00d7]|cause:|Caused by:")
-"""What it draws around its words, by its release."""
+"""What uv draws around its text; it depends on the release."""
 
 
 @dataclass(frozen=True)
 class Said:
-    """What uv wrote, line by line; what it `told` beside that; its `failure` on one line, "" for none."""
+    """The output of uv in lines, its stderr, and its `failure` on one line, "" without one."""
 
     lines: tuple[str, ...] = ()
     told: str = ""
@@ -27,46 +27,46 @@ class Said:
 
 
 def run_uv(
-    words: Sequence[str], env: Mapping[str, str], *, folder: Path, python: str = sys.executable
+    arguments: Sequence[str], env: Mapping[str, str], *, folder: Path, python: str = sys.executable
 ) -> Said:
-    """Run uv in a folder, for a Python, and return what it said; also that it is not there, or took too long.
+    """Run uv in `folder` for the Python `python` and return its output; a timeout is a `failure`.
 
-    Its own settings, of this machine or a project, do not count, nor its variables but that of its cache:
-    nodes install by pip, and both are to find packages in the same places.
+    uv's own configuration files and variables are ignored, except for its cache: nodes install with pip, and
+    both have to use the same indexes.
     """
-    own = {key: value for key, value in os.environ.items() if key[:3] != "UV_" or key == "UV_CACHE_DIR"}
+    environ = {key: value for key, value in os.environ.items() if key[:3] != "UV_" or key == "UV_CACHE_DIR"}
     timeout_s = os.environ.get("PIP_DEFAULT_TIMEOUT", "15")
-    own |= {"UV_PYTHON_DOWNLOADS": "never", "UV_HTTP_RETRIES": "1", "UV_HTTP_TIMEOUT": timeout_s, **env}
+    environ |= {"UV_PYTHON_DOWNLOADS": "never", "UV_HTTP_RETRIES": "1", "UV_HTTP_TIMEOUT": timeout_s, **env}
     try:
         from uv import find_uv_bin
 
-        argv = [find_uv_bin(), *words, "--no-config", "--color", "never", "--python", python]
-        done = subprocess.run(
-            argv, cwd=folder, env=own, stdin=subprocess.DEVNULL, capture_output=True, timeout=_TIMEOUT_S
+        argv = [find_uv_bin(), *arguments, "--no-config", "--color", "never", "--python", python]
+        process = subprocess.run(
+            argv, cwd=folder, env=environ, stdin=subprocess.DEVNULL, capture_output=True, timeout=_TIMEOUT_S
         )
     except subprocess.TimeoutExpired:
         return Said(failure=f"uv did not end within {_TIMEOUT_S:.0f} s")
     except (ImportError, OSError) as error:
         return Said(failure=f"uv cannot be run: {error}")
-    told = done.stderr.decode(errors="replace")
-    lines = tuple(done.stdout.decode(errors="replace").splitlines())
-    found = _ERROR.search(told)
-    failure = " ".join(_FRAME.sub(" ", found[0] if found else told).split()).removeprefix("error: ")
-    return Said(lines, told, (failure or "it failed") if done.returncode else "")
+    stderr = process.stderr.decode(errors="replace")
+    lines = tuple(process.stdout.decode(errors="replace").splitlines())
+    match = _ERROR.search(stderr)
+    failure = " ".join(_FRAME.sub(" ", match[0] if match else stderr).split()).removeprefix("error: ")
+    return Said(lines, stderr, (failure or "it failed") if process.returncode else "")
 
 
 def python_without_builds(folder: Path) -> str:
-    """Write a Python that builds no package, and return its path.
+    """Write a Python that builds no package into `folder`, and return its path.
 
-    The first command that uv gives a Python is uv's own question what it is; this one answers it, as the path
-    by which uv calls it, and refuses all later ones, which would be a package's code.
+    The first command that uv runs with a Python is uv's own, which inspects the interpreter; this Python runs
+    it, and fails for all later ones, which would be a package's code.
     """
-    own = Path(tempfile.mkdtemp(dir=folder))
-    program, once = own / "python", shlex.quote(str(own / "was-asked"))
-    answer = "import sys; sys.executable = sys._base_executable = sys.argv[1]; exec(sys.argv[-1])"
+    folder_of_python = Path(tempfile.mkdtemp(dir=folder))
+    program, marker = folder_of_python / "python", shlex.quote(str(folder_of_python / "was-asked"))
+    code = "import sys; sys.executable = sys._base_executable = sys.argv[1]; exec(sys.argv[-1])"
     program.write_text(
-        f"#!/bin/sh\nmkdir {once} 2>&- || exit 1\n"
-        f'exec {shlex.quote(sys.executable)} -I -B -c {shlex.quote(answer)} "$0" "$@"\n'
+        f"#!/bin/sh\nmkdir {marker} 2>&- || exit 1\n"
+        f'exec {shlex.quote(sys.executable)} -I -B -c {shlex.quote(code)} "$0" "$@"\n'
     )
     program.chmod(0o700)
     return str(program)

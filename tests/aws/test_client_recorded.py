@@ -172,7 +172,7 @@ def test_an_own_key_an_identity_and_a_reservation(replay: Replay) -> None:
 def test_a_key_that_signs_cannot_encrypt_disks(replay: Replay) -> None:
     with pytest.raises(ConfigError, match="cannot encrypt disks") as caught:
         parsed(replay, "DescribeKey-asymmetric")
-    assert caught.value.why == "it is a key for SIGN_VERIFY, disks take symmetric ones alone"
+    assert caught.value.why == "it is a key for SIGN_VERIFY, disks need a symmetric key"
 
 
 # An error's kind, what its reason holds, and what its next step holds.
