@@ -1,1 +1,1 @@
-"""The client of the agent on the nodes: requests, and what their answers mean."""
+"""The client of the agent on nodes: send requests, validate and merge responses."""

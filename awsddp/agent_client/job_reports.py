@@ -1,4 +1,4 @@
-"""A job's outcome: the documents of its nodes merged into one Job, and the local job.json."""
+"""Merge the reports of a job's nodes into one JobRecord; encode and decode job.json."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -14,73 +14,73 @@ from awsddp.util.format import iso
 _MOST_CHARACTERS = 4000
 _PACE = ("step", "steps_per_second")
 _KEEPS_UP = 0.9
-_BY_WEIGHT = ("running", "waiting", "failed", "cancelled", "interrupted", "succeeded")
+_STATE_ORDER = ("running", "waiting", "failed", "cancelled", "interrupted", "succeeded")
 
 
-def job_document(told: Mapping[int, NodeJob], *, results: str = "runs") -> JobRecord:
-    """Return the job as its nodes know it, by node.
+def job_document(reports: Mapping[int, NodeJob], *, results: str = "runs") -> JobRecord:
+    """Merge the reports of a job, by node.
 
-    One that speaks for the whole job is believed, a final one first; where the first node is lost, what the
-    others saw counts. A rank is as its own node says. Raises NotFoundError where no node knows it.
+    The state is from a report on the whole job, preferably a final one; if the first node is lost, from the
+    other nodes. The exit of a rank is from its own node. Raises NotFoundError without a report.
     """
-    if not told:
+    if not reports:
         raise NotFoundError("job not found on any node", "", "awsddp jobs")
-    believed = min(told.values(), key=_weight)
-    ended = {
+    leading = min(reports.values(), key=_report_order)
+    ended_ranks = {
         (node, rank.rank): rank
-        for node, found in told.items()
-        for rank in found.ranks
+        for node, report in reports.items()
+        for rank in report.ranks
         if rank.exit_code is not None
     }
-    ranks = [ended.get((rank.node, rank.rank), rank) for rank in believed.ranks]
-    machines = {one.node: one for one in believed.nodes}
-    for node, found in told.items():  # each for itself: no node may leave another out
-        machines |= {one.node: one for one in found.nodes if one.node == node}
-    started, ended_at = _times(believed.state, ranks)
-    of_nodes = [found for _, found in sorted(told.items())] if believed.state == "running" else []
-    progress = tuple(one for found in of_nodes for one in found.metrics)
+    ranks = [ended_ranks.get((rank.node, rank.rank), rank) for rank in leading.ranks]
+    machines = {machine.node: machine for machine in leading.nodes}
+    for node, report in reports.items():  # each node adds only itself: no node can omit another
+        machines |= {machine.node: machine for machine in report.nodes if machine.node == node}
+    started, ended_at = _times(leading.state, ranks)
+    running = [report for _, report in sorted(reports.items())] if leading.state == "running" else []
+    progress = tuple(metrics for report in running for metrics in report.metrics)
     return JobRecord(
-        **msgspec.structs.asdict(believed.facts),
-        job=believed.job,
-        state=believed.state,
-        cause=believed.cause and worded(believed.cause, job=believed.job),
+        **msgspec.structs.asdict(leading.facts),
+        job=leading.job,
+        state=leading.state,
+        cause=leading.cause and worded(leading.cause, job=leading.job),
         ranks=tuple(rank.result for rank in ranks),
         nodes=tuple(machines[node] for node in sorted(machines)),
-        home=f"{results}/{believed.job}",
+        home=f"{results}/{leading.job}",
         world_size=len(ranks),
-        restarts=believed.restarts,
+        restarts=leading.restarts,
         started=started,
         ended=ended_at,
         progress=progress,
         slowest_rank=slowest_rank(progress),
-        usage=tuple(one for found in of_nodes for one in found.samples),
-        saving=_saving(told, lacking=machines.keys() - told.keys()),
+        usage=tuple(sample for report in running for sample in report.samples),
+        saving=_merge_uploads(reports, silent_nodes=machines.keys() - reports.keys()),
     )
 
 
-def _saving(told: Mapping[int, NodeJob], *, lacking: Collection[int]) -> Saving | None:
-    """Return how far the results of the nodes that tell of it are in S3, None where none saves any."""
-    found = [one.saving for one in told.values() if one.saving is not None]
-    if not found:
+def _merge_uploads(reports: Mapping[int, NodeJob], *, silent_nodes: Collection[int]) -> Saving | None:
+    """Return the merged state of the nodes' uploads to S3, None if no node uploads."""
+    uploads = [report.saving for report in reports.values() if report.saving is not None]
+    if not uploads:
         return None
     return Saving(
-        files=sum(one.files for one in found),
-        bytes=sum(one.bytes for one in found),
-        pending_files=sum(one.pending_files for one in found),
-        pending_bytes=sum(one.pending_bytes for one in found),
-        error=next((one.error for one in found if one.error), ""),
-        ended=len(found) == len(told) and all(one.ended for one in found),
-        silent_s=max(one.silent_s for one in found),
-        unasked=tuple(sorted(lacking)),
+        files=sum(upload.files for upload in uploads),
+        bytes=sum(upload.bytes for upload in uploads),
+        pending_files=sum(upload.pending_files for upload in uploads),
+        pending_bytes=sum(upload.pending_bytes for upload in uploads),
+        error=next((upload.error for upload in uploads if upload.error), ""),
+        ended=len(uploads) == len(reports) and all(upload.ended for upload in uploads),
+        silent_s=max(upload.silent_s for upload in uploads),
+        unasked=tuple(sorted(silent_nodes)),
     )
 
 
 def worded(cause: Cause, *, job: str) -> Cause:
-    """Return a cause that a node sent, as it may be shown: `next` is made here, from its kind.
+    """Return a cause from a node, made safe to display.
 
-    A node sends the kind and what its rank said, not our advice. The explanation is one line, and each line
-    of the tail is one, so that nothing of it stands at a margin. A kind that this awsddp does not know has no
-    next step; nor has a cause to which the node gave none.
+    `next` is not taken from the untrusted node, but from the table of causes by `kind`; it is empty for an
+    unknown kind, and if the node sent none. The explanation is reduced to one line, and the tail is split
+    into lines, so that no part of them can look like output of awsddp.
     """
     from awsddp.agent.diagnosis.causes import TABLE
     from awsddp.agent.diagnosis.job_causes import JOB_TABLE
@@ -95,51 +95,54 @@ def worded(cause: Cause, *, job: str) -> Cause:
 
 
 def slowest_rank(progress: Sequence[RankProgress]) -> int | None:
-    """Return the rank that is furthest behind the best one in steps or steps per second, None within 10 %."""
-    best = {key: max((getattr(one, key) or 0 for one in progress), default=0) for key in _PACE}
+    """Return the rank furthest behind the best one in steps or steps per second, None within 10 %."""
+    best = {key: max((getattr(rank, key) or 0 for rank in progress), default=0) for key in _PACE}
 
-    def pace(one: RankProgress) -> float:
-        known = [(getattr(one, key), best[key]) for key in _PACE if getattr(one, key) is not None]
-        return min((value / most for value, most in known if most > 0), default=1.0)
+    def pace(rank: RankProgress) -> float:
+        values = [(getattr(rank, key), best[key]) for key in _PACE if getattr(rank, key) is not None]
+        return min((value / most for value, most in values if most > 0), default=1.0)
 
     slowest = min(progress, key=pace, default=None)
     return slowest.rank if slowest is not None and pace(slowest) < _KEEPS_UP else None
 
 
-def jobs(told: Mapping[int, Iterable[NodeJob]], *, results: str = "runs") -> tuple[JobRecord, ...]:
-    """Return all jobs that the nodes know, oldest first."""
-    found: dict[str, dict[int, NodeJob]] = {}
-    for node, several in told.items():
-        for one in several:
-            found.setdefault(one.job, {})[node] = one
-    ordered = sorted(found.values(), key=lambda nodes: min(one.created for one in nodes.values()))
-    return tuple(job_document(nodes, results=results) for nodes in ordered)
+def jobs(reports: Mapping[int, Iterable[NodeJob]], *, results: str = "runs") -> tuple[JobRecord, ...]:
+    """Merge the reports of all jobs, by node, and return the jobs, oldest first."""
+    by_job: dict[str, dict[int, NodeJob]] = {}
+    for node, node_jobs in reports.items():
+        for job in node_jobs:
+            by_job.setdefault(job.job, {})[node] = job
+    ordered = sorted(
+        by_job.values(), key=lambda job_reports: min(job.created for job in job_reports.values())
+    )
+    return tuple(job_document(job_reports, results=results) for job_reports in ordered)
 
 
 def encode(job: JobRecord) -> bytes:
-    """Return job.json, the `train` document."""
+    """Return a job encoded as job.json, which is also the document of `train`."""
     return msgspec.json.format(msgspec.json.encode(job), indent=1) + b"\n"
 
 
 def decode(data: bytes) -> JobRecord:
-    """Return the job of a job.json. Raises ConfigError where it is none."""
+    """Return the job in a job.json. Raises ConfigError if it is invalid."""
     try:
         return msgspec.json.decode(data, type=JobRecord)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ConfigError("job.json cannot be read", str(error), "awsddp fetch") from error
 
 
-def _weight(told: NodeJob) -> tuple[bool, bool, int]:
-    return not told.complete, told.state in ACTIVE, _BY_WEIGHT.index(told.state)
+def _report_order(report: NodeJob) -> tuple[bool, bool, int]:
+    """Return a sort key: reports on the whole job first, then final ones, then by state."""
+    return not report.complete, report.state in ACTIVE, _STATE_ORDER.index(report.state)
 
 
 def _times(state: str, ranks: Iterable[RankLine]) -> tuple[str | None, str | None]:
-    """Return when the first rank started and, at the end of the job, when the last one ended."""
-    begun = [(rank, rank.started) for rank in ranks if rank.started]
-    ended = [started + rank.seconds for rank, started in begun if rank.exit_code is not None]
+    """Return when the first rank started and, if the job has ended, when the last rank ended."""
+    starts = [(rank, rank.started) for rank in ranks if rank.started]
+    ends = [started + rank.seconds for rank, started in starts if rank.exit_code is not None]
     return (
-        _utc(min(started for _, started in begun)) if begun else None,
-        _utc(max(ended)) if ended and state not in ACTIVE else None,
+        _utc(min(started for _, started in starts)) if starts else None,
+        _utc(max(ends)) if ends and state not in ACTIVE else None,
     )
 
 

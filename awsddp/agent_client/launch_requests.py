@@ -1,4 +1,4 @@
-"""From a job to the requests that launch it: what each node gets, and its ports."""
+"""Build the requests that launch a job on its nodes, and choose its ports."""
 
 import posixpath
 import secrets
@@ -21,13 +21,14 @@ if TYPE_CHECKING:
 FIRST_PORT = 29400
 SLOTS = 64
 JOIN_SECONDS = 60.0
-"""How long the first node waits for the supervisors of the others."""
+"""How long the first node waits for the agents of the others."""
 _MOST_ARGS, _MOST_CHARACTERS = 1000, 1000
 
 
 def check_spec(spec: JobSpec, *, nodes: int) -> None:
-    """Refuse what `launch_requests` would of a job on so many nodes: an unset secret, an unknown launcher, an
-    invalid placeholder in its command. Raises ConfigError, UsageError.
+    """Check a job on `nodes` nodes for an unset secret, an unknown launcher and invalid placeholders.
+
+    Raises ConfigError, UsageError.
     """
     from awsddp.agent_client.launchers import launcher
     from awsddp.agent_client.rank_layout import template
@@ -50,13 +51,12 @@ def launch_requests(
     facts: "Mapping[str, Fact] | None" = None,
     after: Sequence[str] = (),
 ) -> dict[int, Launch]:
-    """Return, by node, the request that launches its part of the job `job`, after the jobs `after` ended.
+    """Return, by node, the request that launches its part of the job, to start after the jobs `after`.
 
-    `hosts` are the nodes that `ranks` (of `layout`) names, in any order. `facts` are what its nodes are to
-    keep of it and tell in its document: commit, dirty, resumed, instance_type, price_usd_per_hour; so are the
-    options of the job as it was `asked` for.
-    The values of the job's secrets are in the environment of its processes, `secrets` names them. Raises
-    UsageError for invalid placeholders and without a script, ConfigError for a secret that is not set here.
+    `hosts`: the nodes of `ranks`, in any order. `facts`: fields that nodes store and report with the job:
+    commit, dirty, resumed, instance_type, price_usd_per_hour; the options of `requested_spec` are added. The
+    environment of the processes contains the values of the job's secrets. Raises UsageError for invalid
+    placeholders or a missing script, ConfigError for a secret that is not set on this machine.
     """
     from awsddp.agent_client.launchers import launcher
     from awsddp.agent_client.rank_layout import Rendezvous, defaults
@@ -67,13 +67,13 @@ def launch_requests(
     by_node = {host.node.node: host for host in hosts}
     used = [by_node[node] for node in sorted({rank.node for rank in ranks})]
     port, link_port = _ports(slot)
-    rendezvous = Rendezvous(job=job, master_addr=_private(used[0]), master_port=port)
+    rendezvous = Rendezvous(job=job, master_addr=_private_ip(used[0]), master_port=port)
     processes = launcher(spec.job.launcher_name)
     launch, secret = secrets.token_hex(8), secrets.token_hex(32)
     created = datetime.now(UTC).isoformat(timespec="seconds")
     nodes = [
-        Machine(node=one.node.node, private_ip=_private(one), instance_id=one.node.instance_id)
-        for one in used
+        Machine(node=host.node.node, private_ip=_private_ip(host), instance_id=host.node.instance_id)
+        for host in used
     ]
     layout = [Place(rank.rank, rank.local_rank, rank.node) for rank in ranks]
     return {
@@ -88,7 +88,7 @@ def launch_requests(
             folder=host.folder(job),
             workdir=host.workdir,
             path=posixpath.dirname(host.prepared.ranks_python),
-            processes=processes(spec, _of(ranks, host), host=host, rendezvous=rendezvous),
+            processes=processes(spec, _ranks_on(ranks, host), host=host, rendezvous=rendezvous),
             secret=secret,
             master_port=port,
             link_port=link_port,
@@ -110,37 +110,37 @@ def launch_requests(
     }
 
 
-def _facts(spec: JobSpec, asked: JobSpec | None) -> "dict[str, Fact]":
-    """Return what is told of a job later, its words as `_shown`."""
-    script, args = _shown(spec.job.script or ""), map(_shown, spec.job.args[:_MOST_ARGS])
+def _facts(spec: JobSpec, requested_spec: JobSpec | None) -> "dict[str, Fact]":
+    """Return the facts of a job from its settings, with bounded texts."""
+    script, args = _bounded(spec.job.script or ""), map(_bounded, spec.job.args[:_MOST_ARGS])
     launcher, save_to = spec.job.launcher_name, spec.job.save_to
-    options = {} if asked is None else {"options": words_of(asked)}
+    options = {} if requested_spec is None else {"options": words_of(requested_spec)}
     return {"script": script, "args": tuple(args), "launcher": launcher, "save_to": save_to, **options}
 
 
 def _elastic(spec: JobSpec, nodes: int) -> dict[str, int] | None:
-    """Return what torch's elastic agent may do on its own, None under a launcher without one."""
+    """Return the limits of torch's elastic agent, None for a launcher without one."""
     if spec.job.launcher_name != "torchrun":
         return None
     return {"min_nodes": spec.job.min_nodes(nodes), "max_restarts": spec.job.max_restarts or 0}
 
 
 def job_ports() -> list[int]:
-    """Return every port that a job could take.
+    """Return all ports that a job may use.
 
-    The first node of a job alone is asked about them, as local nodes may share a machine, where two that look
-    would be in each other's way.
+    Request their state only from the first node of a job: local nodes may share a machine, where concurrent
+    checks would conflict.
     """
     return [port for slot in range(SLOTS) for port in _ports(slot)]
 
 
-def choose_slot(found: Mapping[int, node_answers.Slots], *, first: int) -> int:
-    """Return the lowest slot that is used on no node and whose ports are free on the node `first`.
+def choose_slot(responses: Mapping[int, node_answers.Slots], *, first: int) -> int:
+    """Return the lowest slot that no node uses and whose ports are free on the node `first`.
 
-    `found` are the answers to `messages.Slots`, by node. Raises ConfigError where there is none.
+    `responses` are to `messages.Slots`, by node. Raises ConfigError if there is no such slot.
     """
-    used = {slot for one in found.values() for slot in one.used}
-    taken = set(found[first].taken)
+    used = {slot for response in responses.values() for slot in response.used}
+    taken = set(responses[first].taken)
     for slot in range(SLOTS):
         if slot not in used and taken.isdisjoint(_ports(slot)):
             return slot
@@ -152,21 +152,21 @@ def choose_slot(found: Mapping[int, node_answers.Slots], *, first: int) -> int:
 
 
 def _ports(slot: int) -> tuple[int, int]:
-    """Return MASTER_PORT and the supervisors' port of a slot."""
+    """Return MASTER_PORT and the port of the agents of a slot."""
     port = FIRST_PORT + 10 * slot
     return port, port + 1
 
 
-def _shown(text: str) -> str:
-    """Return a word of the job as its record shows it: bounded, and Unicode whatever its bytes are."""
+def _bounded(text: str) -> str:
+    """Return a text of limited length, with bytes that are not UTF-8 replaced."""
     return text[:_MOST_CHARACTERS].encode("utf-8", "replace").decode()
 
 
-def _of(ranks: "Sequence[Rank]", host: "Host") -> "list[Rank]":
+def _ranks_on(ranks: "Sequence[Rank]", host: "Host") -> "list[Rank]":
     return [rank for rank in ranks if rank.node == host.node.node]
 
 
-def _private(host: "Host") -> str:
+def _private_ip(host: "Host") -> str:
     if host.node.private_ip is None:
         raise NodeError(f"node{host.node.node} has no private address", f"it is {host.node.state}")
     return host.node.private_ip

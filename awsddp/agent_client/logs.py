@@ -1,6 +1,6 @@
-"""The logs of the ranks: the nodes' streams are parsed, merged, labelled, and written byte by byte.
+"""Parse, merge and label the log streams of nodes, and write the logs to local files.
 
-Labels are added per chunk, not per line: a loop over lines is 20 times slower.
+Labels are added per chunk, because a loop over lines is 20 times slower.
 """
 
 import codecs
@@ -20,7 +20,7 @@ from awsddp.errors import ConfigError, NodeError
 from awsddp.model.node_answers import Failed, NodeJob, node_job
 
 _PROGRESS_SECONDS = 1.0
-"""How often a line that overwrites itself is shown."""
+"""How often a line that overwrites itself, such as a progress bar, is shown."""
 _LONGEST_LINE = 32 << 20
 _MAGIC_WITHIN = 1 << 20
 _FRAME_BYTES = 16 << 20  # a document of 10,000 ranks has 2 MB
@@ -30,7 +30,7 @@ _OVERWRITTEN = re.compile(rb"^[^\n]*\r(?=[^\n])", re.MULTILINE)
 
 @dataclass(frozen=True, kw_only=True)
 class Frame:
-    """A piece of a node's stream; see agent/log_stream.py for `kind`."""
+    """A frame of a node's stream; see agent/log_stream.py for `kind`."""
 
     kind: bytes
     rank: int
@@ -50,31 +50,31 @@ class Stream:
         """Add bytes and return the frames that they complete. Raises NodeError."""
         self._data += data
         if not self._begun:
-            found = self._data.find(MAGIC)
-            if found < 0 and len(self._data) > _MAGIC_WITHIN:
+            start = self._data.find(MAGIC)
+            if start < 0 and len(self._data) > _MAGIC_WITHIN:
                 raise self._unexpected(bytes(self._data[:4000]))
-            if found < 0:
+            if start < 0:
                 return []
-            del self._data[: found + len(MAGIC)]
+            del self._data[: start + len(MAGIC)]
             self._begun = True
-        frames, at = [], 0
-        while len(self._data) - at >= HEADER.size:
-            kind, rank, offset, length = HEADER.unpack_from(self._data, at)
+        frames, end = [], 0
+        while len(self._data) - end >= HEADER.size:
+            kind, rank, offset, length = HEADER.unpack_from(self._data, end)
             if kind not in (b"L", b"P", b"S", b"H", b"E"):
-                raise self._unexpected(bytes(self._data[at : at + 4000]))
+                raise self._unexpected(bytes(self._data[end : end + 4000]))
             if length > _FRAME_BYTES:
                 raise self._unexpected(b"a frame of %d bytes" % length)
-            start = at + HEADER.size
+            start = end + HEADER.size
             if len(self._data) - start < length:
                 break
-            at = start + length
-            frames.append(Frame(kind=kind, rank=rank, offset=offset, payload=bytes(self._data[start:at])))
-        del self._data[:at]
+            end = start + length
+            frames.append(Frame(kind=kind, rank=rank, offset=offset, payload=bytes(self._data[start:end])))
+        del self._data[:end]
         return frames
 
-    def _unexpected(self, said: bytes) -> NodeError:
-        """Return the error for data that is not a frame: an error document, or anything else."""
-        text = said.decode("utf-8", "replace").strip()
+    def _unexpected(self, data: bytes) -> NodeError:
+        """Return the error for data that is not a frame, such as an error document."""
+        text = data.decode("utf-8", "replace").strip()
         with contextlib.suppress(msgspec.DecodeError, RecursionError):
             text = msgspec.json.decode(text, type=Failed).error.message
         return NodeError(f"the logs of {self._who} cannot be followed", text, "awsddp logs -f")
@@ -82,7 +82,7 @@ class Stream:
 
 @dataclass(frozen=True)
 class LogLine:
-    """A line of a rank: on which node it runs, and the text without its end."""
+    """A line of a rank's log, without its newline, and the node of the rank."""
 
     rank: int
     node: int
@@ -93,7 +93,7 @@ _LABEL = re.compile(rb"\[rank (\d+) @ node(\d+)\] (.*)")
 
 
 def split_lines(labelled: bytes) -> list[LogLine]:
-    """Return the lines that a Labeller gave out."""
+    """Parse the output of a Labeller."""
     matches = (_LABEL.match(line) for line in labelled.split(b"\n") if line)
     return [
         LogLine(rank=int(match[1]), node=int(match[2]), text=match[3].decode("utf-8", "replace"))
@@ -103,31 +103,31 @@ def split_lines(labelled: bytes) -> list[LogLine]:
 
 
 def last_lines(pieces: Iterable[bytes], count: int) -> bytes:
-    """Return the last `count` lines of what a Merger gave out, about equally many of each rank."""
+    """Return the last `count` lines of a Merger's output, about equally many of each rank."""
     lines: dict[bytes, deque[bytes]] = {}
     for line in (line for piece in pieces for line in piece.splitlines(keepends=True)):
         lines.setdefault(line.partition(b"]")[0], deque(maxlen=count)).append(line)
-    room, left = count, len(lines)
-    for rank in sorted(lines.values(), key=len):
-        for _ in range(len(rank) - room // left):
-            rank.popleft()
-        room, left = room - len(rank), left - 1
-    return b"".join(line for rank in lines.values() for line in rank)
+    free, ranks_left = count, len(lines)
+    for rank_lines in sorted(lines.values(), key=len):
+        for _ in range(len(rank_lines) - free // ranks_left):
+            rank_lines.popleft()
+        free, ranks_left = free - len(rank_lines), ranks_left - 1
+    return b"".join(line for rank_lines in lines.values() for line in rank_lines)
 
 
 class Labeller:
-    """Puts the label of one rank before each of its lines.
+    """Prepends the label of a rank to each of its lines.
 
-    A line is given out when it is complete; one without an end when the node says that its rank paused in it,
-    so that a prompt does not stall, or when it has 32 MB. Of a line that overwrites itself with \\r the last
-    state shows, while it grows about once a second.
+    A line is returned when it is complete. An unfinished line is returned when the node reports that its rank
+    paused in it (a prompt), or when it has 32 MB. For a line that overwrites itself with \\r the latest state
+    is returned, about once a second.
     """
 
     def __init__(self, label: bytes) -> None:
         self._label = label
-        self._chunks: list[bytes] = []  # of a line that has not ended; joined once
-        self._since = 0.0  # when it began, or when a part of it was given out
-        self._broken = False  # the beginning of the line that comes next was given out already
+        self._chunks: list[bytes] = []  # of the unfinished line; joined once
+        self._since = 0.0  # when it began, or when a part of it was returned
+        self._broken = False  # the beginning of the next line was already returned
 
     def feed(self, data: bytes, *, now: float) -> bytes:
         """Add bytes of the rank and return the lines that they complete, labelled."""
@@ -147,24 +147,24 @@ class Labeller:
     def pause(self, *, now: float) -> bytes:
         """Return the line in which the rank paused, labelled."""
         body = b"".join(self._chunks)
-        return self._give_out(body, len(body) - _unfinished(body), now)
+        return self._flush(body, len(body) - _unfinished(body), now)
 
     def finish(self) -> bytes:
-        """Return the rest at the end, labelled and with a newline."""
+        """Return the unfinished line at the end of the log, labelled and with a newline."""
         body, self._chunks = b"".join(self._chunks), []
         return self._partial(body)
 
     def _progress(self, now: float) -> bytes:
-        """Return the last whole state of a line that overwrites itself, if it is due, or a line too long."""
+        """Return the latest complete state of a line that overwrites itself, if due, or a line over 32 MB."""
         if sum(map(len, self._chunks)) >= _LONGEST_LINE:
             return self.pause(now=now)
         if now - self._since < _PROGRESS_SECONDS or not any(b"\r" in chunk for chunk in self._chunks):
             return b""
         body = b"".join(self._chunks)
-        return self._give_out(body, body.rfind(b"\r") + 1, now)
+        return self._flush(body, body.rfind(b"\r") + 1, now)
 
-    def _give_out(self, body: bytes, cut: int, now: float) -> bytes:
-        """Return an unfinished line up to `cut`, labelled, and keep the rest."""
+    def _flush(self, body: bytes, cut: int, now: float) -> bytes:
+        """Return an unfinished line up to `cut`, labelled, and buffer the remainder."""
         self._chunks, self._since = ([body[cut:]] if cut < len(body) else []), now
         return self._partial(body[:cut])
 
@@ -176,21 +176,21 @@ class Labeller:
         return self._label + body[:-1].replace(b"\n", b"\n" + self._label) + b"\n"
 
     def _partial(self, body: bytes) -> bytes:
-        shown = body.rstrip(b"\r").rpartition(b"\r")[2]
-        if not shown:
+        text = body.rstrip(b"\r").rpartition(b"\r")[2]
+        if not text:
             return b""
         self._broken = True
-        return self._label + shown + b"\n"
+        return self._label + text + b"\n"
 
 
 @dataclass(eq=False)
 class Merger:
-    """The logs of a job: raw and whole in a local folder, labelled and merged for display.
+    """Writes the complete logs of a job to a local folder, and returns them labelled and merged for display.
 
-    Feed it what each node's follow sends, over as many connections as it takes: each byte of a rank is
-    written and shown once. `nodes` has the node of each rank; `folder` receives rank3.log; `shown` are the
-    ranks to show (None: all); `documents` holds the last document of each node. With `tail` each rank begins
-    so many lines before its end, and nothing is written.
+    `feed` takes the streams of the nodes, over any number of connections; each byte of a rank is written and
+    displayed once. `nodes`: node by rank. `folder`: folder of rank3.log. `shown_ranks`: ranks to display
+    (None: all). `documents`: the latest report of each node. With `tail`, display begins that many lines
+    before the end of each log, and nothing is written.
     """
 
     nodes: Mapping[int, int]
@@ -212,15 +212,15 @@ class Merger:
         }
 
     def ended(self, node: int) -> bool:
-        """Return whether `node` has sent everything: its part of the job has ended."""
+        """Return True if `node` has sent everything and its part of the job has ended."""
         return node in self._ended
 
     def again(self) -> None:
-        """Let every node be followed once more, from where it is."""
+        """Mark all nodes as not ended, to follow them again from their offsets."""
         self._ended.clear()
 
     def replay(self) -> Iterator[bytes]:
-        """Yield the lines that were fetched before; `attach` then returns the offsets of the rest."""
+        """Yield the lines of existing local files; `attach` then returns the offsets after them."""
         for rank, labeller in self._labellers.items():
             path = self._path(rank)
             if not path.exists():
@@ -230,21 +230,20 @@ class Merger:
                     file.seek(tail_start(file.fileno(), self.tail))
                 while data := file.read(1 << 20):
                     self._offsets[rank] += len(data)
-                    yield self._show(rank, labeller, data)
+                    yield self._label(rank, labeller, data)
 
     def attach(self, node: int) -> dict[int, int]:
-        """Begin a stream of `node`, and return the offsets for its follow request."""
+        """Start a stream of `node`, and return the offsets for its follow request."""
         self._streams[node] = Stream(f"node{node}")
         return {rank: offset for rank, offset in self._offsets.items() if self.nodes[rank] == node}
 
     def feed(self, node: int, data: bytes) -> bytes:
-        """Take bytes of `node`'s stream in and return the labelled lines they complete.
+        """Process bytes of `node`'s stream and return the labelled lines that they complete.
 
-        Raises NodeError where the stream is no supervisor's, or leaves bytes out, and ConfigError where the
-        folder cannot be written.
+        Raises NodeError for an invalid stream or missing bytes, ConfigError if the folder cannot be written.
         """
         try:
-            return b"".join(self._take(node, frame) for frame in self._streams[node].feed(data))
+            return b"".join(self._process(node, frame) for frame in self._streams[node].feed(data))
         except OSError as error:
             raise ConfigError(
                 f"cannot write {self.folder}",
@@ -260,7 +259,7 @@ class Merger:
         self._files.clear()
         return b"".join(labeller.finish() for labeller in self._labellers.values())
 
-    def _take(self, node: int, frame: Frame) -> bytes:
+    def _process(self, node: int, frame: Frame) -> bytes:
         if frame.kind in (b"S", b"E"):
             self.documents[node] = node_job(frame.payload, node=node, job=self.job, ranks=self.nodes)
         if frame.kind == b"E":
@@ -274,25 +273,25 @@ class Merger:
         return self._log(node, frame)
 
     def _log(self, node: int, frame: Frame) -> bytes:
-        """Write and show what is new in a piece of a rank's log."""
+        """Write and display the new bytes of a frame of a rank's log."""
         if self.tail and not self._offsets[frame.rank]:
             self._offsets[frame.rank] = frame.offset
-        known = self._offsets[frame.rank] - frame.offset
-        if known < 0:
-            raise NodeError(f"node{node} left {-known} bytes of rank {frame.rank} out")
-        data = frame.payload[known:]
+        overlap = self._offsets[frame.rank] - frame.offset
+        if overlap < 0:
+            raise NodeError(f"node{node} omitted {-overlap} bytes of rank {frame.rank}")
+        data = frame.payload[overlap:]
         if not self.tail:
-            os.pwrite(self._file(frame.rank), data, self._offsets[frame.rank])
+            os.pwrite(self._open(frame.rank), data, self._offsets[frame.rank])
         self._offsets[frame.rank] += len(data)
-        return self._show(frame.rank, self._labellers[frame.rank], data)
+        return self._label(frame.rank, self._labellers[frame.rank], data)
 
-    def _show(self, rank: int, labeller: Labeller, data: bytes) -> bytes:
-        """Label what is to be shown of a piece that ends at the rank's offset."""
+    def _label(self, rank: int, labeller: Labeller, data: bytes) -> bytes:
+        """Return the labelled lines of new data, b"" for a rank that is not displayed."""
         if not data or (self.shown is not None and rank not in self.shown):
             return b""
         return labeller.feed(data, now=self.clock())
 
-    def _file(self, rank: int) -> int:
+    def _open(self, rank: int) -> int:
         if rank not in self._files:
             self.folder.parent.mkdir(parents=True, exist_ok=True)
             self.folder.mkdir(mode=0o700, exist_ok=True)

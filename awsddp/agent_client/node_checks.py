@@ -1,6 +1,6 @@
-"""What is wrong with which node: what nodes are asked, and the checks from their answers.
+"""Probe nodes and check the results.
 
-Where no figure is promised nodes are compared with each other.
+Values without a fixed limit are compared among the nodes.
 """
 
 import re
@@ -19,23 +19,23 @@ from awsddp.model.records import Check, Node, Prepared, write_numbers
 from awsddp.util.format import node_name, size_text
 
 DIAL_S = 2.0
-"""How long a connection between two nodes may take."""
+"""Timeout of a connection between two nodes."""
 MOST_SKEW_S = 2.0
 LEAST_BYTES = 1_000_000_000
-"""How much of its disk and of its memory a node must have free."""
+"""Free bytes that a node needs on its disk and in its memory."""
 ALIKE = 0.75
-"""A node has as much memory as the others that has more than this part of theirs."""
+"""Memory sizes count as equal if they differ by less than this factor."""
 SLOW = 1 / 3
-"""A node is slow that reaches less than this part of what the others reach."""
+"""A node is slow below this fraction of the usual rate."""
 
 Dial = tuple[int, int, str]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Probes:
-    """What the nodes answered to `probe`, and this machine's clock before and after (Unix time).
+    """The nodes' responses to `probe`, and this machine's clock before and after (Unix time).
 
-    `silent` holds why a node gave no answer.
+    `unanswered` holds the errors of the other nodes.
     """
 
     nodes: Mapping[int, Node]
@@ -51,7 +51,7 @@ def replacement(node: Node) -> str:
 
 
 def node_check(node: Node, name: str, ok: bool | None, value: str, expected: str = "") -> Check:
-    """Return a check of one node; where it failed its hint replaces the node."""
+    """Return a check of a node; the hint of a failed check is to replace the node."""
     hint = replacement(node) if ok is False else ""
     return Check(name=name, node=node.node, ok=ok, value=value, expected=expected, hint=hint)
 
@@ -61,7 +61,7 @@ def _check(probes: Probes, node: int, name: str, ok: bool, value: str, expected:
 
 
 def failing(checks: Sequence[Check]) -> set[int]:
-    """Return the nodes that have a check that failed."""
+    """Return the nodes with a failed check."""
     return {check.node for check in checks if check.ok is False and check.node is not None}
 
 
@@ -73,23 +73,23 @@ def preflight(
 ) -> None:
     """Check the nodes of a job before its launch: connections, GPUs, disk, memory, clock.
 
-    Raises NodeError that names the nodes that are not fit.
+    Raises NodeError with the failed checks.
     """
     launch = launches[min(launches)]
     probes = probed(fleet, nodes, prepared, ports=(launch.master_port, launch.link_port))
     checks = quick_checks(probes)
-    bad = [check for check in [*checks, *dialed(fleet, probes)] if check.ok is False]
-    if bad:
+    failed = [check for check in [*checks, *dialed(fleet, probes)] if check.ok is False]
+    if failed:
         raise NodeError(
-            "; ".join(_sentence(check) for check in bad),
+            "; ".join(_sentence(check) for check in failed),
             "checked before the ranks start",
-            "awsddp doctor   # check everything\n" + "\n".join(dict.fromkeys(check.hint for check in bad)),
+            "awsddp doctor   # check everything\n" + "\n".join(dict.fromkeys(check.hint for check in failed)),
         )
 
 
 def _sentence(check: Check) -> str:
-    who = "" if check.node is None else f"{node_name(check.node)}: "
-    return f"{who}{check.name}: {check.value}"
+    prefix = "" if check.node is None else f"{node_name(check.node)}: "
+    return f"{prefix}{check.name}: {check.value}"
 
 
 def probed(
@@ -100,22 +100,24 @@ def probed(
     ports: tuple[int, ...] = (),
     thorough: bool = False,
 ) -> Probes:
-    """Ask nodes what they have; `ports` are those of the job on its first node."""
+    """Send a probe request to each node; `ports` are the job's ports on its first node."""
     numbers = {node.node: node for node in nodes}
-    wishes = {
+    requests = {
         number: messages.Probe(
             address=str(node.private_ip), ports=ports if number == min(numbers) else (), thorough=thorough
         )
         for number, node in numbers.items()
     }
     began = time.time()
-    found = answers_of(fleet, wishes)
+    outcomes = answers_of(fleet, requests)
     return Probes(
         nodes=numbers,
         prepared=prepared,
-        answers={node: one for node, one in found.items() if not isinstance(one, AwsddpError)},
+        answers={node: outcome for node, outcome in outcomes.items() if not isinstance(outcome, AwsddpError)},
         asked=(began, time.time()),
-        silent={node: one.message for node, one in found.items() if isinstance(one, AwsddpError)},
+        silent={
+            node: outcome.message for node, outcome in outcomes.items() if isinstance(outcome, AwsddpError)
+        },
     )
 
 
@@ -125,24 +127,24 @@ def dialed(fleet: Carrier, probes: Probes) -> list[Check]:
         node: [(node, str(probes.nodes[node].private_ip), port) for port in answer.ports]
         for node, answer in probes.answers.items()
     }
-    wishes = {
+    requests = {
         node: messages.Dial(
             peers=[peer for other, peers in targets.items() if other != node for peer in peers],
             seconds=DIAL_S,
         )
         for node in targets
     }
-    found = answers_of(fleet, wishes)
-    dials = {node: one.dials for node, one in found.items() if not isinstance(one, AwsddpError)}
+    outcomes = answers_of(fleet, requests)
+    dials = {node: answer.dials for node, answer in outcomes.items() if not isinstance(answer, AwsddpError)}
     return dial_checks(probes, dials)
 
 
 def quick_checks(probes: Probes) -> list[Check]:
-    """Return the checks that take no time: an answer, GPUs, disk, memory, clock."""
+    """Return the fast checks: response, GPUs, disk, memory, clock."""
     checks = [_check(probes, node, "answer", False, why) for node, why in sorted(probes.silent.items())]
-    here = sum(probes.asked) / 2
-    ahead = {node: answer.time - here for node, answer in probes.answers.items()}
-    middle = statistics.median([0.0, *ahead.values()])  # of all clocks, this machine's among them
+    client_time = sum(probes.asked) / 2
+    ahead = {node: answer.time - client_time for node, answer in probes.answers.items()}
+    middle = statistics.median([0.0, *ahead.values()])  # of all clocks including this machine's
     for node, answer in sorted(probes.answers.items()):
         checks += _gpus(probes, node)
         for name, free in (("disk", answer.disk_free), ("memory", answer.memory_free)):
@@ -153,22 +155,22 @@ def quick_checks(probes: Probes) -> list[Check]:
 
 
 def thorough_checks(probes: Probes) -> list[Check]:
-    """Return those that need a thorough probe: ECC, Xid, NVLink; and whether the nodes are alike."""
+    """Return the checks that need a thorough probe: ECC, Xid, NVLink, and equal nodes."""
     checks = []
     for node, answer in sorted(probes.answers.items()):
         for name, problems in _gpu_problems(answer).items() if answer.smi else ():
             checks.append(_check(probes, node, name, not problems, ", ".join(problems) or "none"))
-    return checks + _alike(probes)
+    return checks + _equality_checks(probes)
 
 
 def _gpus(probes: Probes, node: int) -> list[Check]:
-    """Return the check of how many GPUs the driver sees; none on nodes that have none, or pretended ones."""
+    """Return the check of the GPU count of the driver, [] for a node without GPUs or with rehearsed ones."""
     prepared, answer = probes.prepared[node], probes.answers[node]
     if prepared.driver is None:
         return []
-    seen = len(answer.smi) if answer.smi is not None else answer.gpus or 0
-    ok = seen >= prepared.gpus
-    return [_check(probes, node, "GPUs", ok, f"{seen} of {prepared.gpus}", f"{prepared.gpus}")]
+    count = len(answer.smi) if answer.smi is not None else answer.gpus or 0
+    ok = count >= prepared.gpus
+    return [_check(probes, node, "GPUs", ok, f"{count} of {prepared.gpus}", f"{prepared.gpus}")]
 
 
 def _clock(probes: Probes, node: int, offset: float) -> Check:
@@ -179,7 +181,7 @@ def _clock(probes: Probes, node: int, offset: float) -> Check:
 
 
 def _gpu_problems(answer: Probed) -> dict[str, list[str]]:
-    """Return, by the name of the check, what is wrong with a node's GPUs."""
+    """Return the problems of a node's GPUs by name of the check."""
     gpus, links = list(enumerate(answer.smi or ())), answer.links_down
     times = {xid: f" ({count} times)" if count > 1 else "" for xid, count in Counter(answer.xids).items()}
     return {
@@ -190,14 +192,14 @@ def _gpu_problems(answer: Probed) -> dict[str, list[str]]:
     }
 
 
-def _alike(probes: Probes) -> list[Check]:
-    """Return, for each thing that a job needs alike, the nodes that differ from most others.
+def _equality_checks(probes: Probes) -> list[Check]:
+    """Return failed checks of the nodes that differ from the majority in a property.
 
-    Where as many nodes have another value, the greater one is right.
+    If several values are equally frequent, the greatest one is expected.
     """
     if len(probes.answers) < 2:
         return []
-    kinds: dict[str, Callable[[int, Probed], str]] = {
+    properties: dict[str, Callable[[int, Probed], str]] = {
         "CPUs": lambda node, answer: f"{answer.cpus:g}",
         "memory": lambda node, answer: _memory(probes, answer.memory_size),
         "GPUs": lambda node, answer: ", ".join(_models(answer.smi or ())),
@@ -206,20 +208,20 @@ def _alike(probes: Probes) -> list[Check]:
         "CUDA": lambda node, answer: str(probes.prepared[node].cuda or ""),
         "kernel": lambda node, answer: answer.kernel,
     }
-    checks, same = [], []
-    for kind, read in kinds.items():
+    checks, equal = [], []
+    for name, read in properties.items():
         values = {node: read(node, answer) for node, answer in sorted(probes.answers.items())}
         counts = Counter(values.values())
         usual = max(counts, key=lambda value: (counts[value], [*map(int, re.findall(r"\d+", value))]))
-        odd = {node: value or "none" for node, value in values.items() if value != usual}
-        for node, value in odd.items():
-            checks.append(_check(probes, node, f"alike: {kind}", False, value, f"{usual} as the others"))
-        same += [] if odd else [kind]
-    return [*checks, Check(name="alike", ok=True, value=", ".join(same))] if same else checks
+        different = {node: value or "none" for node, value in values.items() if value != usual}
+        for node, value in different.items():
+            checks.append(_check(probes, node, f"alike: {name}", False, value, f"{usual} as the others"))
+        equal += [] if different else [name]
+    return [*checks, Check(name="alike", ok=True, value=", ".join(equal))] if equal else checks
 
 
 def _memory(probes: Probes, size: int) -> str:
-    """Return a node's memory; of nodes that are alike it differs a little from boot to boot."""
+    """Return a node's memory as text; nearly equal sizes, which vary from boot to boot, are made equal."""
     usual = statistics.median_high(answer.memory_size for answer in probes.answers.values())
     return f"{(usual if size > usual * ALIKE else size) / 2**30:.1f} GiB"
 
@@ -230,13 +232,13 @@ def _models(gpus: Sequence[Gpu]) -> list[str]:
 
 
 def slow_nodes(rates: Mapping[int, float]) -> list[int]:
-    """Return the nodes below a third of the median of all, with two nodes of the better one; and with 0."""
+    """Return the nodes with a rate of 0 or under a third of the median (of two nodes, the faster)."""
     usual = statistics.median_high(rates.values())
     return [node for node, rate in sorted(rates.items()) if rate < usual * SLOW or not rate]
 
 
 def rate_checks(probes: Probes, name: str, rates: Mapping[int, float]) -> list[Check]:
-    """Return the checks of a measured rate (MB/s): of the nodes that are slow, and one of the others."""
+    """Return the checks of a measured rate (MB/s): one for each slow node, and one for the others."""
     usual, slow = statistics.median_high(rates.values()), slow_nodes(rates)
     checks = [
         _check(probes, node, name, False, f"{rates[node]:.1f} MB/s", f"about {usual:.1f} MB/s")
@@ -249,16 +251,16 @@ def rate_checks(probes: Probes, name: str, rates: Mapping[int, float]) -> list[C
 
 
 def dial_checks(probes: Probes, dials: Mapping[int, Sequence[Dial]]) -> list[Check]:
-    """Return the check of the connections between the nodes; `dials` are the answers to `dial` by node.
+    """Return the checks of the connections between nodes; `dials` are the responses to `dial` by node.
 
-    The nodes are named that explain what failed: each time the one that most of the rest has in common.
+    The failed pairs are attributed to few nodes: repeatedly to the node with the most failed pairs left.
     """
-    failed = {(node, to): why for node, found in dials.items() for to, _, why in found if why}
+    failed = {(node, peer): why for node, results in dials.items() for peer, _, why in results if why}
     pairs = {frozenset(pair) for pair in failed}
-    possible = {frozenset((node, to)) for node, found in dials.items() for to, _, _ in found}
+    possible = {frozenset((node, peer)) for node, results in dials.items() for peer, _, _ in results}
     if not pairs:
-        every = len(possible)
-        value = "the pair of nodes connects" if every == 1 else f"all {every} pairs of nodes connect"
+        count = len(possible)
+        value = "the pair of nodes connects" if count == 1 else f"all {count} pairs of nodes connect"
         return [Check(name="ports", ok=True, value=value)] if possible else []
     whys = ", ".join(sorted(set(failed.values())))
     if pairs == possible:
@@ -267,17 +269,17 @@ def dial_checks(probes: Probes, dials: Mapping[int, Sequence[Dial]]) -> list[Che
         return [Check(name="ports", ok=False, value=value, hint=hint)]
     checks = []
     while pairs:
-        count = Counter(node for pair in pairs for node in pair)
-        (worst, most), (_, second_most), *_ = count.most_common()
+        failures = Counter(node for pair in pairs for node in pair)
+        (worst, most), (_, second_most), *_ = failures.most_common()
         if most == second_most:
-            one, two = min(map(sorted, pairs))
-            pairs.discard(frozenset((one, two)))
-            value = f"{node_name(one)} and {node_name(two)} do not reach each other: {whys}"
-            hint = replacement(probes.nodes[two])
+            first, second = min(map(sorted, pairs))
+            pairs.discard(frozenset((first, second)))
+            value = f"{node_name(first)} and {node_name(second)} do not reach each other: {whys}"
+            hint = replacement(probes.nodes[second])
             checks.append(Check(name="ports", ok=False, value=value, hint=hint))
             continue
-        to = sorted(node for pair in pairs if worst in pair for node in pair - {worst})
-        checks.append(_check(probes, worst, "ports", False, f"no connection with {_names(to)}: {whys}"))
+        peers = sorted(node for pair in pairs if worst in pair for node in pair - {worst})
+        checks.append(_check(probes, worst, "ports", False, f"no connection with {_names(peers)}: {whys}"))
         pairs = {pair for pair in pairs if worst not in pair}
     return checks
 
@@ -289,52 +291,55 @@ def _names(nodes: Sequence[int]) -> str:
 
 
 def rounds(nodes: Sequence[int]) -> list[list[tuple[int, int]]]:
-    """Return rounds of disjoint pairs in which each of three or more nodes meets its neighbours in a ring."""
+    """Return rounds of disjoint pairs that connect three or more nodes with their neighbours in a ring."""
     ring = list(zip(nodes, [*nodes[1:], nodes[0]], strict=True))
-    even = len(ring) // 2 * 2
-    return [pairs for pairs in (ring[:even:2], ring[1:even:2], ring[even:]) if pairs]
+    paired = len(ring) // 2 * 2
+    return [pairs for pairs in (ring[:paired:2], ring[1:paired:2], ring[paired:]) if pairs]
 
 
 _STEPS = ("", "failed", "started", "arrived", "joined", "reduced")
 
 
 class Group:
-    """The ranks of a process group, and the last step of each that was heard of, the latest one last."""
+    """The ranks of a process group, and the last reported step of each, in the order of the reports."""
 
     def __init__(self, ranks: Sequence[Rank]) -> None:
         self.ranks = ranks
-        self.steps = {one.rank: RankStep(rank=one.rank) for one in ranks}
+        self.steps = {rank.rank: RankStep(rank=rank.rank) for rank in ranks}
 
     def hear(self, step: RankStep) -> None:
-        """Take a step of a rank up; what happens after its all-reduce does not matter."""
+        """Record a step of a rank; steps after its all-reduce are ignored."""
         if self.steps[step.rank].at != "reduced":
             del self.steps[step.rank]
             self.steps[step.rank] = step
 
     @property
     def gbyte_s(self) -> float | None:
-        """The bus bandwidth, None where not all ranks have timed an all-reduce."""
+        """The bus bandwidth, None unless all ranks have timed an all-reduce."""
         if any(step.at != "reduced" for step in self.steps.values()):
             return None
         return min(step.gbyte_s for step in self.steps.values())
 
 
 def group_check(probes: Probes, group: Group) -> Check:
-    """Return the check of a process group: the ranks that came least far and why, of their node if one."""
+    """Return the check of a process group, with the ranks that are furthest behind and why.
+
+    It is a check of their node if they are all on one node and other ranks got further.
+    """
     if group.gbyte_s is not None:
         return Check(name="process group", ok=True, value=f"{len(group.ranks)} ranks")
-    node_of = {one.rank: one.node for one in group.ranks}
+    node_of = {rank.rank: rank.node for rank in group.ranks}
     steps = sorted(group.steps.values(), key=lambda step: _STEPS.index(step.at))
     behind = [step for step in steps if step.at == steps[0].at]
-    came = [f"rank {one.rank} ({node_name(node_of[one.rank])}): {_came(one)}" for one in behind[:8]]
+    states = [f"rank {step.rank} ({node_name(node_of[step.rank])}): {_state(step)}" for step in behind[:8]]
     more = f"; and {len(behind) - 8} more" if len(behind) > 8 else ""
-    rest = len(steps) - len(behind)
-    others = f"; the other {rest}: {steps[-1].at}" if rest else ""
-    value, nodes = "; ".join(came) + more + others, {node_of[one.rank] for one in behind}
-    if rest and len(nodes) == 1:
+    ahead = len(steps) - len(behind)
+    others = f"; the other {ahead}: {steps[-1].at}" if ahead else ""
+    value, nodes = "; ".join(states) + more + others, {node_of[step.rank] for step in behind}
+    if ahead and len(nodes) == 1:
         return _check(probes, nodes.pop(), "process group", False, value, "all ranks join")
     return Check(name="process group", ok=False, value=value, expected="all ranks join")
 
 
-def _came(step: RankStep) -> str:
+def _state(step: RankStep) -> str:
     return step.why or step.at or "did not start"

@@ -1,4 +1,4 @@
-"""The program that travels to a node: the modules of awsddp/agent as one source."""
+"""Pack the modules of awsddp/agent into the program that is sent to nodes."""
 
 import bz2
 import functools
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from awsddp import agent
 
-# The modules of the node's program, each after those that it imports; the last one has main().
+# The modules of the agent in import order; the last one has main().
 _MODULES = (
     "messages",
     "diagnosis.job_causes",
@@ -23,13 +23,13 @@ _MODULES = (
     "cancel",
     "main",
 )
-# Those of agent/s3/uploader.py, which runs in a Python of its own.
+# The modules of agent/s3/uploader.py, which runs in a separate Python.
 UPLOADER = (
     *("messages", "diagnosis.job_causes", "job_folder", "s3.checkpoints", "file_tree", "manifest"),
     *("s3.store", "s3.list_pages", "s3.checkpoint_index", "s3.claim", "s3.uploader"),
 )
 _PACKAGE = "awsddp.agent"
-# The node needs no copy of the program, so that it cannot have an old one: the source comes first on stdin.
+# Nodes store no copy of the program, which could be outdated: its source is sent first on stdin.
 _BOOT = """\
 import bz2, json, sys, types
 stdin = sys.stdin.buffer
@@ -38,24 +38,23 @@ for name, source in json.loads(bz2.decompress(stdin.read(int(stdin.readline())))
     exec(compile(source, name, "exec"), module.__dict__)
 sys.exit(module.main(stdin))
 """
-# Docstrings and comments stay here; their lines do not, so that a traceback names the right one.
+# Docstrings and comments are replaced by empty lines, so that tracebacks have the right line numbers.
 _NOT_SENT = re.compile(r'^( *"")".*?"""$|^ *#.*?$', re.MULTILINE | re.DOTALL)
 
 
 @functools.cache
 def program() -> tuple[list[str], bytes]:
-    """Return the node's program: its remote command (to be quoted word by word) and the beginning of stdin.
+    """Return the agent's remote command (to be quoted by the caller) and the beginning of its stdin.
 
-    Then come messages, one for each request. The command is the same for all: nothing of the user's is ever
-    part of it.
+    The stdin continues with messages, one per request. The command is constant and contains no user data.
     """
     return ["python3", "-I", "-c", _BOOT], part(pack(_MODULES))
 
 
 def node_program(python: str, modules: tuple[str, ...], document: object) -> tuple[list[str], bytes]:
-    """Return what runs a program of its own on a node with this interpreter, as `program`.
+    """Return the command and stdin of a separate program on a node, as `agent_program` does.
 
-    The last of the modules has main(), which reads `document`.
+    `python` is its interpreter. The last of `modules` has main(), which reads `document`.
     """
     return [python, "-I", "-c", _BOOT], part(pack(modules)) + part(json.dumps(document).encode())
 
@@ -68,7 +67,7 @@ def pack(modules: tuple[str, ...]) -> bytes:
 def source_of(name: str) -> str:
     """Return the source of a module of the agent, such as "s3.store", without docstrings and comments."""
     source = Path(agent.__file__).parent.joinpath(*name.split(".")).with_suffix(".py").read_text("utf-8")
-    return _NOT_SENT.sub(lambda found: (found[1] or "") + "\n" * found[0].count("\n"), source)
+    return _NOT_SENT.sub(lambda match: (match[1] or "") + "\n" * match[0].count("\n"), source)
 
 
 def part(data: bytes) -> bytes:

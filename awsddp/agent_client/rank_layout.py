@@ -1,4 +1,4 @@
-"""The layout of a job: which rank runs where, with which environment and arguments. Pure."""
+"""Lay out the ranks of a job over nodes, with their environment and arguments. No I/O on nodes."""
 
 import os
 import posixpath
@@ -12,10 +12,11 @@ from awsddp.model.records import Node, Prepared
 from awsddp.plan.project import source_folders
 from awsddp.settings.spec import JobSection, JobSpec
 from awsddp.settings.values import data_sources, gpus_of
+from awsddp.util.format import counted
 from awsddp.util.shipped_files import REMOTE_DIR
 
 CPU_RANKS_PER_NODE = 2
-"""Ranks of a node without GPUs of its own (or with pretended ones), where nothing else is asked for."""
+"""Default number of ranks per node without GPUs or with rehearsed ones."""
 
 PLACEHOLDERS = {
     "rank": "RANK",
@@ -30,13 +31,13 @@ PLACEHOLDERS = {
     "resume": "",
     "data": "",
 }
-"""Placeholders of a job, and the variable in a rank's environment that has the value ("": none has)."""
+"""Placeholders of a job, and the variable of a rank's environment that has the value ("": none)."""
 DATA = "awsddp/data"
-"""The folder of the data on a node, in the home folder."""
+"""The folder of data sets in the home folder of a node."""
 SECRET = re.compile("KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL", re.IGNORECASE)
-"""What names of variables that hold a secret contain."""
-_FILLED = "|".join(name for name, variable in PLACEHOLDERS.items() if variable)
-_LONE = re.compile(rf"(?<![{{$])\{{({_FILLED})\}}(?!\}})")
+"""Matches the names of variables that hold a secret."""
+_NAMES = "|".join(name for name, variable in PLACEHOLDERS.items() if variable)
+_SINGLE = re.compile(rf"(?<![{{$])\{{({_NAMES})\}}(?!\}})")
 _BRACES = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
 
 
@@ -55,7 +56,7 @@ class Rank:
 
 @dataclass(frozen=True, kw_only=True)
 class Rendezvous:
-    """Where the ranks of a job meet, and under which name."""
+    """The address and the name of a job's rendezvous."""
 
     job: str
     master_addr: str
@@ -64,11 +65,11 @@ class Rendezvous:
 
 @dataclass(frozen=True, kw_only=True)
 class Host:
-    """A node of a job: its record, the facts that `prepare` found, and its synced folder (absolute).
+    """A node of a job: its record, the facts from its preparation, and its project folder (absolute).
 
-    `gpus` are those that the job may use (none: all that there are), `resume` is where its checkpoint is,
-    `sources` are the folders of the synced one that its packages are imported from, `data` the names of the
-    data that it has.
+    `gpus`: indices of the GPUs that the job may use (empty: all). `resume`: path of the checkpoint.
+    `sources`: folders of the project folder that packages are imported from. `data`: names of the data sets
+    on the node.
     """
 
     node: Node
@@ -81,19 +82,19 @@ class Host:
 
     @property
     def only_data(self) -> str | None:
-        """The path of the data of the only source, None where there is not exactly one."""
+        """The path of the only data set, None unless there is exactly one."""
         return posixpath.join(self.prepared.home, DATA, self.data[0]) if len(self.data) == 1 else None
 
     def environment(self, job: str, variables: Mapping[str, str]) -> dict[str, str]:
-        """Return what all ranks of the job get alike on the node: the user's `variables`, which win over all
-        but the run folder, the job's checkpoint and data, its part of the GPUs, and its packages on the
-        PYTHONPATH, after the user's own.
+        """Return the environment that all ranks of the job have on the node.
 
-        NCCL takes `=nic` for that name alone, else for a prefix
+        The user's `variables` override all but the run folder, the checkpoint, the data, the GPUs, and the
+        PYTHONPATH, to which the job's packages are appended. NCCL treats `=nic` as an exact name, `nic` as a
+        prefix
         (https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-socket-ifname).
         """
         gpus = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, self.gpus))} if self.gpus else {}
-        sources = [posixpath.join(self.workdir, one) for one in self.sources]
+        sources = [posixpath.join(self.workdir, source) for source in self.sources]
         paths = ":".join(filter(None, (variables.get("PYTHONPATH"), *sources)))
         return {
             "NCCL_SOCKET_IFNAME": f"={self.prepared.nic}",
@@ -122,12 +123,12 @@ def hosts_of(
     folder: str,
     resume: str | None,
 ) -> list[Host]:
-    """Return the nodes of a job as it finds them; `prepared` goes by their numbers.
+    """Return the hosts of a job; `prepared` is by node number.
 
-    `folder` is the job's synced folder and `resume` its checkpoint, both below REMOTE_DIR.
+    `folder`: the job's project folder. `resume`: its checkpoint. Both are relative to REMOTE_DIR.
     """
     sources = source_folders(Path(spec.sync.workdir))
-    data = tuple(one.name for one in data_sources(spec.data.sources))
+    data = tuple(source.name for source in data_sources(spec.data.sources))
 
     def host(node: Node) -> Host:
         remote = f"{prepared[node.node].home}/{REMOTE_DIR}"
@@ -151,41 +152,40 @@ def layout(
     world_size: int | None = None,
     nproc_per_node: int | None = None,
 ) -> tuple[Rank, ...]:
-    """Lay `world_size` ranks out over `nodes`, contiguous by node and equally many on each.
+    """Return `world_size` ranks distributed over `nodes`, contiguous by node and equally many on each.
 
-    `gpus` is how many the job may use on each node, rehearsed ones too; 0 (none, or pretended) sets no limit.
-    Without a world size every node is used; one smaller than the cluster uses the first nodes. Raises
-    UsageError, naming what fits.
+    `gpus`: number of GPUs per node for the job; 0 sets no limit. Without a world size all nodes are used,
+    with a small one the first nodes. Raises UsageError, with values that fit.
     """
     limits = dict.fromkeys(nodes, gpus) if isinstance(gpus, int) else gpus
-    least = min((limits[node] for node in nodes if limits[node]), default=CPU_RANKS_PER_NODE)
-    count, each = _shape(len(nodes), least, world_size, nproc_per_node)
+    default_ranks = min((limits[node] for node in nodes if limits[node]), default=CPU_RANKS_PER_NODE)
+    count, per_node = _shape(len(nodes), default_ranks, world_size, nproc_per_node)
     used = nodes[:count]
     for limit in (limits[node] for node in used):
-        if limit and each > limit:
+        if limit and per_node > limit:
             raise UsageError(
-                f"{_many(each, 'rank')} per node do not fit: a node has {_many(limit, 'GPU')}",
+                f"{counted(per_node, 'rank')} per node do not fit: a node has {counted(limit, 'GPU')}",
                 "each rank drives a GPU of its own",
                 f"try: --world-size {sum(limits[node] for node in used)}, or more nodes",
             )
-    places = [(node_rank, node, local) for node_rank, node in enumerate(used) for local in range(each)]
+    slots = [(node_rank, node, local) for node_rank, node in enumerate(used) for local in range(per_node)]
     return tuple(
         Rank(
             rank=rank,
             local_rank=local_rank,
             node=node,
             node_rank=node_rank,
-            world_size=len(places),
-            local_world_size=each,
+            world_size=len(slots),
+            local_world_size=per_node,
             nnodes=count,
         )
-        for rank, (node_rank, node, local_rank) in enumerate(places)
+        for rank, (node_rank, node, local_rank) in enumerate(slots)
     )
 
 
-def ranks_on(requested: JobSection, has: Mapping[int, int]) -> tuple[Rank, ...]:
-    """Return the ranks of a job on nodes with so many GPUs each. Raises UsageError."""
-    gpus = _chosen_gpus(requested.on, has)
+def ranks_on(requested: JobSection, gpu_counts: Mapping[int, int]) -> tuple[Rank, ...]:
+    """Return the ranks of a job; `gpu_counts` are the GPUs of each node. Raises UsageError."""
+    gpus = _select_gpus(requested.on, gpu_counts)
     return layout(
         list(gpus)[: requested.max_nodes],
         gpus=gpus,
@@ -194,72 +194,80 @@ def ranks_on(requested: JobSection, has: Mapping[int, int]) -> tuple[Rank, ...]:
     )
 
 
-def _chosen_gpus(text: str | None, has: Mapping[int, int]) -> Mapping[int, int]:
-    """Return how many GPUs the job may use, by node, on the nodes that `job.on` names. Raises UsageError."""
+def _select_gpus(text: str | None, gpu_counts: Mapping[int, int]) -> Mapping[int, int]:
+    """Return the number of GPUs for the job on each node that `job.on` selects. Raises UsageError."""
     if text is None:
-        return has
+        return gpu_counts
     for node, gpus in gpus_of(text).items():
-        if node not in has:
-            raise UsageError(f"--on {text}: there is no node{node}", f"nodes are: {', '.join(map(str, has))}")
-        if gpus and gpus[-1] >= has[node]:
-            raise UsageError(f"--on {text}: node{node} has no GPU {gpus[-1]}", f"it has {has[node]} GPUs")
-    return {node: len(gpus) or has[node] for node, gpus in gpus_of(text).items()}
+        if node not in gpu_counts:
+            raise UsageError(
+                f"--on {text}: there is no node{node}", f"nodes are: {', '.join(map(str, gpu_counts))}"
+            )
+        if gpus and gpus[-1] >= gpu_counts[node]:
+            raise UsageError(
+                f"--on {text}: node{node} has no GPU {gpus[-1]}", f"it has {gpu_counts[node]} GPUs"
+            )
+    return {node: len(gpus) or gpu_counts[node] for node, gpus in gpus_of(text).items()}
 
 
 def ranks_text(job: JobSpec, ranks: Sequence[Rank], *, gpus: int, on_ec2: int) -> str:
-    """Return how many ranks a job has, and why: "4 ranks: 2 nodes x 2 GPUs".
+    """Return the number of ranks and its reason as text: "4 ranks: 2 nodes x 2 GPUs".
 
-    A node has so many GPUs for ranks, and `on_ec2` so many: where that makes another number it is said.
+    `gpus`: GPUs per node. `on_ec2`: ranks per node on EC2, which is added if it differs.
     """
-    nodes, each = ranks[0].nnodes, ranks[0].local_world_size
-    given = {f"job.{key}": getattr(job.job, key) for key in ("world_size", "nproc_per_node")}
-    why = " ".join(f"{job.label(key)} {value}" for key, value in given.items() if value is not None)
+    nodes, per_node = ranks[0].nnodes, ranks[0].local_world_size
+    options = {f"job.{key}": getattr(job.job, key) for key in ("world_size", "nproc_per_node")}
+    why = " ".join(f"{job.label(key)} {value}" for key, value in options.items() if value is not None)
     if not why:
-        why = f"{_many(nodes, 'node')} x {_many(each, 'GPU') if gpus else f'{each}, without GPUs'}"
-        why += f"; on EC2 {nodes * on_ec2}, one per GPU" if not gpus and on_ec2 not in (0, each) else ""
-    return f"{_many(len(ranks), 'rank')}: {why}"
+        gpu_text = counted(per_node, "GPU") if gpus else f"{per_node}, without GPUs"
+        why = f"{counted(nodes, 'node')} x {gpu_text}"
+        if not gpus and on_ec2 not in (0, per_node):
+            why += f"; on EC2 {nodes * on_ec2}, one per GPU"
+    return f"{counted(len(ranks), 'rank')}: {why}"
 
 
 def ordered(ranks: Sequence[Rank], addresses: Mapping[int, str]) -> tuple[Rank, ...]:
-    """Return the layout `ranks` with its nodes in the order that torch's rendezvous has: by address.
+    """Return `ranks` renumbered in the node order of torch's rendezvous: by address.
 
-    It compares them as text: 10.0.0.10 comes before 10.0.0.9 (dynamic_rendezvous.py, _NodeDesc).
+    torch compares addresses as text: 10.0.0.10 is before 10.0.0.9 (dynamic_rendezvous.py, _NodeDesc).
     """
     nodes = sorted({rank.node for rank in ranks}, key=addresses.__getitem__)
-    moved = sorted(ranks, key=lambda rank: (nodes.index(rank.node), rank.local_rank))
+    reordered = sorted(ranks, key=lambda rank: (nodes.index(rank.node), rank.local_rank))
     return tuple(
-        replace(rank, rank=number, node_rank=nodes.index(rank.node)) for number, rank in enumerate(moved)
+        replace(rank, rank=number, node_rank=nodes.index(rank.node)) for number, rank in enumerate(reordered)
     )
 
 
-def _shape(available: int, default: int, world_size: int | None, each: int | None) -> tuple[int, int]:
-    """Return how many nodes are used and how many ranks run on each. Raises UsageError."""
+def _shape(
+    available: int, default: int, world_size: int | None, ranks_per_node: int | None
+) -> tuple[int, int]:
+    """Return the number of nodes to use and of ranks per node. Raises UsageError."""
     if world_size is None:
-        return available, default if each is None else each
-    if each is None:
+        return available, default if ranks_per_node is None else ranks_per_node
+    if ranks_per_node is None:
         count = min(available, world_size)
         if world_size % count:
             low = world_size - world_size % count
             raise UsageError(
-                f"{world_size} ranks do not divide over {_many(count, 'node')}",
+                f"{world_size} ranks do not divide over {counted(count, 'node')}",
                 "every node runs equally many",
                 f"try: --world-size {low} or {low + count}",
             )
         return count, world_size // count
-    if world_size % each or world_size > available * each:
-        fits = [str(each * nodes) for nodes in range(1, available + 1)]
+    if world_size % ranks_per_node or world_size > available * ranks_per_node:
+        fits = [str(ranks_per_node * nodes) for nodes in range(1, available + 1)]
         raise UsageError(
-            f"{world_size} ranks, {each} per node, do not fit {_many(available, 'node')}",
-            f"with {each} per node, these world sizes fit: {', '.join(fits)}",
+            f"{world_size} ranks, {ranks_per_node} per node, do not fit {counted(available, 'node')}",
+            f"with {ranks_per_node} per node, these world sizes fit: {', '.join(fits)}",
             f"try: --world-size {fits[-1]}, or omit --nproc-per-node",
         )
-    return world_size // each, each
+    return world_size // ranks_per_node, ranks_per_node
 
 
 def identity(rank: Rank, *, rendezvous: Rendezvous, folder: str) -> dict[str, str]:
-    """Return what `rank` gets on top of its node's environment; `folder` is the job's folder on the node.
+    """Return the variables of a single rank; `folder` is the job's folder on the node.
 
-    The names and values are those that torchrun of torch 2.13 gives its workers
+    Names and values are those of torchrun's workers in torch 2.13
     (torch/distributed/elastic/agent/server/local_elastic_agent.py, _start_workers).
     """
     return {
@@ -284,31 +292,31 @@ def identity(rank: Rank, *, rendezvous: Rendezvous, folder: str) -> dict[str, st
 
 
 def interpreter(spec: JobSpec, script: str, *, python: str) -> tuple[tuple[str, ...], str]:
-    """Return what runs `script` on a node: `python`, or what its first line "#!", .sh or the x bit says; and
-    what its name begins with there, "./" or nothing: Python reads "-c.py" as an option.
+    """Return the command that runs `script` on a node, and the prefix of the script's path ("./" or "").
 
-    Behind the words of `job.prefix` Python goes by its name alone, as the PATH finds it: a container has its
-    own.
+    The command is `python`, or depends on the first line "#!", the suffix .sh and the x bit of the script.
+    "./" is needed because Python reads "-c.py" as an option. After `job.prefix` Python is found by the PATH,
+    because a container has its own Python.
     """
-    words: tuple[str, ...] = (posixpath.basename(python) if spec.job.prefix else python,)
+    command: tuple[str, ...] = (posixpath.basename(python) if spec.job.prefix else python,)
     path = Path(spec.sync.workdir) / script
     if spec.job.module:
-        return (*words, "-m"), ""
+        return (*command, "-m"), ""
     if path.suffix != ".py" and path.is_file():
         with path.open("rb") as file:
-            first = file.readline(256)
-        if first.startswith(b"#!"):
-            words = tuple(first[2:].decode("utf-8", "replace").strip().split(None, 1))
+            first_line = file.readline(256)
+        if first_line.startswith(b"#!"):
+            command = tuple(first_line[2:].decode("utf-8", "replace").strip().split(None, 1))
         elif path.suffix == ".sh":
-            words = ("bash",)
+            command = ("bash",)
         elif os.access(path, os.X_OK):
-            words = ()
-    is_python = bool(words) and posixpath.basename(words[0]) == posixpath.basename(python)
-    return words, "" if is_python and not script.startswith("-") else "./"
+            command = ()
+    is_python = bool(command) and posixpath.basename(command[0]) == posixpath.basename(python)
+    return command, "" if is_python and not script.startswith("-") else "./"
 
 
 def defaults(local_world_size: int) -> dict[str, str]:
-    """Return what a rank gets where its node's environment does not say otherwise, as torchrun does."""
+    """Return default variables that the node's environment overrides, as with torchrun."""
     return {
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
         **({"OMP_NUM_THREADS": "1"} if local_world_size > 1 else {}),
@@ -324,10 +332,10 @@ def expand(
     resume: str | None = None,
     data: str | None = None,
 ) -> str:
-    """Fill the placeholders of `text` in for `rank`; a doubled brace is a brace.
+    """Return `text` with the placeholders replaced for `rank`; a doubled brace is a literal brace.
 
-    Raises UsageError for an unknown placeholder, a lone brace, {resume} without a checkpoint, {data} without
-    its one source, and {init_file} on several nodes, which share no file system.
+    Raises UsageError for an unknown placeholder, a single brace, {resume} without a checkpoint, {data} unless
+    there is exactly one source, and {init_file} on several nodes, which share no file system.
     """
     environ = identity(rank, rendezvous=rendezvous, folder=folder)
     parts = template(text, nnodes=rank.nnodes, folder=folder, resume=resume, data=data)
@@ -335,17 +343,17 @@ def expand(
 
 
 def fill(text: str, rank: Rank, *, rendezvous: Rendezvous) -> str:
-    """Fill the placeholders of a node's command in; every other brace is the shell's, and stays."""
+    """Return a node's command with its placeholders replaced; other braces belong to the shell."""
     environ = identity(rank, rendezvous=rendezvous, folder="")
-    return _LONE.sub(lambda found: environ[PLACEHOLDERS[found[1]]], text)
+    return _SINGLE.sub(lambda match: environ[PLACEHOLDERS[match[1]]], text)
 
 
 def template(
     text: str, *, nnodes: int, folder: str, resume: str | None = None, data: str | None = None
 ) -> list[str]:
-    """Return `text` as its literal parts, and between each two of them the variable that has the value.
+    """Return literal parts of `text`, alternating with the variables that replace placeholders.
 
-    Raises UsageError, as `expand`.
+    Raises UsageError, as `expand_placeholders` does.
     """
     parts, end = [""], 0
     for match in _BRACES.finditer(text):
@@ -383,7 +391,3 @@ def template(
             parts += [PLACEHOLDERS[match[1]], ""]
     parts[-1] += text[end:]
     return parts
-
-
-def _many(count: int, thing: str) -> str:
-    return f"{count} {thing}{'' if count == 1 else 's'}"

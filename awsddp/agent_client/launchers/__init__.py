@@ -1,4 +1,4 @@
-"""Launchers: which processes the supervisor of a node starts for the ranks of that node."""
+"""Launchers: the processes that the agent on a node starts for its ranks."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -11,7 +11,7 @@ from awsddp.settings.spec import JobSpec
 
 
 class Launcher(Protocol):
-    """Returns the processes that run `ranks` on `host`. Raises UsageError for an invalid placeholder."""
+    """Return the processes that run `ranks` on `host`. Raises UsageError for an invalid placeholder."""
 
     def __call__(
         self, spec: JobSpec, ranks: Sequence[Rank], *, host: Host, rendezvous: Rendezvous
@@ -25,7 +25,7 @@ LAUNCHERS: dict[str, Launcher] = {
 
 
 def launcher(name: str) -> Launcher:
-    """Return the launcher of this name. Raises ConfigError."""
+    """Return the launcher `name`. Raises ConfigError."""
     if name not in LAUNCHERS:
         raise ConfigError(f"job.launcher: no launcher {name!r}", "", f"use {' or '.join(LAUNCHERS)}")
     return LAUNCHERS[name]

@@ -1,4 +1,4 @@
-"""The launcher `ssh`: the supervisor starts each rank as a process of its own."""
+"""The launcher `ssh`: the agent starts each rank as a separate process."""
 
 from collections.abc import Sequence
 
@@ -10,21 +10,21 @@ from awsddp.settings.spec import JobSpec
 def processes(
     spec: JobSpec, ranks: Sequence[Rank], *, host: Host, rendezvous: Rendezvous
 ) -> tuple[Process, ...]:
-    """Return one process per rank, with the environment that torchrun gives a worker."""
+    """Return one process per rank, with the environment of a torchrun worker."""
     folder = host.folder(rendezvous.job)
     texts = (spec.job.script or "", *spec.job.args, *spec.job.prefix)
 
     def process(rank: Rank) -> Process:
-        script, *words = (
+        script, *expanded = (
             expand(text, rank, rendezvous=rendezvous, folder=folder, resume=host.resume, data=host.only_data)
             for text in texts
         )
-        args, prefix = words[: len(spec.job.args)], words[len(spec.job.args) :]
-        before, begin = interpreter(spec, script, python=host.prepared.ranks_python)
-        file = begin + script
+        args, prefix = expanded[: len(spec.job.args)], expanded[len(spec.job.args) :]
+        command, path_prefix = interpreter(spec, script, python=host.prepared.ranks_python)
+        file = path_prefix + script
         return Process(
             ranks=(rank.rank,),
-            argv=(*prefix, *before, file, *args),
+            argv=(*prefix, *command, file, *args),
             environment=host.environment(rendezvous.job, spec.env.variables)
             | identity(rank, rendezvous=rendezvous, folder=folder),
             log=f"rank{rank.rank}.log",

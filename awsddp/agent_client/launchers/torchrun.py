@@ -18,31 +18,29 @@ _LAST_CALL_SECONDS = 30
 def processes(
     spec: JobSpec, ranks: Sequence[Rank], *, host: Host, rendezvous: Rendezvous
 ) -> tuple[Process, ...]:
-    """Return the agent of `host`, which runs agent/torchrun_worker.py for each of its ranks."""
+    """Return torch's agent of `host`, which runs agent/torchrun_worker.py for each of its ranks."""
     folder, first = host.folder(rendezvous.job), ranks[0]
 
     def templates(texts: Sequence[str]) -> list[list[str]]:
-        filled = partial(
-            template, nnodes=first.nnodes, folder=folder, resume=host.resume, data=host.only_data
-        )
-        return [filled(text) for text in texts]
+        parse = partial(template, nnodes=first.nnodes, folder=folder, resume=host.resume, data=host.only_data)
+        return [parse(text) for text in texts]
 
     script, *args = templates([spec.job.script or "", *spec.job.args])
     python = host.prepared.ranks_python
-    before, begin = interpreter(spec, "".join(script), python=python)
-    script[0] = begin + script[0]
-    rank = [*templates(spec.job.prefix), *([word] for word in before), script, *args]
-    worker = ("-E", "-s", "-S", f"{folder}/worker.py", folder, str(first.rank), json.dumps(rank))
+    interpreter_argv, path_prefix = interpreter(spec, "".join(script), python=python)
+    script[0] = path_prefix + script[0]
+    rank_argv = [*templates(spec.job.prefix), *([arg] for arg in interpreter_argv), script, *args]
+    worker = ("-E", "-s", "-S", f"{folder}/worker.py", folder, str(first.rank), json.dumps(rank_argv))
     return (
         Process(
             ranks=tuple(rank.rank for rank in ranks),
             argv=(*_agent(spec, len(ranks), host, rendezvous, first.nnodes), python, *worker),
             environment={
-                # A store that outlives the round gives its keys to the next: restarts over several nodes hang
-                # or meet addresses of ranks that are gone. https://github.com/pytorch/pytorch/issues/135712
+                # A store that outlives its round passes its keys to the next one: restarts over several nodes
+                # hang or use addresses of ended ranks. https://github.com/pytorch/pytorch/issues/135712
                 "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
                 **host.environment(rendezvous.job, spec.env.variables),
-                # Between TERM and KILL for its workers, which end their ranks earlier.
+                # Time between TERM and KILL for torch's workers, which end their ranks earlier.
                 "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(math.ceil(seconds(spec.job.grace)) + 5),
             },
             log=f"launcher{host.node.node}.log",
@@ -53,7 +51,7 @@ def processes(
 
 
 def _agent(spec: JobSpec, count: int, host: Host, rendezvous: Rendezvous, nodes: int) -> tuple[str, ...]:
-    """Return the agent's command, up to the program that it starts for each rank."""
+    """Return the command of torch's agent, up to the program that it starts for each rank."""
     return (
         *(host.prepared.ranks_python, "-m", "torch.distributed.run"),
         *("--nnodes", f"{spec.job.min_nodes(nodes)}:{nodes}", "--nproc-per-node", str(count)),
@@ -66,7 +64,7 @@ def _agent(spec: JobSpec, count: int, host: Host, rendezvous: Rendezvous, nodes:
 
 
 def _rendezvous_conf(spec: JobSpec, *, is_first: bool) -> str:
-    """Return what makes torch give a node up after `job.heartbeat_timeout`, not after 15 s.
+    """Return the --rdzv-conf with which torch gives up a node after `job.heartbeat_timeout`, not 15 s.
 
     https://docs.pytorch.org/docs/stable/elastic/rendezvous.html
     """
