@@ -20,7 +20,7 @@ import time
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from awsddp.errors import AwsddpError, LocalCloudError
 from awsddp.local import loopback_cleanup, network
@@ -29,6 +29,9 @@ from awsddp.local.hosts import Hosts, LoopbackHosts
 from awsddp.local.machine import Place, write_json
 from awsddp.local.nspawn import NspawnHosts
 from awsddp.state import take
+
+if TYPE_CHECKING:
+    from awsddp.local.http_server import Front
 
 NO_HOSTS_BLOCK = ipaddress.IPv4Network("10.77.0.0/16")
 S3_PORT = 9000  # at the address of the metadata service
@@ -89,14 +92,14 @@ def serve(paths: Place) -> None:
     store.save()
     lifecycle = Lifecycle(emulator, store, hosts, faults)
     buckets = Buckets(paths.buckets, paths.uploads, emulator, faults)
-    front = Front(emulator, store, lifecycle, faults, secret=secret, mode=mode, buckets=buckets)
+    app = Front(emulator, store, lifecycle, faults, secret=secret, mode=mode, buckets=buckets)
     if mode == "nspawn":
-        serve_nodes(front.respond_metadata, paths.switch, 80)
+        serve_nodes(app.respond_metadata, paths.switch, 80)
         serve_nodes(buckets, paths.switch, S3_PORT)
     port = int(earlier.get("port", 0))
     logging.getLogger("werkzeug").setLevel(logging.ERROR)  # no line for each request
     try:
-        server = make_server("127.0.0.1", port, front, threaded=True, request_handler=Handler)
+        server = make_server("127.0.0.1", port, app, threaded=True, request_handler=Handler)
     except (OSError, SystemExit) as error:  # werkzeug prints the error and exits
         raise LocalCloudError(
             f"the local cloud's port {port} is taken",
@@ -119,11 +122,11 @@ def serve(paths: Place) -> None:
         "secret_access_key": secret,
     }
     write_json(paths.report, report)
-    threading.Thread(target=_watch, args=(paths, front, server), daemon=True).start()
+    threading.Thread(target=_watch, args=(paths, app, server), daemon=True).start()
     server.serve_forever(poll_interval=0.1)
 
 
-def _watch(paths: Place, front: Any, server: Any) -> None:
+def _watch(paths: Place, app: Front, server: Any) -> None:
     """End this daemon and remove its hosts once it is unused, or its files were removed.
 
     Clients stop the daemon that they started; this ends the daemon of a client that was killed.
@@ -136,11 +139,11 @@ def _watch(paths: Place, front: Any, server: Any) -> None:
         except FileNotFoundError:  # exec: no thread of this process may boot another host
             os.environ["AWSDDP_HOME"] = str(paths.home)
             os.execv(sys.executable, [sys.executable, "-m", "awsddp", "local", "stop"])
-        if not settings["auto"] or _is_used(paths, front):
+        if not settings["auto"] or _is_used(paths, app):
             used_at = time.monotonic()
         elif time.monotonic() - used_at >= settings["patience_s"]:
             with suppress(BlockingIOError), client_lock(paths, wait=False):
-                if not _is_used(paths, front):
+                if not _is_used(paths, app):
                     try:
                         sweep(paths)
                     finally:
@@ -148,9 +151,9 @@ def _watch(paths: Place, front: Any, server: Any) -> None:
                     return
 
 
-def _is_used(paths: Place, front: Any) -> bool:
+def _is_used(paths: Place, app: Front) -> bool:
     """Return True if an instance is alive, or a client connected: awsddp's own clients share a lock."""
-    if paths.living.exists() or time.monotonic() - front.asked_at < QUIET_S:
+    if paths.living.exists() or time.monotonic() - app.asked_at < QUIET_S:
         return True
     with paths.presence.open("a") as lock:
         return not take(lock)

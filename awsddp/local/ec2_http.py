@@ -99,7 +99,7 @@ class Request:
 
 
 def kept(backend: Any, name: str) -> dict[str, Any]:
-    """Return records of a region that moto has no place for, by id; they are saved with moto's back end."""
+    """Return the records of a region that moto does not have, by id; they are saved with its back end."""
     records: dict[str, Any] = backend.__dict__.setdefault(name, {})
     return records
 
