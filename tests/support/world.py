@@ -142,8 +142,8 @@ class Cloud:
             log = os.open(self.place.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
             os.dup2(log, 1)
             os.dup2(log, 2)
-            http_server.Front._strike = iam.held(http_server.Front._strike, self.place.home)  # type: ignore[method-assign]
-            http_server.Front._view = _of_account(http_server.Front._view)  # type: ignore[method-assign]
+            http_server.Front._take_fault = iam.held(http_server.Front._take_fault, self.place.home)  # type: ignore[method-assign]
+            http_server.Front._stale_view = _of_account(http_server.Front._stale_view)  # type: ignore[method-assign]
             access_control.create_access_key = _with_roles(access_control.create_access_key)
             faults.time = emulator.time = SimpleNamespace(time=self.clock.read)  # type: ignore[assignment]
             lifecycle.BUSY_POLL_S = 0.001
