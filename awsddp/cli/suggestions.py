@@ -1,7 +1,8 @@
-"""What a wrong command line meant: by the habits of other tools first (slips.toml), by edit distance last.
+"""Suggest the right command for a wrong command line.
 
-What is advised starts nothing without a question: no -y of the user goes to another verb, and an option that
-limits time or cost stays one. Imported only where a command line is wrong.
+The verbs and options of other tools (slips.toml) are tried first, the edit distance last. A suggested command
+launches nothing without a question: a -y is not passed to another verb, and an option that limits time or
+cost remains one. Imported only for a wrong command line.
 """
 
 import difflib
@@ -23,19 +24,20 @@ from awsddp.settings.verbs import HEEDS
 from awsddp.util.shipped_files import template
 
 WORDS = "awsddp.words"
-"""Where a context keeps the words from the verb on."""
-_PLACES = ("-c", "--cluster", "--region", "--profile")
-"""The options that stand before each verb of an answer."""
-_GLOBAL = ("--local", "-o")
-"""The other options that a second command of an answer needs, too."""
+"""The key of a context's meta under which the words from the verb on are stored."""
+_CLUSTER_OPTIONS = ("-c", "--cluster", "--region", "--profile")
+"""Options that select a cluster; they stand before the verb of each suggested command."""
+_REPEATED_OPTIONS = ("--local", "-o")
+"""Other options that each of several suggested commands needs."""
 _YES = ("-y", "--yes")
 _LIMITS = ("--budget", "--idle", "--expires", "--timeout")
-"""Options of which even a misspelled one never goes to a script."""
-_OF_A_PLAN = ("job.world_size", "job.nproc_per_node")
-"""Keys of a job that a plan heeds: the GPUs of a node are counted by them."""
-_ONLY_READS = ("status", "jobs", "logs", "why")
-_ASKS_OR_ONLY_READS = ("up", "plan", *_ONLY_READS, "exec", "ssh", "doctor")
-_FILES = (".py", ".sh")
+"""Options that are never passed to a script, even if misspelled."""
+_PLAN_JOB_KEYS = ("job.world_size", "job.nproc_per_node")
+"""Keys of a job that affect a plan, as they determine the GPUs per node."""
+_READ_ONLY = ("status", "jobs", "logs", "why")
+_HARMLESS = ("up", "plan", *_READ_ONLY, "exec", "ssh", "doctor")
+"""Verbs that are read-only, or ask before they change anything that costs money."""
+_SCRIPT_SUFFIXES = (".py", ".sh")
 _CLUSTER = re.compile(r"[a-z][a-z0-9-]{0,30}")
 _AMOUNT = re.compile(r"\d+[smhd]?")
 _ASSIGNMENT = re.compile(VARIABLE.pattern + "=.*", re.ASCII | re.DOTALL)
@@ -43,365 +45,379 @@ _SLURM_TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
 
 
 @dataclass(frozen=True)
-class _Typed:
-    """Words behind a verb: options of awsddp and what the verb is about, in their order, then the script's.
+class _Words:
+    """The words after a verb, split into those for awsddp and the script's arguments.
 
-    Each of `ours` is an option's name with its words, or "" with a script or job.
+    Each item of `items` is an option's name with its words, or "" with a script or the name of a job.
     """
 
-    ours: list[tuple[str, list[str]]]
-    theirs: list[str] = field(default_factory=list)
-    left_out: tuple[str, ...] = ()
+    items: list[tuple[str, list[str]]]
+    script_args: list[str] = field(default_factory=list)
 
     @property
-    def words(self) -> list[str]:
-        """What the verb is about: a script, jobs."""
-        return [word for name, words in self.ours if not name for word in words]
+    def arguments(self) -> list[str]:
+        """The arguments that are not options: a script, jobs."""
+        return self.of([""])
 
-    def only(self, names: Iterable[str]) -> list[str]:
-        """Return the words of these options; "" is what is no option."""
-        chosen = {*names}
-        return [word for name, words in self.ours if name in chosen for word in words]
+    def of(self, names: Iterable[str]) -> list[str]:
+        """Return the words of these options; the name "" selects the other arguments."""
+        selected = {*names}
+        return [word for name, words in self.items if name in selected for word in words]
 
 
 def meant(error: click.UsageError, typed: Sequence[str]) -> UsageError:
-    """Return the error that says what is wrong with the words `typed`, and what to type."""
+    """Return the error for the wrong command line `typed`, with the suggested commands as its next step."""
     ctx = error.ctx or click.Context(click.Command("awsddp"))
     verb, *args = ctx.meta.get(WORDS, ("",))
     before = [*typed[: len(typed) - len(args) - 1]]
     if verb == "sky" and args:  # its verbs are in the table
         verb, *args = args
-    places, args = _places(args)
-    before += places
-    slip = _Slip(ctx.find_root(), verb)
+    cluster_options, args = _split_cluster_options(args)
+    before += cluster_options
+    correction = _Correction(ctx.find_root(), verb)
     message, why, commands = error.format_message(), "", [""]
     if isinstance(error, click.NoSuchOption):
-        at = [*map(_name, args), error.option_name].index(error.option_name)
-        shown = [*args, error.option_name][at].partition("=")[0]
-        message = f"{shown} is not an option of {ctx.command_path}"
+        index = [*map(_option_name, args), error.option_name].index(error.option_name)
+        option = [*args, error.option_name][index].partition("=")[0]
+        message = f"{option} is not an option of {ctx.command_path}"
         if verb:
-            why, commands = slip.of_option(args, at, error.option_name)
+            why, commands = correction.for_option(args, index, error.option_name)
     elif type(error) is click.UsageError:
-        why, commands = slip.of_words(args)
-    if not any(commands) or "\n" in "".join([*before, *commands]):  # which nobody types
+        why, commands = correction.for_words(args)
+    if not any(commands) or "\n" in "".join([*before, *commands]):  # a user cannot type a newline
         return UsageError(message, why, f"{ctx.command_path} --help")
-    if any(" -- " in one for one in commands) and "--" not in args:
+    if any(" -- " in command for command in commands) and "--" not in args:
         why = "; ".join(filter(None, (why, "arguments of your script go after --")))
     is_same = len(commands) == 1 and commands[0].split(maxsplit=1)[:1] == [verb] and " && " not in commands[0]
     before = before if is_same else [word for word in before if word not in _YES]
-    return UsageError(message, why, "\n".join(_line(before, one) for one in commands))
+    return UsageError(message, why, "\n".join(_command_line(before, command) for command in commands))
 
 
 def starts_ranks(words: Sequence[str]) -> bool:
-    """Return whether words are the command line of a launcher: torchrun, python, mpirun; a shell's variables
-    may stand before it, or before a script.
+    """Return True if words are the command line of a launcher: torchrun, python, mpirun.
+
+    Shell variables may precede it; a script after shell variables also counts.
     """
-    at = next((at for at, word in enumerate(words) if not _ASSIGNMENT.fullmatch(word)), len(words))
-    names = _table()["launchers"]["names"].split()
-    return at < len(words) and (Path(words[at]).name in names or (at > 0 and words[at].endswith(_FILES)))
+    start = next((index for index, word in enumerate(words) if not _ASSIGNMENT.fullmatch(word)), len(words))
+    if start == len(words):
+        return False
+    names = _read_table()["launchers"]["names"].split()
+    return Path(words[start]).name in names or (start > 0 and words[start].endswith(_SCRIPT_SUFFIXES))
 
 
-def _places(args: list[str]) -> tuple[list[str], list[str]]:
+def _split_cluster_options(args: list[str]) -> tuple[list[str], list[str]]:
     """Return the options that select a cluster, and the other words."""
     end = args.index("--") if "--" in args else len(args)
-    at = next((at for at, word in enumerate(args[: end - 1]) if word in _PLACES), None)
-    if at is None:
-        return [], args
-    more, rest = _places([*args[:at], *args[at + 2 :]])
-    return [*args[at : at + 2], *more], rest
+    for index, word in enumerate(args[: end - 1]):
+        if word in _CLUSTER_OPTIONS:
+            more, others = _split_cluster_options([*args[:index], *args[index + 2 :]])
+            return [*args[index : index + 2], *more], others
+    return [], args
 
 
-def _table() -> dict[str, Any]:
+def _read_table() -> dict[str, Any]:
     return tomllib.loads(template("slips.toml"))
 
 
-def _name(word: str) -> str:
+def _option_name(word: str) -> str:
     return dashed(word.partition("=")[0])
 
 
-def _line(before: list[str], text: str) -> str:
-    """Return a command, and what stands behind `&&`, with the global options typed before the verb."""
+def _command_line(before: list[str], text: str) -> str:
+    """Return a suggestion as a command line: each command of `text` after "awsddp" and the words `before`."""
     if text.startswith("$ "):
         return text.removeprefix("$ ")
-    command, mark, comment = text.partition("   #")
-    return (
-        " && ".join(f"{shlex.join(['awsddp', *before])} {one}" for one in command.split(" && "))
-        + mark
-        + comment
-    )
+    commands, mark, comment = text.partition("   #")
+    prefix = shlex.join(["awsddp", *before])
+    return " && ".join(f"{prefix} {command}" for command in commands.split(" && ")) + mark + comment
 
 
-def _takes_value(command: click.Command) -> dict[str, str]:
-    """Return the options of a command, each with what stands for its value, "" where it has none."""
-    options = [one for one in command.params if isinstance(one, click.Option)]
+def _value_names(command: click.Command) -> dict[str, str]:
+    """Return the options of a command, each with the name of its value, "" for a flag."""
+    options = [param for param in command.params if isinstance(param, click.Option)]
     return {
-        name: "" if one.is_flag or one.count else (one.metavar or "VALUE").partition("|")[0]
-        for one in options
-        for name in one.opts
+        name: "" if option.is_flag or option.count else (option.metavar or "VALUE").partition("|")[0]
+        for option in options
+        for name in option.opts
     }
 
 
-class _Slip:
-    """A wrong command line of a verb, which may be one of another tool."""
+class _Correction:
+    """Corrections of a wrong command line; `verb` may be a verb of another tool.
+
+    `options` has the options of each verb of awsddp, with the names of their values.
+    """
 
     def __init__(self, ctx: click.Context, verb: str) -> None:
         root: Any = ctx.command
         commands = {name: root.get_command(ctx, name) for name in (*HEEDS, "init")} if verb else {}
         self.verb = verb
-        self.takes = {name: _takes_value(one) for name, one in commands.items()}
-        self.table = _table()
+        self.options = {name: _value_names(command) for name, command in commands.items()}
+        self.table = _read_table()
 
-    def parted(self, verb: str, words: Sequence[str]) -> _Typed:
-        """Return words with the script's arguments apart: options that no verb of ours has, and what follows
-        the script. Short ones are those of `verb` alone.
+    def split(self, verb: str, words: Sequence[str]) -> _Words:
+        """Split words: options that no verb has, and words after the script, are the script's arguments.
+
+        Short options are only those of `verb`.
         """
-        known = {
-            name: value for takes in self.takes.values() for name, value in takes.items() if name[1] == "-"
+        options = {
+            name: value for names in self.options.values() for name, value in names.items() if name[1] == "-"
         }
-        known |= self.takes.get(verb, {})
-        ours: list[tuple[str, list[str]]] = []
-        rest: list[str] = []
-        left, has_script = iter(words), False
-        for word in left:
-            name = _name(word) if _name(word) in known else word[:2]
-            is_value = bool(rest) and rest[-1].startswith("-") and "=" not in rest[-1]
+        options |= self.options.get(verb, {})
+        items: list[tuple[str, list[str]]] = []
+        script_args: list[str] = []
+        remaining, has_script = iter(words), False
+        for word in remaining:
+            name = _option_name(word) if _option_name(word) in options else word[:2]
+            is_value = bool(script_args) and script_args[-1].startswith("-") and "=" not in script_args[-1]
             if word == "--":
-                rest += left
-            elif name in known:
-                value = [next(left, known[name])] if known[name] and dashed(word) == name else []
-                ours.append((name, [word, *value]))
-            elif word.startswith("-") or has_script or (is_value and not word.endswith(_FILES)):
-                rest.append(word)
+                script_args += remaining
+            elif name in options:
+                needs_value = options[name] and dashed(word) == name
+                value = [next(remaining, options[name])] if needs_value else []
+                items.append((name, [word, *value]))
+            elif word.startswith("-") or has_script or (is_value and not word.endswith(_SCRIPT_SUFFIXES)):
+                script_args.append(word)
             else:
-                ours.append(("", [word]))
+                items.append(("", [word]))
                 has_script = True
-        return _Typed(ours, rest)
+        return _Words(items, script_args)
 
-    def of_words(self, args: list[str]) -> tuple[str, list[str]]:
-        """Return why, and the commands, for a verb of another tool, or words that a verb does not take."""
+    def for_words(self, args: list[str]) -> tuple[str, list[str]]:
+        """Return (why, commands) for a verb of another tool, or for arguments that a verb does not take."""
         verb = self.verb
         commands = {word: text for text, words in self.table["commands"].items() for word in words.split()}
-        if (starts_ranks([verb]) and args) or (
-            verb in ("train", "run") and self._launcher_at(args) is not None
-        ):
-            return self._launched(commands.get(verb, f"{verb} SCRIPT"), args)
+        if (starts_ranks([verb]) and args) or self._launcher_start(args) is not None:
+            return self._for_launcher(commands.get(verb, f"{verb} SCRIPT"), args)
         for word in ("/".join([verb, *args[:1]]), verb):
             if word in commands:
-                is_file = verb in ("plan", "up") and any(one.endswith(_FILES) for one in args)
-                return "a script is of awsddp train, run" * is_file, self._filled(commands[word], args)
-        if verb.endswith(_FILES):
-            return "", self._filled("train SCRIPT", [verb, *args])
-        near = [one for one in difflib.get_close_matches(verb, HEEDS, n=1, cutoff=0.8) if one != verb]
+                is_file = verb in ("plan", "up") and any(arg.endswith(_SCRIPT_SUFFIXES) for arg in args)
+                why = "awsddp train and awsddp run take a script" if is_file else ""
+                return why, self._fill(commands[word], args)
+        if verb.endswith(_SCRIPT_SUFFIXES):
+            return "", self._fill("train SCRIPT", [verb, *args])
+        near = [name for name in difflib.get_close_matches(verb, HEEDS, n=1, cutoff=0.8) if name != verb]
         return "", [shlex.join([*near, *args]) if near else ""]
 
-    def of_option(self, args: list[str], at: int, option: str) -> tuple[str, list[str]]:
-        """Return why, and the commands that were meant with `option`; it is `args[at]`, unless one of several
-        (-it).
-        """
-        verb, takes = self.verb, self.takes.get(self.verb, {})
-        if verb in ("train", "run") and self._launcher_at(args) is not None:
-            return self._launched(f"{verb} SCRIPT", args)
-        rest = list(args)
-        _, equals, value = rest.pop(at).partition("=") if at < len(args) else ("", "", "")
-        if not equals and rest[at : at + 1] and not rest[at].startswith("-"):
-            value = rest.pop(at)
-        owners = [name for name, names in self.takes.items() if option in names and option.startswith("--")]
+    def for_option(self, args: list[str], index: int, option: str) -> tuple[str, list[str]]:
+        """Return (why, commands) for a wrong option: `args[index]`, or a letter of a combined one (-it)."""
+        verb, options = self.verb, self.options.get(self.verb, {})
+        if self._launcher_start(args) is not None:
+            return self._for_launcher(f"{verb} SCRIPT", args)
+        others = list(args)
+        _, equals, value = others.pop(index).partition("=") if index < len(args) else ("", "", "")
+        if not equals and others[index : index + 1] and not others[index].startswith("-"):
+            value = others.pop(index)
+        owners = [name for name, names in self.options.items() if option in names and option.startswith("--")]
         texts = [text for text, words in self.table["options"].items() if {verb, option} <= {*words.split()}]
         if option == "--gpus" and verb == "train" and value.isdigit():
             texts = ["--nproc-per-node"]
         if not texts and not owners:
-            texts = difflib.get_close_matches(option, takes, n=1, cutoff=0.82)  # not --model
+            texts = difflib.get_close_matches(option, options, n=1, cutoff=0.82)  # not --model
             if not texts and (limits := difflib.get_close_matches(option, _LIMITS, n=1, cutoff=0.82)):
-                return self.of_option(self._replaced(args, at, limits[0]), at, limits[0])
-        heeded = (*HEEDS.get(verb, ()), *_OF_A_PLAN * (verb == "plan"))
-        keys = {dashed(f"--{key.partition('.')[2]}"): key for key in KEYS if key.startswith(heeded)}
-        texts += [f"-o {keys[one]}=" for one in (option, f"{option}-usd") if one in keys and takes]
+                return self.for_option(self._replace_option(args, index, limits[0]), index, limits[0])
+        prefixes = (*HEEDS.get(verb, ()), *_PLAN_JOB_KEYS * (verb == "plan"))
+        keys = {dashed(f"--{key.partition('.')[2]}"): key for key in KEYS if key.startswith(prefixes)}
+        texts += [f"-o {keys[name]}=" for name in (option, f"{option}-usd") if name in keys and options]
         why = f"it is an option of awsddp {', '.join(owners)}" if owners else ""
         if not texts:
             if verb in ("train", "run"):
-                return why, self._with_script(verb, self.parted(verb, args))
-            return why, self._of_another(owners, args, option, value) if owners else [""]
+                return why, self._with_script(verb, self.split(verb, args))
+            return why, self._for_owners(owners, args, option, value) if owners else [""]
         text = texts[0]
         if text[:1] not in ("", "-"):
-            return "", self._filled(text, [*filter(None, (value,)), *rest])
+            return "", self._fill(text, [*filter(None, (value,)), *others])
         if text.endswith("="):
             text, value = text[:2], f"{text[3:]}{value or 'VALUE'}"
-        text, _, fixed = text.partition(" ")
-        value = fixed or value
-        rest[at:at] = [] if text == "-" else filter(None, (text, value or takes.get(text, "")))
-        if verb in ("train", "run"):  # there may be more that is wrong
-            return why, self._with_script(verb, self.parted(verb, rest))
-        return why, [shlex.join([verb, *rest])]
+        text, _, fixed_value = text.partition(" ")
+        value = fixed_value or value
+        others[index:index] = [] if text == "-" else filter(None, (text, value or options.get(text, "")))
+        if verb in ("train", "run"):  # other words may also be wrong
+            return why, self._with_script(verb, self.split(verb, others))
+        return why, [shlex.join([verb, *others])]
 
     @staticmethod
-    def _replaced(args: list[str], at: int, option: str) -> list[str]:
-        _, equals, value = args[at].partition("=")
-        return [*args[:at], option + equals + value, *args[at + 1 :]]
+    def _replace_option(args: list[str], index: int, option: str) -> list[str]:
+        _, equals, value = args[index].partition("=")
+        return [*args[:index], option + equals + value, *args[index + 1 :]]
 
-    def _of_another(self, owners: list[str], args: list[str], option: str, value: str) -> list[str]:
-        """Return the commands for an option of other verbs, typed with one that is no launch."""
-        typed = self.parted(self.verb, args)
+    def _for_owners(self, owners: list[str], args: list[str], option: str, value: str) -> list[str]:
+        """Return the commands for an option of other verbs (`owners`) on a verb without script."""
+        words = self.split(self.verb, args)
         if self.verb in ("up", "plan") and "train" in owners:
-            own = typed.only(self.takes[self.verb].keys() - {*_YES})
-            twin = ["--expires", value] if option == "--timeout" and value else []
-            train = ["train", *typed.only({*self.takes["train"]} - {*_YES, *self.takes[self.verb]})]
-            return [f"{shlex.join([self.verb, *own, *twin])}   # then:", shlex.join(train)]
-        if "up" in owners:  # who looks, or ends nodes, is led to no launch
-            if self.verb not in _ONLY_READS:
+            verb_words = words.of(self.options[self.verb].keys() - {*_YES})
+            expiry = ["--expires", value] if option == "--timeout" and value else []
+            train = ["train", *words.of({*self.options["train"]} - {*_YES, *self.options[self.verb]})]
+            return [f"{shlex.join([self.verb, *verb_words, *expiry])}   # then:", shlex.join(train)]
+        if "up" in owners:  # a verb that reads or terminates must not suggest a launch
+            if self.verb not in _READ_ONLY:
                 return [f"{self.verb} --help"]
-            return [shlex.join([self.verb, *typed.only({"", *self.takes[self.verb]})])]
-        owner = next((one for one in _ASKS_OR_ONLY_READS if one in owners), owners[0])
-        if owner not in _ASKS_OR_ONLY_READS:
+            return [shlex.join([self.verb, *words.of({"", *self.options[self.verb]})])]
+        owner = next((verb for verb in _HARMLESS if verb in owners), owners[0])
+        if owner not in _HARMLESS:
             return [f"{owner} --help"]
-        return [shlex.join([owner, *typed.only({option, *_GLOBAL})])]
+        return [shlex.join([owner, *words.of({option, *_REPEATED_OPTIONS})])]
 
-    def _with_script(self, verb: str, typed: _Typed) -> list[str]:
-        """Return the commands for a script and its arguments: before `train` the `up` with what is of the
-        cluster; an option of other verbs comes first, as nothing starts by mistake then.
+    def _with_script(self, verb: str, words: _Words) -> list[str]:
+        """Return the commands for a script and its arguments: `verb`, after an `up` if there are its options.
+
+        For an option of any other verb it is only that verb's command, so that nothing starts by mistake.
         """
-        takes = self.takes[verb]
-        strange = [name for name, _ in typed.ours if name and name not in takes]
-        owners = {one: [verb for verb in self.takes if one in self.takes[verb]] for one in strange}
-        for one in strange:
-            if "up" not in owners[one]:
-                owner = next((verb for verb in _ASKS_OR_ONLY_READS if verb in owners[one]), "")
-                words = typed.only({one, *_GLOBAL} & {*self.takes.get(owner, ())})
-                return [shlex.join([owner, *words]) if owner else f"{owners[one][0]} --help"]
-        is_own = verb == self.verb
-        own = typed.only({"", *takes} - {*(() if is_own and not strange else _YES)})
-        job = shlex.join([verb, *own, *(["--", *typed.theirs] if typed.theirs else [])])
-        return [f"{shlex.join(['up', *typed.only({*strange, *_GLOBAL})])} && {job}"] if strange else [job]
+        options = self.options[verb]
+        foreign = [name for name, _ in words.items if name and name not in options]
+        for name in foreign:
+            owners = [verb for verb in self.options if name in self.options[verb]]
+            if "up" not in owners:
+                owner = next((verb for verb in _HARMLESS if verb in owners), "")
+                owner_words = words.of({name, *_REPEATED_OPTIONS} & {*self.options.get(owner, ())})
+                return [shlex.join([owner, *owner_words]) if owner else f"{owners[0]} --help"]
+        keeps_yes = verb == self.verb and not foreign
+        verb_words = words.of({"", *options} - {*(() if keeps_yes else _YES)})
+        separator = ["--"] if words.script_args else []
+        command = shlex.join([verb, *verb_words, *separator, *words.script_args])
+        if foreign:
+            return [f"{shlex.join(['up', *words.of({*foreign, *_REPEATED_OPTIONS})])} && {command}"]
+        return [command]
 
-    def _filled(self, text: str, args: list[str]) -> list[str]:
-        """Return the commands of the table's `text` with what was typed: the options that its verb has, the
-        job in place of JOB, the first amount in place of {its default}, SCRIPT with all that belongs to it.
+    def _fill(self, text: str, args: list[str]) -> list[str]:
+        """Return the commands of a text of the table, completed by the words that were typed.
+
+        JOB is replaced by the job, {60m} by the first amount that was typed, SCRIPT by the script with its
+        arguments. Options that the text's verb has are appended.
         """
         if text.startswith("$ "):
             return [text]
-        command, hash, comment = text.partition("   #")
+        command, mark, comment = text.partition("   #")
         verb, *more = command.split()
         if verb.startswith("-"):
             return [text]
-        typed = self.parted(verb, args)
+        words = self.split(verb, args)
         if "SCRIPT" in more:
             added = [(word, [word]) for word in more if word != "SCRIPT"]
-            return self._with_script(verb, replace(typed, ours=[*added, *typed.ours]))
-        amount = next(filter(_AMOUNT.fullmatch, args), "")
+            return self._with_script(verb, replace(words, items=[*added, *words.items]))
         if "{" in command:
-            unit = "m" if amount.isdigit() and command.endswith("m}") else ""
-            command = re.sub(r"\{(.*)\}", lambda match: amount + unit if amount else match[1], command)
-        names = [name for name in self.takes[verb] if name not in (*_YES, *more)]
-        if any(name in more for name, _ in typed.ours):  # it was typed as awsddp has it
+            command = self._fill_amount(command, args)
+        names = [name for name in self.options[verb] if name not in (*_YES, *more)]
+        if any(name in more for name, _ in words.items):  # the option was typed in awsddp's form
             command, names = verb, [*names, *more]
-        words = [*typed.words, *(one for one in typed.theirs if not one.startswith("-"))]
-        if "-c JOB" in command:
-            words = [one for one in words if _CLUSTER.fullmatch(one)]
-        job = next(iter(words), "last" * ("--resume" in command))
         if "JOB" in command:
-            command = command.replace("JOB", shlex.quote(job)) if job else re.sub(r"( -c)? JOB", "", command)
-        is_file = verb == "up" and bool(typed.words) and typed.words[0].endswith(_FILES)
-        options = [one for one in typed.ours if one[0] in names and not _is_format(one)]
-        own = _Typed(options).only(names)
+            command = self._fill_job(command, words)
+        is_file = verb == "up" and bool(words.arguments) and words.arguments[0].endswith(_SCRIPT_SUFFIXES)
+        verb_words = _Words([item for item in words.items if not _is_output_format(item)]).of(names)
         if verb == "plan":
-            keys = {f"--{dashed(key.partition('.')[2])}": key for key in _OF_A_PLAN}
-            for key, value in ((keys[name], one[-1]) for name, one in typed.ours if name in keys):
-                own += ["-o", f"{key}={value.rpartition('=')[2]}"]
-        line = " ".join(filter(None, (command, shlex.join(own))))
+            keys = {f"--{dashed(key.partition('.')[2])}": key for key in _PLAN_JOB_KEYS}
+            for key, value in ((keys[name], item[-1]) for name, item in words.items if name in keys):
+                verb_words += ["-o", f"{key}={value.rpartition('=')[2]}"]
+        line = " ".join(filter(None, (command, shlex.join(verb_words))))
         if verb == "up":
-            of_job = {name for name in self.takes["train"] if name not in self.takes["up"]}
-            train = typed.only({*_GLOBAL, *of_job, *("",) * is_file})
-            train += ["--", *typed.theirs] if is_file and typed.theirs else []
+            job_options = {name for name in self.options["train"] if name not in self.options["up"]}
+            train = words.of({*_REPEATED_OPTIONS, *job_options, *("",) * is_file})
+            train += ["--", *words.script_args] if is_file and words.script_args else []
             if is_file:
                 return [f"{line} && {shlex.join(['train', *train])}"]
-            if typed.only(of_job):
+            if words.of(job_options):
                 return [f"{line}   # then:", shlex.join(["train", *train])]
-        return [f"{line}{hash}{comment}"]
+        return [f"{line}{mark}{comment}"]
 
-    def _launcher_at(self, args: list[str]) -> int | None:
-        """Return where the command line of a launcher begins among the words of `train` and `run`."""
-        takes, left = self.takes.get(self.verb, {}), 0
-        for at, word in enumerate(args):
-            if left:
-                left -= 1
-            elif _name(word) in takes:
-                left = int(bool(takes[_name(word)]) and "=" not in word)
+    @staticmethod
+    def _fill_amount(command: str, args: list[str]) -> str:
+        """Return a command with the first amount of `args` instead of {60m}, or with its default 60m."""
+        amount = next(filter(_AMOUNT.fullmatch, args), "")
+        unit = "m" if amount.isdigit() and command.endswith("m}") else ""
+        return re.sub(r"\{(.*)\}", lambda match: amount + unit if amount else match[1], command)
+
+    @staticmethod
+    def _fill_job(command: str, words: _Words) -> str:
+        """Return a command with the first argument instead of JOB, or without JOB."""
+        names = [*words.arguments, *(word for word in words.script_args if not word.startswith("-"))]
+        if "-c JOB" in command:
+            names = [name for name in names if _CLUSTER.fullmatch(name)]
+        name = next(iter(names), "last" * ("--resume" in command))
+        return command.replace("JOB", shlex.quote(name)) if name else re.sub(r"( -c)? JOB", "", command)
+
+    def _launcher_start(self, args: list[str]) -> int | None:
+        """Return the index of a launcher's command line in the arguments of `train` or `run`."""
+        if self.verb not in ("train", "run"):
+            return None
+        options, skip = self.options[self.verb], False
+        for index, word in enumerate(args):
+            if skip:
+                skip = False
+            elif _option_name(word) in options:
+                skip = bool(options[_option_name(word)]) and "=" not in word
             elif word != "--":
-                return at if starts_ranks(args[at:]) or _begins_with_file(args, at) else None
+                is_script = "--" in args[:index] and word.endswith(_SCRIPT_SUFFIXES)
+                return index if is_script or starts_ranks(args[index:]) else None
         return None
 
-    def _launched(self, text: str, args: list[str]) -> tuple[str, list[str]]:
-        """Return why, and the commands that start what a launcher's command line starts."""
-        at = 0 if starts_ranks([self.verb]) else self._launcher_at(args) or 0
-        words = [self.verb, *args] if starts_ranks([self.verb]) else args[at:]
-        before = [] if words[0] == self.verb else [word for word in args[:at] if word != "--"]
+    def _for_launcher(self, text: str, args: list[str]) -> tuple[str, list[str]]:
+        """Return (why, commands) for a launcher's command line: the commands that start the same ranks."""
+        is_verb = starts_ranks([self.verb])
+        start = 0 if is_verb else self._launcher_start(args) or 0
+        words = [self.verb, *args] if is_verb else args[start:]
+        before = [] if is_verb else [word for word in args[:start] if word != "--"]
         verb, *more = text.split()
-        head, script, after = _parts(words, self.table["launchers"]["modules"].split())
-        options, left_out = self._options_of(head)
-        is_theirs = "--" in args[:at] or "--" in words[:-1]
-        own = self.parted(verb, before).ours
-        tail = (
-            _Typed([], [one for one in after if one != "--"])
-            if is_theirs
-            else self.parted(verb, ["x", *after])
-        )
-        ours = [one for one in tail.ours if one[0]]
+        head, script, tail = _split_at_script(words, self.table["launchers"]["modules"].split())
+        options, omitted = self._convert_options(head)
+        if "--" in args[:start] or "--" in words[:-1]:
+            tail_words = _Words([], [word for word in tail if word != "--"])
+        else:
+            tail_words = self.split(verb, ["x", *tail])
         added = [(word, [word]) for word in more if word != "SCRIPT"]
-        named = [("", script)] if script else [("", ["SCRIPT"])]
-        typed = _Typed([*added, *own, *options, *ours, *named], tail.theirs)
+        before_items = self.split(verb, before).items
+        tail_items = [item for item in tail_words.items if item[0]]
+        items = [*added, *before_items, *options, *tail_items, ("", script or ["SCRIPT"])]
         why = "awsddp starts the ranks itself"
-        if left_out:
-            why += f", without {', '.join(left_out)}"
-        return why, self._with_script(verb, typed)
+        if omitted:
+            why += f", without {', '.join(omitted)}"
+        return why, self._with_script(verb, _Words(items, tail_words.script_args))
 
-    def _options_of(self, head: list[str]) -> tuple[list[tuple[str, list[str]]], list[str]]:
-        """Return the options of `train` for the words of launchers before the script, and what has none."""
+    def _convert_options(self, head: list[str]) -> tuple[list[tuple[str, list[str]]], list[str]]:
+        """Return the options of `train` for a launcher's words before the script, and options without one."""
         table = {
             word: text for text, words in self.table["launchers"]["options"].items() for word in words.split()
         }
-        found: dict[str, list[str]] = {}
-        left_out: list[str] = []
-        for at, word in enumerate(head):
-            name, value = _name(word), word.partition("=")[2] or "".join(head[at + 1 : at + 2])
-            text = table.get(name, "")
+        options: dict[str, list[str]] = {}
+        omitted: list[str] = []
+        for index, word in enumerate(head):
+            value = word.partition("=")[2] or "".join(head[index + 1 : index + 2])
+            option = table.get(_option_name(word), "")
             if _ASSIGNMENT.fullmatch(word):
-                found[word] = ["--env-var", word]
-            elif text == "--timeout" and (time := _minutes(value)):
-                found[text] = [text, time]
-            elif text and (":" in value if text == "--nnodes" else value.isdigit()):
-                found[text] = [text, value]
+                options[word] = ["--env-var", word]
+            elif option == "--timeout" and (time := _slurm_duration(value)):
+                options[option] = [option, time]
+            elif option and (":" in value if option == "--nnodes" else value.isdigit()):
+                options[option] = [option, value]
             elif Path(word).name in ("accelerate", "deepspeed"):
-                found["-o"] = ["-o", "job.launcher=torchrun"]
+                options["-o"] = ["-o", "job.launcher=torchrun"]
             elif word.startswith("-") and word not in ("-u", "-m", "--module", "--"):
-                left_out.append(word)
-        return [(words[0], words) for words in found.values()], left_out
+                omitted.append(word)
+        return [(words[0], words) for words in options.values()], omitted
 
 
-def _is_format(option: tuple[str, list[str]]) -> bool:
-    """Return whether it is the -o of another tool: -o yaml."""
+def _is_output_format(option: tuple[str, list[str]]) -> bool:
+    """Return True for the -o of another tool: -o yaml."""
     name, words = option
     return name == "-o" and "=" not in words[-1]
 
 
-def _begins_with_file(args: list[str], at: int) -> bool:
-    return "--" in args[:at] and args[at].endswith(_FILES)
-
-
-def _parts(words: list[str], modules: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
-    """Return the words of launchers, the script or `-m MODULE`, and what follows it."""
-    for at, word in enumerate(words):
-        if word in ("-m", "--module") and words[at + 1 : at + 2] and words[at + 1] not in modules:
-            return words[:at], ["-m", words[at + 1]], words[at + 2 :]
-        if word.endswith(_FILES):
-            return words[:at], [word], words[at + 1 :]
+def _split_at_script(words: list[str], modules: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
+    """Return the words of launchers, the script or `-m MODULE`, and the words after it."""
+    for index, word in enumerate(words):
+        following = words[index + 1 : index + 2]
+        if word in ("-m", "--module") and following and following[0] not in modules:
+            return words[:index], ["-m", following[0]], words[index + 2 :]
+        if word.endswith(_SCRIPT_SUFFIXES):
+            return words[:index], [word], words[index + 1 :]
     return words, [], []
 
 
-def _minutes(text: str) -> str:
-    """Return a time of Slurm as a duration: 90, 1:30:00, 2-12:00; "" for what is none."""
+def _slurm_duration(text: str) -> str:
+    """Return a time of Slurm (90, 1:30:00, 2-12:00) as a duration in minutes; "" for another text."""
     match = _SLURM_TIME.fullmatch(text)
     if match is None:
         return ""
-    days, first, second = (int(one or 0) for one in match.groups()[:3])
+    days, first, second = (int(number or 0) for number in match.groups()[:3])
     has_hours = match[1] or match[4]  # else minutes, or minutes:seconds
     minutes = days * 1440 + first * 60 + second if has_hours else first
     return f"{max(1, minutes)}m"
