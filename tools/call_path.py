@@ -1,17 +1,15 @@
-"""Count the files that a reader of a verb's story visits, and the returns to a file already visited.
+"""Count the files that a reader of a verb's implementation visits, and the returns to a visited file.
 
     python tools/call_path.py train [FOLDER]    # to the launch request of the first rank
     python tools/call_path.py up [FOLDER]       # to the first call to AWS
     python tools/call_path.py down [FOLDER]     # to the call that terminates the instances
 
-A real run in a local cloud of its own (SSH hosts without root for `train`, records for the others), observed
-by sys.setprofile in all threads, from the verb's first line on. A jump is a function of another file that is
-called from a file of the story, once for each calling file. The story is in the rooms STORY:
-what the others call among themselves is not followed.
-Not counted is what a reader of the calling file need not follow: an attribute that is computed, a record
-that is made, what a file does when it is imported, and whoever lets a function run on a thread (`THREADS`).
-Files: the verb's own and those that are jumped to. Returns: the jumps to a file that was visited before,
-coming back from a call not counted. FOLDER is a checkout; it must use the same Python environment.
+It runs the verb in its own local cloud (SSH hosts without root for `train`, the EC2 API alone for the others)
+and observes all threads by sys.setprofile, from the verb's first line on. A jump is a call from a file in
+STORY to a function of another file, counted once per calling file. Calls between other files are not counted,
+nor are properties, constructors, imports, and calls of `THREADS`, which runs functions in threads.
+Files: the verb's own file and the jumps' targets. Returns: jumps to a file that was visited before. FOLDER is
+a checkout; it must use the same Python environment.
 """
 
 import inspect
@@ -29,28 +27,27 @@ UP = ["--local", "up", "--nodes", "2", "-y"]
 WORDS = {"train": ["train", "--world-size", "2"], "up": UP, "down": ["down", "-y"]}
 VERBS = {"train": "job/train.py", "up": "cluster/up.py", "down": "cluster/down.py"}
 STORY = ("cluster", "job", "state.py")
-"""Where a verb's story is told. Every other room has a subject of its own: each function of one that the
-story enters is a jump."""
+"""The packages that implement the verbs, and the modules that are read with them."""
 THREADS = "util/parallel.py"
 
 
 class Observer:
-    """The functions that a verb's story has entered so far, and from which file."""
+    """The jumps of a verb so far: calling file, and file and name of the called function."""
 
     def __init__(self, package: str, verb: str) -> None:
         self._package, self._verb = package, verb
         self.jumps: dict[tuple[str, str], None] = {}
 
     def profile(self, frame: FrameType, event: str, arg: Any) -> None:
-        """Take one event of sys.setprofile in, and leave at the end of the path."""
+        """Handle one event of sys.setprofile; at the end of the path, print the result and exit."""
         file = self._file(frame)
         if event != "call" or file is None:
             return
-        if self._over(frame):
+        if self._is_end(frame):
             self.show()
             os._exit(0)
-        if frame.f_code.co_name[0] == "<" or self._is_no_call(frame):
-            return  # a lambda or a comprehension, read where it stands
+        if frame.f_code.co_name[0] == "<" or self._is_ignored(frame):
+            return  # a lambda or a comprehension is read at its definition
         function, caller = frame.f_code.co_qualname, self._caller(frame)
         if not self.jumps and (file, function) != (VERBS[self._verb], self._verb):
             return
@@ -58,8 +55,8 @@ class Observer:
         if file != THREADS and (not self.jumps or is_followed):
             self.jumps[caller, f"{file}:{function}"] = None
 
-    def _is_no_call(self, frame: FrameType) -> bool:
-        """Tell whether this is a property, a constructor, or the code of a file that is being imported."""
+    def _is_ignored(self, frame: FrameType) -> bool:
+        """Return True for a property, a constructor, and the code of a module that is being imported."""
         code, back = frame.f_code, frame.f_back
         if code.co_name in ("__init__", "__post_init__", "__getattr__"):
             return True
@@ -68,18 +65,19 @@ class Observer:
                 return True
             back = back.f_back
         owner = type(frame.f_locals[code.co_varnames[0]]) if code.co_argcount else None
-        found = inspect.getattr_static(owner, code.co_name, None)
-        getter = found.fget if isinstance(found, property) else getattr(found, "func", None)
+        attribute = inspect.getattr_static(owner, code.co_name, None)
+        getter = attribute.fget if isinstance(attribute, property) else getattr(attribute, "func", None)
         return getattr(getter, "__code__", None) is code
 
-    def _over(self, frame: FrameType) -> bool:
+    def _is_end(self, frame: FrameType) -> bool:
+        """Return True if the verb sends its decisive request: to AWS, or the launch of the first rank."""
         if frame.f_code.co_qualname == "Aws.call":
             return self._verb == "up" or frame.f_locals["operation"] == "TerminateInstances"
         messages = frame.f_locals.get("messages") if frame.f_code.co_name == "request" else None
         return bool(messages) and any(b'"do": "launch"' in data for data in messages.values())
 
     def _file(self, frame: FrameType) -> str | None:
-        """Return the file of a function of awsddp, None for any other code."""
+        """Return the file of a function of awsddp, None for other code."""
         code = frame.f_code
         is_function = code.co_flags & inspect.CO_OPTIMIZED
         if not is_function or not code.co_filename.startswith(self._package):
@@ -88,23 +86,23 @@ class Observer:
 
     def _caller(self, frame: FrameType) -> str:
         back = frame.f_back
-        while back is not None and self._file(back) in (None, THREADS):  # whoever let it run there
+        while back is not None and self._file(back) in (None, THREADS):  # the caller of the thread helper
             back = back.f_back
         return (back is not None and self._file(back)) or "a thread"
 
     def show(self) -> None:
         """Print the jumps by file, and the two figures."""
         files: dict[str, list[str]] = {}
-        for caller, to in self.jumps:
-            file, _, function = to.partition(":")
+        for caller, target in self.jumps:
+            file, _, function = target.partition(":")
             files.setdefault(file, []).append(f"{caller} -> {function}")
-        for file, entered in files.items():
-            print(f"{len(entered):3} {file}: {', '.join(entered)}", file=sys.stderr)
+        for file, jumps in files.items():
+            print(f"{len(jumps):3} {file}: {', '.join(jumps)}", file=sys.stderr)
         print(f"{self._verb}: {len(files)} files, {len(self.jumps) - len(files)} returns", flush=True)
 
 
 def observe(verb: str) -> None:
-    """Run the verb in this process until its path is over."""
+    """Run the verb in this process until the end of its path."""
     import awsddp
     from awsddp.cli.main import main
 
@@ -116,7 +114,7 @@ def observe(verb: str) -> None:
 
 
 def main() -> None:
-    """Make the local cloud, observe the verb in a process of its own, and end the cloud."""
+    """Start a local cloud, observe the verb in a child process, and stop the cloud."""
     verb = sys.argv[1]
     root = Path(sys.argv[2] if len(sys.argv) > 2 else Path(__file__).parent.parent).resolve()
     with tempfile.TemporaryDirectory(prefix="awsddp-path-") as folder:

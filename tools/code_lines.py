@@ -1,9 +1,9 @@
-"""Count the code lines that ship: Python without docstrings, blank lines and comments, and what is no Python.
+"""Count the code lines that ship: Python without docstrings, blank lines and comments, and other text.
 
 python tools/code_lines.py [FOLDER]     # a line per room and the totals; FOLDER is a checkout
 
-Python is that of awsddp/ and templates/. Beside it: the lines of other text there (TOML, YAML, HTML, JSON,
-ssh_config) that hold more than a comment.
+It counts awsddp/ and templates/. Lines of other text (TOML, YAML, HTML, JSON, ssh_config) count if they are
+not blank and not only a comment.
 """
 
 import ast
@@ -25,7 +25,7 @@ _NO_CODE = {
 
 
 def code_lines(source: str) -> int:
-    """Return how many lines of a module hold code; a string that stands alone is a docstring."""
+    """Return the number of lines of a module that have code; a string statement is a docstring."""
     lines = {
         line
         for token in tokenize.generate_tokens(io.StringIO(source).readline)
@@ -39,7 +39,7 @@ def code_lines(source: str) -> int:
 
 
 def main() -> None:
-    """Print the counts of each room, of all Python that ships, and of the other text beside it."""
+    """Print the counts of each package, of all Python that ships, and of other text."""
     root = Path(sys.argv[1] if len(sys.argv) > 1 else Path(__file__).parent.parent)
     python: Counter[str] = Counter()
     others = 0

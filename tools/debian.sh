@@ -1,5 +1,5 @@
 #!/bin/sh
-# Install the Debian packages named, where something is missing and we may; else name them in one line.
+# Install the Debian packages given as arguments if any is missing; without root, only print the command.
 missing=""
 for package in "$@"; do
     dpkg-query -W -f='${Status}' "$package" 2>/dev/null | grep -q "ok installed" || missing="$missing $package"

@@ -1,7 +1,7 @@
-"""Build the wheel and the sdist into dist/, check them with twine, and use the wheel without a clone.
+"""Build the wheel and the sdist into dist/, check them with twine, and test the wheel without a clone.
 
-The wheel is installed into an empty environment, with what it needs for the local cloud; there `awsddp
---version`, `--local plan` and `--local run` must work. The sdist must build the same wheel.
+The wheel is installed into an empty environment, with the dependencies of the local cloud; `awsddp
+--version`, `--local plan` and `--local run` must work in it. The sdist must build the same wheel.
 """
 
 import os
@@ -18,33 +18,33 @@ DIST = ROOT / "dist"
 
 
 def run(*words: str | Path, cwd: Path = ROOT, **environ: str) -> None:
-    """Run a command and say it. Raises CalledProcessError."""
+    """Print and run a command. Raises CalledProcessError."""
     print("+", *words, flush=True)
     subprocess.run(words, cwd=cwd, env={**os.environ, **environ}, check=True, stdin=subprocess.DEVNULL)
 
 
 def environment(folder: Path, *packages: str | Path) -> Path:
-    """Make an environment with these packages, and return the folder of its programs."""
+    """Create a virtual environment with these packages, and return the folder of its programs."""
     venv.create(folder, with_pip=True)
     run(folder / "bin" / "pip", "install", "--quiet", "--disable-pip-version-check", *packages)
     return folder / "bin"
 
 
 def build(programs: Path, folder: Path) -> Path:
-    """Build both, check both, and return the wheel. Raises CalledProcessError, ValueError."""
+    """Build and check the wheel and the sdist; return the wheel. Raises CalledProcessError, ValueError."""
     shutil.rmtree(DIST, ignore_errors=True)
     run(programs / "python", "-m", "build", "--outdir", DIST, ROOT)
     run(programs / "twine", "check", "--strict", *sorted(DIST.iterdir()))
     (wheel,), (sdist,) = DIST.glob("*.whl"), DIST.glob("*.tar.gz")
     run(programs / "python", "-m", "build", "--wheel", "--outdir", folder, ROOT)
-    (direct,) = folder.glob("*.whl")
-    if zipfile.ZipFile(direct).namelist() != zipfile.ZipFile(wheel).namelist():
+    (direct_wheel,) = folder.glob("*.whl")
+    if zipfile.ZipFile(direct_wheel).namelist() != zipfile.ZipFile(wheel).namelist():
         raise ValueError(f"the wheel of {sdist.name} is not the wheel of this tree")
     return wheel
 
 
 def use(wheel: Path, folder: Path) -> None:
-    """Use the wheel in an empty environment and an empty folder. Raises CalledProcessError."""
+    """Test the wheel in an empty environment and an empty folder. Raises CalledProcessError."""
     awsddp = environment(folder / "empty", f"awsddp[local] @ {wheel.as_uri()}") / "awsddp"
     project = folder / "project"
     project.mkdir()
@@ -58,7 +58,7 @@ def use(wheel: Path, folder: Path) -> None:
 
 
 def main() -> None:
-    """Build, check and use."""
+    """Build, check and test the distributions."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         programs = environment(folder / "tools", "build", "twine")

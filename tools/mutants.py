@@ -1,7 +1,7 @@
-"""Mutation tests: `python tools/mutants.py [WORD ...]` makes those of mutants.toml in a copy of the tree.
+"""Mutation tests: `python tools/mutants.py [WORD ...]` applies rows of mutants.toml to a copy of the tree.
 
-The named test must fail for it. Words choose mutations by their file. The exit code is 1 where a mutation
-survives, where its text is no longer in the file, or where a test fails without it.
+The test of a row must fail with its mutation. Words select rows by their file. The exit code is 1 if a
+mutation survives, if its text is no longer in the file, or if a test fails without a mutation.
 """
 
 import os
@@ -30,7 +30,7 @@ class Mutant:
     test: str
 
     def apply(self, tree: Path) -> None:
-        """Make it in `tree`. Raises ValueError where `before` does not stand there exactly once."""
+        """Apply the mutation to `tree`. Raises ValueError unless the file has `before` exactly once."""
         path = tree / self.file
         text = path.read_text(encoding="utf-8")
         if text.count(self.before) != 1:
@@ -39,42 +39,41 @@ class Mutant:
 
 
 def mutants() -> list[Mutant]:
-    """Return the table."""
-    return [
-        Mutant(**row) for row in tomllib.loads((TREE / "tools/mutants.toml").read_text("utf-8"))["mutant"]
-    ]
+    """Return the mutations of tools/mutants.toml."""
+    table = tomllib.loads((TREE / "tools/mutants.toml").read_text("utf-8"))
+    return [Mutant(**row) for row in table["mutant"]]
 
 
 def outcome(tree: Path, *tests: str) -> int:
-    """Run tests of a copy of the tree, which finds its own modules first, and return pytest's exit code."""
+    """Run tests in a copy of the tree, with the copy's modules, and return pytest's exit code."""
     words = ["-m", "pytest", "-n", "0", "-x", "--timeout", str(LIMIT_S), *tests]
     environ = {**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
-    done = subprocess.run([sys.executable, *words], cwd=tree, env=environ, capture_output=True, text=True)
-    if done.returncode not in (PASSED, FAILED):
-        print(done.stdout[-2000:], done.stderr[-2000:], sep="\n")
-    return done.returncode
+    result = subprocess.run([sys.executable, *words], cwd=tree, env=environ, capture_output=True, text=True)
+    if result.returncode not in (PASSED, FAILED):
+        print(result.stdout[-2000:], result.stderr[-2000:], sep="\n")
+    return result.returncode
 
 
 def lives(mutant: Mutant, tree: Path) -> bool:
-    """Make a mutation, run its test, and take it back; say how it went and whether it survived."""
-    path, begun = tree / mutant.file, time.monotonic()
-    whole = path.read_bytes()
+    """Apply a mutation, run its test, revert it, and print the result; return True if it survived."""
+    path, start = tree / mutant.file, time.monotonic()
+    original = path.read_bytes()
     try:
         mutant.apply(tree)
-        killed = outcome(tree, mutant.test) == FAILED
-        word = "killed" if killed else "SURVIVED"
+        is_killed = outcome(tree, mutant.test) == FAILED
+        result = "killed" if is_killed else "SURVIVED"
     except ValueError as error:
-        killed, word = False, f"STALE ({error})"
+        is_killed, result = False, f"STALE ({error})"
     finally:
-        path.write_bytes(whole)
-    print(f"{time.monotonic() - begun:6.1f} s  {word}  {mutant.file}: {mutant.before.strip()}", flush=True)
-    return not killed
+        path.write_bytes(original)
+    print(f"{time.monotonic() - start:6.1f} s  {result}  {mutant.file}: {mutant.before.strip()}", flush=True)
+    return not is_killed
 
 
 def main(words: list[str]) -> int:
-    """Make the chosen mutations; return 1 where one survives."""
+    """Apply the selected mutations; return 1 if one survives."""
     chosen = [mutant for mutant in mutants() if not words or any(word in mutant.file for word in words)]
-    begun = time.monotonic()
+    start = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="awsddp-mutants-") as folder:
         tree = Path(folder) / "tree"
         shutil.copytree(TREE, tree, ignore=LEFT_OUT)
@@ -82,7 +81,7 @@ def main(words: list[str]) -> int:
             print("the tests fail without any mutation: make test")
             return 1
         survivors = [mutant for mutant in chosen if lives(mutant, tree)]
-    print(f"{len(chosen)} mutations, {len(survivors)} survived, {time.monotonic() - begun:.0f} s")
+    print(f"{len(chosen)} mutations, {len(survivors)} survived, {time.monotonic() - start:.0f} s")
     return 1 if survivors else 0
 
 

@@ -1,9 +1,9 @@
-"""Every verb on a real AWS account, for at most $2: `AWSDDP_REAL=cpu python tools/prove_aws.py` (or gpu).
+"""Test all verbs on a real AWS account, for at most $2: `AWSDDP_REAL=cpu python tools/prove_aws.py` (or gpu).
 
-Two nodes: up, train, a client that is killed, a reboot, results saved in S3, stop, start, down; a second
-cluster of one node that resumes from S3, for at most $0.70 of the $2; then a search for what is left. The
-bucket ($0.01 of requests at most) and the role are made for it, and removed. A run that succeeds on AWS is
-added to docs/proven.md. `--local` runs the same steps in a local cloud of its own.
+Two nodes: up, train, a killed client, a reboot, results uploaded to S3, stop, start, down; a second cluster
+of one node that resumes from S3, for at most $0.70 of the $2; then a search for remaining resources. The
+bucket (at most $0.01 of requests) and the role are created for the test, and deleted. A run that succeeds on
+AWS is added to docs/proven.md. `--local` runs the same steps in its own local cloud.
 """
 
 import argparse
@@ -60,11 +60,14 @@ START = "cat /proc/sys/kernel/random/boot_id; awk '{print $22}' /proc/1/stat"
 
 
 class Failed(Exception):
-    """A step did not do what it should."""
+    """A step failed."""
 
 
 class Proof:
-    """A cluster and the steps on it. `seconds` are those of each step, `undo` removes what was made."""
+    """A cluster and the steps on it.
+
+    `seconds` has the duration of each step, `undo` deletes the bucket and the role.
+    """
 
     def __init__(self, project: Path, *, local: bool, region: str | None) -> None:
         self.project = project
@@ -99,7 +102,7 @@ class Proof:
 
     @contextmanager
     def step(self, name: str) -> Iterator[None]:
-        """Time a step and say it."""
+        """Print and time a step."""
         print(f"{name} ...", flush=True)
         began = time.monotonic()
         yield
@@ -107,23 +110,23 @@ class Proof:
         print(f"{name}: {self.seconds[name]:.0f} s", flush=True)
 
     def run(self, instance_type: str) -> dict[str, Any]:
-        """Take every step and return the `up` document. Raises Failed."""
+        """Run every step and return the `up` document. Raises Failed."""
         (self.project / "steps.py").write_text(SCRIPT)
-        asked = ["--nodes", "2", "--instance-type", instance_type, "--expires", EXPIRES]
-        planned = self.awsddp("plan", *asked)
-        price = planned["price_usd_per_hour"]
+        options = ["--nodes", "2", "--instance-type", instance_type, "--expires", EXPIRES]
+        plan = self.awsddp("plan", *options)
+        price = plan["price_usd_per_hour"]
         first, second = ([] if price is None else ["--budget", usd] for usd in (BUDGET_USD, SECOND_USD))
         print(f"2 x {instance_type} for {EXPIRES} at most, {price or 'an unknown number of'} USD per hour")
         with self.step("bucket and role"):
-            place, profile = self.place_in_s3(planned["region"])
-        asked += ["-o", f"access.instance_profile={profile}"]
+            uri, profile = self.place_in_s3(plan["region"])
+        options += ["-o", f"access.instance_profile={profile}"]
         with self.step("up"):
-            made: dict[str, Any] = self.awsddp("up", *asked, *first)
+            cluster: dict[str, Any] = self.awsddp("up", *options, *first)
         self.train("train")
         self.killed_client()
         self.reboot()
         self.train("train after the reboot")
-        self.train("train, saved in S3", "3", save=("--save-to", place, "--name", "saved"))
+        self.train("train, saved in S3", "3", save=("--save-to", uri, "--name", "saved"))
         with self.step("stop"):
             self.expect(self.awsddp("stop")["state"], "stopped")
         with self.step("start"):
@@ -131,34 +134,35 @@ class Proof:
         with self.step("down"):
             self.costs.append(self.awsddp("down")["cost_usd"])
         with self.step("up, a second cluster"):
-            self.awsddp("up", *asked, *second, "--nodes", "1")
-        self.train("train, resumed from S3", "3", "resumed", save=("--resume", f"{place}/saved"))
+            self.awsddp("up", *options, *second, "--nodes", "1")
+        self.train("train, resumed from S3", "3", "resumed", save=("--resume", f"{uri}/saved"))
         with self.step("down of the second cluster"):
             self.costs.append(self.awsddp("down")["cost_usd"])
         with self.step("search by tag"):
-            left = [
-                one for one in self.awsddp("status", "--all") if one["cluster"] == CLUSTER and one["mine"]
-            ]
-            self.expect(left, [])
-        return made
+            clusters = self.awsddp("status", "--all")
+            self.expect([row for row in clusters if row["cluster"] == CLUSTER and row["mine"]], [])
+        return cluster
 
     def client(self, service: str, region: str) -> Any:
-        """Return a client of AWS, or of the local cloud."""
-        where: dict[str, Any] = {"region_name": region}
+        """Return a boto3 client for AWS, or for the local cloud."""
+        arguments: dict[str, Any] = {"region_name": region}
         if self.local and (info := control.find(self.project / "home")):
             keys = {"aws_access_key_id": info.access_key_id, "aws_secret_access_key": info.secret_access_key}
-            where |= {"endpoint_url": info.endpoint, **keys}
-        return boto3.client(service, **where)  # type: ignore[call-overload]
+            arguments |= {"endpoint_url": info.endpoint, **keys}
+        return boto3.client(service, **arguments)  # type: ignore[call-overload]
 
     def place_in_s3(self, region: str) -> tuple[str, str]:
-        """Make a bucket, and an instance profile whose role may save there; `undo` removes both."""
+        """Create a bucket, and an instance profile whose role may write to it; `undo` deletes both.
+
+        Returns an S3 URI and the name of the profile.
+        """
         name = f"awsddp-proof-{secrets.token_hex(6)}"
         print(f"bucket, role and instance profile {name}", flush=True)
-        place, role, profile = f"s3://{name}/runs", {"RoleName": name}, {"InstanceProfileName": name}
+        uri, role, profile = f"s3://{name}/runs", {"RoleName": name}, {"InstanceProfileName": name}
         iam, s3, undo = self.client("iam", region), self.client("s3", region), self.undo.callback
-        policy = json.dumps(self.awsddp("doctor", "--iam-policy", "nodes", "-o", f"job.save_to={place}"))
-        outside = {"CreateBucketConfiguration": {"LocationConstraint": region}}
-        s3.create_bucket(Bucket=name, **(outside if region != "us-east-1" else {}))
+        policy = json.dumps(self.awsddp("doctor", "--iam-policy", "nodes", "-o", f"job.save_to={uri}"))
+        location = {"CreateBucketConfiguration": {"LocationConstraint": region}}
+        s3.create_bucket(Bucket=name, **(location if region != "us-east-1" else {}))
         undo(s3.delete_bucket, Bucket=name)
         undo(empty, s3, name)
         iam.create_role(**role, AssumeRolePolicyDocument=TRUST)
@@ -169,12 +173,12 @@ class Proof:
         undo(iam.delete_instance_profile, **profile)
         iam.add_role_to_instance_profile(**profile, **role)
         undo(iam.remove_role_from_instance_profile, **profile, **role)
-        return place, name
+        return uri, name
 
-    def train(self, name: str, *words: str, save: tuple[str, ...] = ()) -> None:
-        """Train on all nodes and hold the results against what the ranks saved."""
+    def train(self, name: str, *args: str, save: tuple[str, ...] = ()) -> None:
+        """Train on all nodes, with arguments of the script and options of `train`, and check the results."""
         with self.step(name):
-            job = self.awsddp("train", "steps.py", "--nproc-per-node", "1", *save, "--", *(words or "3"))
+            job = self.awsddp("train", "steps.py", "--nproc-per-node", "1", *save, "--", *(args or "3"))
             self.results(job)
 
     def killed_client(self) -> None:
@@ -191,75 +195,77 @@ class Proof:
                 stderr=subprocess.DEVNULL,
             )
             assert client.stdout is not None
-            seen = any(b"step 2 " in line for line in client.stdout)
+            has_started = any(b"step 2 " in line for line in client.stdout)
             client.send_signal(signal.SIGKILL)
             client.wait()
-            self.expect(seen, True)
+            self.expect(has_started, True)
             self.results(self.awsddp("logs", "-f", name))
 
     def reboot(self) -> None:
         """Reboot node 1 and wait until it answers again."""
         with self.step("reboot of node1"):
-            ask = ("exec", "--node", "1", START)
-            before = self.awsddp(*ask)["nodes"][0]["stdout"]
+            read_boot_id = ("exec", "--node", "1", START)
+            before = self.awsddp(*read_boot_id)["nodes"][0]["stdout"]
             self.awsddp("exec", "--node", "1", "sudo systemd-run --on-active=1 systemctl reboot")
-            deadline, now = time.monotonic() + BOOT_S, before
-            while now == before:
+            deadline, after = time.monotonic() + BOOT_S, before
+            while after == before:
                 if time.monotonic() > deadline:
                     raise Failed(f"node1 did not reboot within {BOOT_S} s")
                 time.sleep(2)
                 try:
-                    now = self.awsddp(*ask)["nodes"][0]["stdout"]
+                    after = self.awsddp(*read_boot_id)["nodes"][0]["stdout"]
                 except Failed:
-                    continue  # it is down, or on its way
+                    continue  # the node is down or booting
 
     def results(self, job: dict[str, Any]) -> None:
-        """Check that a job succeeded and what every rank saved is here."""
+        """Check that a job succeeded and that the file of every rank was fetched."""
         self.expect(job["state"], "succeeded")
         for rank in job["ranks"]:
             name = f"total{rank['rank']}.pt"
             self.expect([path.name for path in (self.project / job["home"]).rglob(name)], [name])
 
-    def expect(self, found: object, expected: object) -> None:
-        """Raise Failed where something else was found."""
-        if found != expected:
-            raise Failed(f"expected {expected!r}, found {found!r}")
+    def expect(self, actual: object, expected: object) -> None:
+        """Raise Failed unless `actual` equals `expected`."""
+        if actual != expected:
+            raise Failed(f"expected {expected!r}, found {actual!r}")
 
 
 def empty(s3: Any, bucket: str) -> None:
     """Delete every object of a bucket."""
     for page in s3.get_paginator("list_objects_v2").paginate(Bucket=bucket):
-        for one in page.get("Contents", ()):
-            s3.delete_object(Bucket=bucket, Key=one["Key"])
+        for item in page.get("Contents", ()):
+            s3.delete_object(Bucket=bucket, Key=item["Key"])
 
 
 def one_gpu(proof: Proof) -> str:
     """Return the cheapest type with one GPU that is offered, fits the quota and runs the default image."""
     offers = proof.awsddp("plan", "--offers")["offers"]
-    whole = [one for one in offers if one["gpus_per_node"] == 1 and "/" not in one["gpu"]]
-    fitting = [
-        one
-        for one in whole
-        if one["fits_quota"] is not False and not one["instance_type"].startswith("g5g.")  # ARM
+    usable = [
+        offer
+        for offer in offers
+        if offer["gpus_per_node"] == 1
+        and "/" not in offer["gpu"]  # a part of a GPU
+        and offer["fits_quota"] is not False
+        and not offer["instance_type"].startswith("g5g.")  # ARM
     ]
-    return str(min(fitting, key=lambda one: one["price_usd_per_hour"] or float("inf"))["instance_type"])
+    return str(min(usable, key=lambda offer: offer["price_usd_per_hour"] or float("inf"))["instance_type"])
 
 
-def section(proof: Proof, made: dict[str, Any]) -> str:
+def section(proof: Proof, cluster: dict[str, Any]) -> str:
     """Return the section of docs/proven.md."""
     now = datetime.now(UTC)
     rows = "\n".join(f"| {name} | {seconds:.0f} |" for name, seconds in proof.seconds.items())
     cost = "unknown" if None in proof.costs else f"${sum(filter(None, proof.costs)):.2f}"
-    where = f"2 x {made['instance_type']} in {made['region']} ({made['target']})"
+    title = f"2 x {cluster['instance_type']} in {cluster['region']} ({cluster['target']})"
     return (
-        f"\n## {now:%Y-%m-%d}: {where}\n\n"
+        f"\n## {now:%Y-%m-%d}: {title}\n\n"
         f"Commit {commit()}, {now:%H:%M} UTC. Cost by list price: {cost}. Nothing was left.\n\n"
         f"| step | seconds |\n|---|---|\n{rows}\n"
     )
 
 
 def commit() -> str:
-    """Return the commit of this tree, and whether it has changes."""
+    """Return the commit of this checkout, with a note if it has changes."""
 
     def git(*words: str) -> str:
         return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True).stdout.strip()
@@ -290,16 +296,16 @@ def main() -> int:
             proof.undo.callback(control.stop, Path(folder) / "home")
             control.start(Path(folder) / "home")
         try:
-            made = proof.run(options.instance_type or (CPU_TYPE if kind == "cpu" else one_gpu(proof)))
+            cluster = proof.run(options.instance_type or (CPU_TYPE if kind == "cpu" else one_gpu(proof)))
         except (Failed, ClientError, KeyboardInterrupt) as failure:
             print("failed, ending the cluster", file=sys.stderr)
             try:
                 print(json.dumps(proof.awsddp("down", "--discard"), indent=2), file=sys.stderr)
-            finally:  # the last thing to be seen, also where the cluster does not end
+            finally:  # print this last, even if `down` fails
                 print(f"failed: {failure}", file=sys.stderr)
             return 1
     page = options.to or (None if options.local else ROOT / "docs" / "proven.md")
-    text = section(proof, made)
+    text = section(proof, cluster)
     print(text)
     if page is not None:
         head = "# Proven on a real account\n\nWritten by `make prove-aws`.\n"

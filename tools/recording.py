@@ -1,9 +1,9 @@
-"""Records the moving picture of docs/: real commands on a local cloud of its own, in 80 columns and 20 rows.
+"""Record the animation of docs/: real commands on a local cloud, in a terminal of 80 columns and 20 rows.
 
 python tools/recording.py
 
-Writes docs/recording-{light,dark}.svg in three minutes. What terminals showed is played within 20 s: waits
-are shortened, no line is changed. Colors and motion are CSS in the file; who prefers no motion sees the hang.
+Writes docs/recording-{light,dark}.svg in three minutes. The animation takes 20 s: waits are shortened, no
+line is changed. Colors and motion are CSS in the file; with reduced motion the hang is shown as a still.
 """
 
 import json
@@ -30,7 +30,7 @@ LONGEST_WAIT_S, SHORTEST_FRAME_S, TYPING_S = 0.5, 0.12, 0.6
 
 @dataclass(frozen=True)
 class Scene:
-    """A command, the words above it, and how long it is played: `seconds`, of which `read` after its end."""
+    """A command, its title, and how many `seconds` it is played, of which `read` seconds after its end."""
 
     title: str
     command: str
@@ -97,12 +97,12 @@ THEMES = {
     },
 }  # fmt: skip
 
-Row = tuple[tuple[int, str, str, bool], ...]  # where a run of cells begins, its text, color and weight
+Row = tuple[tuple[int, str, str, bool], ...]  # runs of cells: first column, text, color, is bold
 Screen = tuple[Row, ...]
 
 
 class Recorder:
-    """Runs scenes in a folder, and keeps what their terminals showed: (title, still, screen, seconds)."""
+    """Run scenes in a folder, and store the frames of their terminals: (title, still, screen, seconds)."""
 
     def __init__(self, folder: Path, environ: dict[str, str]) -> None:
         self._folder, self._environ = folder, environ
@@ -120,9 +120,9 @@ class Recorder:
         typed = []
         for word in f"$ {scene.command}".split(" "):
             stream.feed(f"\x1b[1m{word}\x1b[0m ".encode())
-            typed.append(_seen(screen))
+            typed.append(_read_screen(screen))
         stream.feed(b"\r\n")
-        shown: list[tuple[float, Screen]] = [(time.monotonic(), typed[-1])]
+        states: list[tuple[float, Screen]] = [(time.monotonic(), typed[-1])]
         child, terminal = pty.fork()
         if child == 0:
             os.chdir(self._folder)
@@ -131,44 +131,44 @@ class Recorder:
         subprocess.run(["stty", "rows", str(ROWS), "columns", str(COLUMNS)], stdin=terminal, check=True)
         while data := _read(terminal):
             stream.feed(data)
-            shown.append((time.monotonic(), _seen(screen)))
+            states.append((time.monotonic(), _read_screen(screen)))
             if at and at in "\n".join(screen.display):
                 at = ""
                 then()
-        shown.append((time.monotonic(), shown[-1][1]))
+        states.append((time.monotonic(), states[-1][1]))
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         if code != scene.code or at:
             raise RuntimeError(f"exit code {code} of:\n" + "\n".join(screen.display))
-        for one in typed:
-            self.frames.append((scene.title, False, one, TYPING_S / len(typed)))
-        for one, seconds in _shortened(shown, scene.seconds - scene.read - TYPING_S):
-            self.frames.append((scene.title, False, one, seconds))
-        self.frames.append((scene.title, scene.still, shown[-1][1], scene.read))
+        for state in typed:
+            self.frames.append((scene.title, False, state, TYPING_S / len(typed)))
+        for state, seconds in _shorten(states, scene.seconds - scene.read - TYPING_S):
+            self.frames.append((scene.title, False, state, seconds))
+        self.frames.append((scene.title, scene.still, states[-1][1], scene.read))
 
 
-def _shortened(shown: list[tuple[float, Screen]], seconds: float) -> Iterator[tuple[Screen, float]]:
-    """Yield what was shown, in at most `seconds`: long waits are cut, then all is played faster."""
-    waits = [(screen, min(after - at, LONGEST_WAIT_S)) for (at, screen), (after, _) in pairwise(shown)]
-    faster = min(1.0, seconds / max(sum(wait for _, wait in waits), 0.01))
-    left = 0.0
+def _shorten(states: list[tuple[float, Screen]], seconds: float) -> Iterator[tuple[Screen, float]]:
+    """Yield screens and their durations, at most `seconds` in all: long waits are cut, all are scaled."""
+    waits = [(screen, min(end - start, LONGEST_WAIT_S)) for (start, screen), (end, _) in pairwise(states)]
+    scale = min(1.0, seconds / max(sum(wait for _, wait in waits), 0.01))
+    frame_s = 0.0
     for screen, wait in waits:
-        left += wait * faster
-        if left >= SHORTEST_FRAME_S:
-            yield screen, left
-            left = 0.0
+        frame_s += wait * scale
+        if frame_s >= SHORTEST_FRAME_S:
+            yield screen, frame_s
+            frame_s = 0.0
 
 
-def _seen(screen: pyte.Screen) -> Screen:
+def _read_screen(screen: pyte.Screen) -> Screen:
     """Return the rows of a terminal, each as runs of cells of one style."""
     rows = []
     for number in range(ROWS):
         cells, runs = screen.buffer[number], []
         columns = range(len(screen.display[number].rstrip()))
         for (color, bold), run in groupby(columns, key=lambda column: (cells[column].fg, cells[column].bold)):
-            places = list(run)
-            text = "".join(cells[place].data for place in places)
+            run_columns = list(run)
+            text = "".join(cells[column].data for column in run_columns)
             if text.strip():
-                runs.append((places[0], text, color.removeprefix("bright"), bold))
+                runs.append((run_columns[0], text, color.removeprefix("bright"), bold))
         rows.append(tuple(runs))
     return tuple(rows)
 
@@ -181,15 +181,15 @@ def _read(terminal: int) -> bytes:
 
 
 def drawn(frames: list[tuple[str, bool, Screen, float]], colors: dict[str, str]) -> str:
-    """Return the SVG: all frames one below the other, and a window that steps from each to the next."""
+    """Return the SVG: all frames in a vertical strip, and a window that steps from each to the next."""
     width, height = round(COLUMNS * CELL + 2 * MARGIN), BAR + ROWS * LINE + 12
-    total, at, still = sum(frame[3] for frame in frames), 0.0, 0
+    total, start, still = sum(frame[3] for frame in frames), 0.0, 0
     ids: dict[Row, str] = {}
     steps, strip = [], []
     for number, (title, is_still, screen, seconds) in enumerate(frames):
         top = number * height
-        steps.append(f"{at / total:.3%}{{transform:translateY({-top}px)}}")
-        at, still = at + seconds, number if is_still else still
+        steps.append(f"{start / total:.3%}{{transform:translateY({-top}px)}}")
+        start, still = start + seconds, number if is_still else still
         strip.append(f'<text x="{MARGIN}" y="{top + 22}" class="title text">{escape(title)}</text>')
         for line, row in enumerate(screen):
             if row:
@@ -220,12 +220,12 @@ text{{white-space:pre;font:14px ui-monospace,SFMono-Regular,Menlo,Consolas,'Deja
 def _run(run: tuple[int, str, str, bool]) -> str:
     column, text, color, bold = run
     kind = f"{'text' if color in ('default', 'white', 'black') else color}{' b' * bold}"
-    place = f'x="{MARGIN + column * CELL:.1f}" textLength="{len(text) * CELL:.1f}"'
-    return f'<text {place} class="{kind}">{escape(text)}</text>'
+    position = f'x="{MARGIN + column * CELL:.1f}" textLength="{len(text) * CELL:.1f}"'
+    return f'<text {position} class="{kind}">{escape(text)}</text>'
 
 
 def main() -> None:
-    """Record all scenes, and write the pictures."""
+    """Record all scenes, and write the SVG files."""
     with tempfile.TemporaryDirectory() as top:
         folder = Path(top, "project")
         folder.mkdir()
