@@ -36,7 +36,7 @@ VERBS = {
     "run": ("job", "Run up, train and down; the nodes are terminated even after a failure."),
     "local": ("local", "Control the local cloud, for rehearsals without an AWS account."),
 }
-"""Each verb's module in cli/, which has a function of the verb's name, and its line on `awsddp --help`."""
+"""Each verb's module in cli/, which has its function (`exec_` for exec), and its line on the help page."""
 _GH_RUN_VERBS = (["list"], ["watch"], ["view"])
 """Words that follow `gh run`, so that `awsddp run list` does not take them for scripts."""
 
@@ -50,7 +50,8 @@ class _Verbs(click.Group):
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         if name not in VERBS:
             return None
-        command: click.Command = getattr(importlib.import_module(f"awsddp.cli.{VERBS[name][0]}"), name)
+        module = importlib.import_module(f"awsddp.cli.{VERBS[name][0]}")
+        command: click.Command = getattr(module, "exec_" if name == "exec" else name)
         return command
 
     def resolve_command(

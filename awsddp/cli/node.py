@@ -39,7 +39,7 @@ def sync(options: Globals) -> None:
 @click.option("--node", type=int, metavar="N", help="Run it only on this node.  [default: all]")
 @click.option("-i", "--stdin", is_flag=True, help="Send stdin to every node.")
 @click.pass_context
-def exec(
+def exec_(
     ctx: click.Context, /, options: Globals, *, words: tuple[str, ...], node: int | None, stdin: bool
 ) -> None:
     """Run a command on all nodes in parallel, in the synced folder.
@@ -56,11 +56,11 @@ def exec(
     if not words:
         raise click.UsageError("Missing command.", ctx)
     _refuse_node("exec", words)
-    from awsddp.cluster.remote import exec
+    from awsddp.cluster import remote
 
     sent = sys.stdin.buffer.read() if stdin else b""
     with invocation.opened(options) as (session, show):
-        result = exec(session, words=words, node=node, stdin=sent, on_output=show.output)
+        result = remote.exec(session, words=words, node=node, stdin=sent, on_output=show.output)
         show.result(result, lambda _: None)
         failed = [node_result for node_result in result.nodes if node_result.exit_code != 0]
         for node_result in failed:

@@ -1,1 +1,1 @@
-"""What a user may set: keys, their values and where they come from."""
+"""The settings of a user: keys, values and sources."""

@@ -15,7 +15,7 @@ S = TypeVar("S")
 Item = TypeVar("Item")
 Outcome = TypeVar("Outcome")
 Message = TypeVar("Message")
-Given = ParamSpec("Given")
+Params = ParamSpec("Params")
 MEANWHILE_S = 5.0
 """The interval of `run_on_nodes` without an event after which it calls `meanwhile`."""
 
@@ -24,7 +24,7 @@ def ignore(event: object) -> None:
     """Ignore an event."""
 
 
-def soon(work: Callable[Given, T], /, *args: Given.args, **more: Given.kwargs) -> Future[T]:
+def soon(work: Callable[Params, T], /, *args: Params.args, **more: Params.kwargs) -> Future[T]:
     """Run `work` in a daemon thread and return its future; the command may exit without waiting for it."""
     future: Future[T] = Future()
 
