@@ -192,7 +192,7 @@ class _Correction:
         for word in ("/".join([verb, *args[:1]]), verb):
             if word in commands:
                 is_file = verb in ("plan", "up") and any(arg.endswith(_SCRIPT_SUFFIXES) for arg in args)
-                why = "awsddp train and awsddp run take a script" if is_file else ""
+                why = "only awsddp train and awsddp run take a script" if is_file else ""
                 return why, self._fill(commands[word], args)
         if verb.endswith(_SCRIPT_SUFFIXES):
             return "", self._fill("train SCRIPT", [verb, *args])

@@ -174,7 +174,7 @@ up --world-size 4 => awsddp train, run & awsddp up & awsddp train --world-size 4
 plan --world-size 4 => awsddp plan -o job.world_size=4
 plan --save-to s3://runs/b => works
 run --save-to s3://runs/b --dry-run => awsddp plan --save-to s3://runs/b
-plan train.py --nodes 2 => awsddp train and awsddp run take a script & awsddp plan --nodes 2
+plan train.py --nodes 2 => only awsddp train and awsddp run take a script & awsddp plan --nodes 2
 up train.py --nodes 2 => awsddp up --nodes 2 && awsddp train train.py
 fetch --all => awsddp fetch all
 status -w => awsddp logs -f
