@@ -1,7 +1,7 @@
 """The folder of a cluster on this machine: its record, keys, ssh_config, ledger and locks. It may be lost.
 
 `$AWSDDP_HOME/clusters/NAME/` holds the private key (created with mode 0600), the host keys by instance id,
-the ssh_config, and the record: what was found on the nodes, and the intent, which is the request of a launch,
+the ssh_config, and the record with the facts of the nodes and the intent: the request of a launch, which is
 synced to disk before it is sent. `down` moves the ledger and the calls to `$AWSDDP_HOME/history/NAME-ID/`.
 """
 

@@ -294,10 +294,10 @@ def wait_until_listed(cluster: LocatedCluster) -> LocatedCluster:
     if record.target.access_key_id is not None and record.owner != cluster.aws.identity().user_id:
         return cluster
 
-    def found() -> bool | None:
+    def are_listed() -> bool | None:
         return True if len(describe(cluster.aws, by_id(*missing))) == len(missing) else None
 
-    poll(found, deadline_s=VISIBLE_S)
+    poll(are_listed, deadline_s=VISIBLE_S)
     return look(cluster)
 
 
