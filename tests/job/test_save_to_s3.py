@@ -100,7 +100,7 @@ class Bucket:
 def end(world: World) -> None:
     """Do what `down` does before the nodes end."""
     cluster, listed = require_live(world.located())
-    fetch_all(cluster, ending._owing(cluster, listed))
+    fetch_all(cluster, ending._with_unfetched(cluster, listed))
 
 
 def at_home(world: World) -> list[str]:
@@ -125,7 +125,7 @@ def test_s3_decides_only_for_results_that_no_node_holds_which_runs(
         owed.set_state(node, state)
     cluster = owed.located()
     assert cluster.listed is not None
-    owing = ending._owing(cluster, cluster.listed)
+    owing = ending._with_unfetched(cluster, cluster.listed)
     assert bucket.asked == ["j"] * decides
     assert {node.unfetched for node in owing.nodes} == ({()} if decides else {("j",)})
 
@@ -136,10 +136,10 @@ def test_logs_and_metrics_of_a_saved_job_come_from_s3_though_its_nodes_were_rele
     bucket = Bucket(monkeypatch, holds=True)
     owed.tags["i-0"] = []
     owed.tags["i-1"] = [MORE]
-    ending._owing(*require_live(owed.located()))
+    ending._with_unfetched(*require_live(owed.located()))
     assert bucket.asked == [], "what a tag only counts may be this job's"
     owed.tags["i-1"] = []
-    ending._owing(*require_live(owed.located()))
+    ending._with_unfetched(*require_live(owed.located()))
     assert bucket.asked == ["j"]
 
 
@@ -149,13 +149,13 @@ def test_s3_decides_where_aws_lists_the_nodes_of_a_job_no_longer(
     bucket = Bucket(monkeypatch, holds=True)
     for node in (0, 1):
         owed.replace_node(node)
-    ending._owing(*require_live(owed.located()))
+    ending._with_unfetched(*require_live(owed.located()))
     assert bucket.asked == ["j"]
 
 
 def test_the_question_of_down_says_that_what_s3_holds_is_not_fetched(owed: World) -> None:
     cluster, listed = require_live(owed.located())
-    asked = {discard: ending._what_ends(cluster, listed, discard=discard) for discard in (True, False)}
+    asked = {discard: ending._question(cluster, listed, discard=discard) for discard in (True, False)}
     assert asked[False].endswith("The results of j are fetched first, unless S3 holds them.")
     assert asked[True].endswith("The results of j are lost.")
 
