@@ -97,7 +97,7 @@ def _facts(plan: "LaunchPlan", idle: str) -> list[tuple[str, str]]:
         return [("", nodes), ("price", free), *steps, ends]
     max_cost, why = money(plan.price_until_expiry_usd), f"expires after {expires}"
     if plan.budget is not None and plan.budget.lasts_s <= plan.expires_s + 1:
-        max_cost, why = money(plan.budget.usd), "ends by itself then"
+        max_cost, why = money(plan.budget.usd), "then the nodes end"
     list_date = f" (list {plan.price.date})" * plan.listed
     prices = [fallback.price_usd_per_hour or 0.0 for fallback in plan.alternatives]
     image = plan.image.shown

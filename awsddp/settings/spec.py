@@ -77,7 +77,7 @@ class ClusterSection(Section):
     nodes: int = setting(2, "Number of nodes.", "--nodes N", check=whole(1, 1000))
     instance_type: str | None = setting(
         None,
-        "EC2 instance type.  [default: the cheapest with enough GPUs; `up`: 8]",
+        "EC2 instance type.  [default: the cheapest with enough GPUs; 8 for `up`]",
         "--instance-type TYPE",
         example="g6.48xlarge",
         comment='Or several: "g6.48xlarge,g5.48xlarge".  [default: cheapest]',

@@ -1,4 +1,4 @@
-"""docs/commands.md shows what `--help` says: rewritten by `python -m tests.docs.test_commands`."""
+"""docs/commands.md has the help pages; `python -m tests.docs.test_commands` rewrites it."""
 
 import functools
 import os
@@ -11,7 +11,7 @@ from tests.support import quick_start
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "commands.md"
 _REPEATED = re.compile(r"(\nOptions:)?\n  -h, --help +Show this message and exit\.|\n  Global options \(.*")
-"""What the help of each verb repeats: it stands once, in the section of `awsddp`."""
+"""The parts that each verb's help repeats; they are only in the section of `awsddp`."""
 _OPTION = re.compile(r"^  -.*\n(?: {8,}.*\n)*", re.MULTILINE)
 GROUPS = {
     ("local",): ("start", "status", "stop", "fault"),
@@ -21,7 +21,7 @@ GROUPS = {
 
 @functools.cache
 def page() -> str:
-    """Return the page with its sections made anew; what stands before them stays."""
+    """Return the page with new sections; the text before them is unchanged."""
     sections = [PAGE.read_text().partition("\n## awsddp\n")[0], _section()]
     sections += [_section(verb) for verb in VERBS]
     sections += [_section(*group, verb) for group, verbs in GROUPS.items() for verb in verbs]
@@ -33,8 +33,8 @@ def _section(*words: str) -> str:
     if words:
         text = _REPEATED.sub("", text)
     if words in {("plan",), ("run",)}:
-        elsewhere = {_squeezed(option) for verb in ("up", "train") for option in _OPTION.findall(_help(verb))}
-        text = _OPTION.sub(lambda option: "" if _squeezed(option[0]) in elsewhere else option[0], text)
+        repeated = {_squeezed(option) for verb in ("up", "train") for option in _OPTION.findall(_help(verb))}
+        text = _OPTION.sub(lambda option: "" if _squeezed(option[0]) in repeated else option[0], text)
     return f"## {' '.join(('awsddp', *words))}\n\n```\n{text.rstrip()}\n```\n"
 
 
