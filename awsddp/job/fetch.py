@@ -203,10 +203,10 @@ def bring(connected: ConnectedCluster, job: JobRecord, *, waits: bool = True) ->
     job = replace(job, missing=tuple(lost))
     with connected.session.folder.lock("fetch", part="results", wait_s=FETCH_S):
         connected.session.folder.remember(job)
-        return _bring(connected, job, lost, waits=waits and job.save_to is not None)
+        return _fetch_and_release(connected, job, lost, waits=waits and job.save_to is not None)
 
 
-def _bring(
+def _fetch_and_release(
     connected: ConnectedCluster, job: JobRecord, lost: Mapping[int, str], *, waits: bool
 ) -> dict[int, NodeFiles]:
     from awsddp.aws.power import release, unfetched_of

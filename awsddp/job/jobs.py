@@ -38,14 +38,14 @@ def jobs_document(
     chosen = [registry.require(name) for name in names] if names else views
     chosen = [view for view in chosen if not _ended_before(view.job.ended, since)]
     clusters = []
-    for past in pasts(session.home):
-        account = bill if bill is not None and past.folder == session.folder.path else past.bill
+    for history in pasts(session.home):
+        account = bill if bill is not None and history.folder == session.folder.path else history.bill
         if account is not None and not _ended_before(iso(account.ended), since):
             if since is not None and account.cost_usd is not None:
-                earlier = billing.cost_until(past.rows, since)
+                earlier = billing.cost_until(history.rows, since)
                 account = replace(account, cost_usd=round(max(0.0, account.cost_usd - earlier), 2))
             jobs_usd = sum(
-                view.job_usd or 0.0 for view in views if view.past and view.past.folder == past.folder
+                view.job_usd or 0.0 for view in views if view.past and view.past.folder == history.folder
             )
             idle_usd = (
                 None if account.cost_usd is None or since else round(max(0.0, account.cost_usd - jobs_usd), 2)
@@ -53,7 +53,7 @@ def jobs_document(
             costed = widened(
                 CostedCluster,
                 account,
-                cluster=past.name,
+                cluster=history.name,
                 began=utc(account.began),
                 ended=iso(account.ended),
                 idle_usd=idle_usd,

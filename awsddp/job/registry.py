@@ -82,12 +82,12 @@ class JobRegistry:
     def jobs(self) -> list[JobView]:
         """All jobs, the oldest first."""
         clusters = list(pasts(self._session.home))
-        views = [view for past in clusters for view in self.of_cluster(past)]
+        views = [view for cluster in clusters for view in self.of_cluster(cluster)]
         known_views = {(view.folder, view.job.nodes) for view in views}
         for path in self._session.results.absolute().glob("*/job.json"):
             job = saved_job(path.parent)
             if job is not None and (path.parent, job.nodes) not in known_views:
-                history = next((past for past in clusters if _has_run(past, job)), None)
+                history = next((cluster for cluster in clusters if _has_run(cluster, job)), None)
                 views.append(JobView(job=job, folder=path.parent, past=history, launched=job.started or ""))
         return sorted(_with_shares(views), key=lambda view: view.launched)
 
@@ -119,7 +119,7 @@ class JobRegistry:
         return sorted(views, key=lambda view: view.launched)
 
     def _find_results(
-        self, name: str, past: Past, row: billing.Row | None, last: JobRecord | None
+        self, name: str, history: Past, row: billing.Row | None, last: JobRecord | None
     ) -> tuple[Path, JobRecord | None]:
         """Return the results folder of a job, and the job that its job.json describes (None: no such file).
 
@@ -129,7 +129,7 @@ class JobRegistry:
         recorded_folder = Path(row.home) if row and row.home else project_folder
         for folder in (recorded_folder, project_folder):
             job = saved_job(folder)
-            if job is not None and _has_run(past, job, seen=last):
+            if job is not None and _has_run(history, job, seen=last):
                 return folder, job
         return recorded_folder, None
 
@@ -183,14 +183,16 @@ class JobRegistry:
         return view
 
 
-def _has_run(past: Past, job: JobRecord, *, seen: JobRecord | None = None) -> bool:
+def _has_run(history: Past, job: JobRecord, *, seen: JobRecord | None = None) -> bool:
     """Return True if a job ran on instances of this cluster, and on those of the job `seen` unless None."""
-    return job.nodes == seen.nodes if seen else any(node.instance_id in past.instances for node in job.nodes)
+    return (
+        job.nodes == seen.nodes if seen else any(node.instance_id in history.instances for node in job.nodes)
+    )
 
 
-def _mark_interrupted(job: JobRecord, past: Past) -> JobRecord:
+def _mark_interrupted(job: JobRecord, history: Past) -> JobRecord:
     """Return a job that was last seen active as interrupted, if its cluster has ended."""
-    ended = bill.ended if job.state in ACTIVE and (bill := past.bill) else None
+    ended = bill.ended if job.state in ACTIVE and (bill := history.bill) else None
     return replace(job, state="interrupted", ended=iso(ended)) if ended is not None else job
 
 

@@ -84,10 +84,10 @@ def _read_usage(view: JobView) -> tuple[RankUsage, ...]:
     return tuple(usage)
 
 
-def _rerun_commands(job: JobRecord, past: Past | None) -> list[str]:
+def _rerun_commands(job: JobRecord, history: Past | None) -> list[str]:
     """Return the commands that run the job again: check out its code, up, train, down."""
-    launched = past and past.launched
-    awsddp = ["awsddp"] if past is None or past.name == "default" else ["awsddp", "-c", past.name]
+    launched = history and history.launched
+    awsddp = ["awsddp"] if history is None or history.name == "default" else ["awsddp", "-c", history.name]
     target_options = ["--region", launched.region] if launched and launched.region else []
     target_options = ["--local"] if launched and launched.target == "local" else target_options
     up: dict[str, Given] = {"cluster.nodes": len(job.nodes)}

@@ -38,7 +38,7 @@ def told_job(connected: ConnectedCluster, text: str | None, *, ran: bool = False
 def refuse_unbegun(name: str | None, unbegun: Collection[str]) -> None:
     """Raise NotFoundError for a job that was never launched."""
     if name in unbegun:
-        why = "the command that was to start it ended before its nodes heard of it"
+        why = "the command that was to start it ended before it reached the nodes"
         raise NotFoundError(
             f"job {name} never began", why, f"awsddp train --name {name} SCRIPT   # its name is free"
         )

@@ -156,7 +156,7 @@ def _try_claim(connected: ConnectedCluster, node: int, python: str, order: Mappi
     from awsddp.nodes.environments import answers
 
     program = node_program(python, UPLOADER, {**order, "do": "claim"})
-    failed = f"{connected.session.job_spec.job.save_to} could not be tried"
+    failed = f"{connected.session.job_spec.job.save_to} could not be checked"
     return split(answers(connected.fleet, {node: program}, Tried, failed=failed, silent_s=_CLAIM_S))[node]
 
 
@@ -239,7 +239,7 @@ def wait_until_saved(connected: ConnectedCluster, job: JobRecord) -> bool:
         if is_there := in_bucket(session, job):
             session.say(f"the results of {job.job} are in {uri}: {amount(saving.files, saving.bytes)}")
         return is_there
-    why = saving.error if saving is not None and saving.error else "its nodes do not go on"
+    why = saving.error if saving is not None and saving.error else "its uploads make no progress"
     session.say(f"not all results of {job.job} are in {uri}: {why}")
     return False
 

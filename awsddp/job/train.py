@@ -69,9 +69,7 @@ def _report_unfetched(cluster: LocatedCluster) -> None:
     names = [name for name in cluster.unfetched if name in ended and not _is_saved(ended[name])]
     if names and cluster.session.job_spec.job.after is None:
         jobs, command = ", ".join(names), f"awsddp fetch {names[-1]}"
-        cluster.session.say(
-            f"what this job overwrites of the results of {jobs} is lost: {command}   # before"
-        )
+        cluster.session.say(f"this job may overwrite unfetched results of {jobs}: {command}   # first")
 
 
 def _is_saved(job: JobRecord) -> bool:

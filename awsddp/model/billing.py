@@ -104,7 +104,7 @@ class Budget(Rate):
 
     @property
     def lasts_s(self) -> float:
-        """How long the remaining budget lasts (s). Raises ConfigError if too short or without a known price."""
+        """How long the remaining budget lasts (s). Raises ConfigError if too short or unknown."""
         if self.usd_per_hour == 0:
             return float("inf")
         remaining_usd = max(0.0, self.usd - self.spent_usd)
@@ -135,7 +135,7 @@ class _Meter:
     ended: datetime | None = None
     runs: list[tuple[datetime, datetime]] = field(default_factory=list)
 
-    def read(self, row: Row) -> None:
+    def apply(self, row: Row) -> None:
         """Apply a row of the ledger."""
         match row.event:
             case "started" if self.running_since is None and self.ended is None:
@@ -223,7 +223,7 @@ class Account:
                 self._ended = row.moment
         self._fees_usd += row.usd or 0.0
         for key in self._meters.keys() & (row.instances or self._meters):
-            self._meters[key].read(row)
+            self._meters[key].apply(row)
 
     def _read_launch(self, row: Row) -> None:
         self._launches.append(row)

@@ -325,7 +325,7 @@ def node_job(payload: bytes, *, node: int, job: str | None = None, ranks: Mappin
         document = converted(parsed(payload), NodeJob)
         check_job(document, node, job)
         if {rank.rank: rank.node for rank in document.ranks} != dict(ranks):
-            raise ValueError("its ranks are not those of the job")
+            raise ValueError("its ranks do not match the job")
         return document
 
 
@@ -344,7 +344,7 @@ def rank_step(line: bytes, *, node: int, ranks: Collection[int]) -> RankStep | N
         return None
     step = read_answer(line, RankStep, node=node)
     if step.rank not in ranks:
-        raise malformed(node, "it speaks of another rank")
+        raise malformed(node, "answer is for the wrong rank")
     return step
 
 
@@ -408,11 +408,11 @@ def _check_text(answer: Any, *, paths: bool = False) -> None:
 def check_job(document: NodeJob, node: int, job: str | None) -> None:
     """Raise ValueError if a document is for another job or node, or has metrics of another node's ranks."""
     if document.node != node:
-        raise ValueError(f"it speaks for node{document.node}")
+        raise ValueError(f"it is for node{document.node}")
     if job is not None and document.job != job:
-        raise ValueError(f"it speaks of job {document.job!r}, not of {job!r}")
+        raise ValueError(f"it is for job {document.job!r}, not for {job!r}")
     if len({rank.rank for rank in document.ranks}) != len(document.ranks):
-        raise ValueError("one rank twice")
+        raise ValueError("duplicate rank")
     own_ranks = {rank.rank for rank in document.ranks if rank.node == node}
     for name, rows in (("metrics", document.metrics), ("samples", document.samples)):
         if not {row.rank for row in rows} <= own_ranks:

@@ -14,5 +14,5 @@ def saving_text(saving: Saving) -> str:
     if saving.error:
         parts.append(f"not saved: {saving.error}")
     if saving.is_silent:
-        parts.append(f"nothing is saved any more (no sign of life for {duration(saving.silent_s)})")
+        parts.append(f"uploads have stopped (no heartbeat for {duration(saving.silent_s)})")
     return ", ".join(parts)

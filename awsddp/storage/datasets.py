@@ -153,7 +153,7 @@ def bring(connected: ConnectedCluster, nodes: Collection[int], spec: JobSpec) ->
                 except NotFoundError as error:
                     raise no_bucket(parent.bucket, connected.cluster.aws.region) from error
                 except OSError as error:
-                    step = "awsddp train   # again: what is there does not travel"
+                    step = "awsddp train   # again: files already sent are skipped"
                     raise ConfigError(f"data {source.name} cannot be read", str(error), step) from error
     variables = with_secrets(spec).env.variables
     message = {
@@ -299,7 +299,7 @@ def _send_saved_checkpoint(
         if newest.name != checkpoint.name:
             why = f"{newest.shown} is the newest one now"
             step = "awsddp train   # again: it takes that one"
-            raise ConfigError(f"{checkpoint.shown} was replaced while it was brought", why, step)
+            raise ConfigError(f"{checkpoint.shown} was replaced while it was downloaded", why, step)
         checkpoint = newest
 
 

@@ -36,7 +36,7 @@ def missing(connected: ConnectedCluster, job: JobRecord) -> dict[int, str]:
         if node is None:
             reasons[job_node.node] = f"{label} is gone; {_lost(job)}"
         elif node.state in ENDED:
-            fate = f"its part of job {job.job} is not here: who ended the node may have fetched it"
+            fate = f"its part of job {job.job} is not on this machine: another client may have fetched it"
             fate = _lost(job) if job.job in node.unfetched else fate
             reasons[job_node.node] = f"{label} is {node.state}; {fate}"
         elif node.state != "running":
@@ -52,7 +52,7 @@ def _lost(job: JobRecord) -> str:
     """Return a text on what remains of a lost node's part of a job."""
     if job.save_to is None:
         return f"its part of job {job.job} is lost"
-    saved = f"of its part of job {job.job} there is what was saved to {job.save_to}/{job.job}"
+    saved = f"the saved files of its part of job {job.job} are at {job.save_to}/{job.job}"
     return f"{saved}: awsddp fetch {job.save_to}/{job.job}"
 
 
@@ -194,9 +194,9 @@ def refuse_another(session: Session, job: JobRecord, *, strict: bool = False) ->
     recorded = saved_job(folder)
     instances = {node.instance_id for node in job.nodes}
     if strict and not instances:
-        why = f"what {job.save_to} says of it has no nodes, as awsddp never writes it"
+        why = f"its record at {job.save_to} names no nodes: awsddp did not write it"
         look = f"aws s3 ls {job.save_to}/{job.job}/   # others than the nodes may write there"
-        raise ConfigError(f"job {job.job} is not brought here", why, look)
+        raise ConfigError(f"job {job.job} was not fetched", why, look)
     if recorded is None or not instances:
         return
     recorded_instances = {node.instance_id for node in recorded.nodes}

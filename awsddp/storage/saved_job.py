@@ -62,10 +62,10 @@ class Changing(AwsddpError, exit_code=1, kind="changing", retryable=True):
         message = "changing faster than it can be read"
         step = f"awsddp fetch {typed(uri)}   # again, once the job writes less"
         if job.state not in ACTIVE:
-            message = "not there as it is listed"
+            message = "not in S3 as listed"
             options = f"--bucket {uri.bucket} --prefix {shlex.quote(uri.prefix)}/"
             step = f"aws s3api list-object-versions {options}   # what was there, if the bucket keeps it"
-        why = f"their lists at {uri} were read {TRIES} more times; all else is here"
+        why = f"their lists at {uri} were read {TRIES} more times; all other files were fetched"
         super().__init__(f"{message}: {_shorten(paths)}", why, step)
         self.job, self.fetched = job, fetched
 
@@ -78,7 +78,7 @@ class Lacking(NodeError):
     ) -> None:
         super().__init__(
             f"a part of the results of {job.job} is not at {uri}",
-            f"{_shorten([node_name(node) for node in nodes])} did not save all; what is there is here",
+            f"{_shorten([node_name(node) for node in nodes])} did not save all; the saved files were fetched",
             f"awsddp fetch {job.job}   # from its nodes, on the machine that has their key",
         )
         self.job, self.fetched = job, fetched
@@ -130,11 +130,11 @@ class Saved:
         Every listed object must be in the bucket with the listed size and ETag.
         """
         if self._secret is None:
-            return "this machine has no key that shows who wrote what is there"
+            return "this machine does not have the key to verify who wrote it"
         if not job.nodes or set(self.job.nodes) != set(job.nodes):
-            return "what is there is of other nodes"
+            return "the results there are of other nodes"
         if not self.is_over:
-            return "it is not over there"
+            return "the job has not ended there"
         if self.lacking:
             return f"{_shorten([node_name(node) for node in self.lacking])} did not save all"
         parts = (part for node in self._nodes.values() for row in node.rows.values() for part in row.parts)
@@ -142,7 +142,7 @@ class Saved:
         for thing in self._store.list(self.where):
             needed.discard((thing.key, thing.size, thing.etag))
         absent = [ascii(key) for key, *_ in sorted(needed)]
-        return f"not there as it is listed: {_shorten(absent)}" if absent else ""
+        return f"not in S3 as listed: {_shorten(absent)}" if absent else ""
 
     def _not_found_error(self, *, is_job: bool) -> NotFoundError:
         """Return the error for a URI without results, which suggests other jobs near it."""
@@ -303,7 +303,7 @@ class Saved:
         name, rows = checkpoint or ("", {})
         if not rows:
             command = f"awsddp logs {typed(self.where)}"
-            raise ConfigError(f"no checkpoint at {self.where}", "none was whole", command)
+            raise ConfigError(f"no checkpoint at {self.where}", "no checkpoint is complete", command)
         files: dict[str, tuple[Part, ...]] = {}
         with self._lists.checked("job.json"):
             for path, row in rows.items():

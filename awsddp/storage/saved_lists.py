@@ -156,7 +156,7 @@ class Lists:
                 if node_list is None or node_list.launch != launch:
                     return Listed()
                 if node_list.node != node:
-                    raise ValueError(f"it speaks for node{node_list.node}")
+                    raise ValueError(f"it is for node{node_list.node}")
             with contextlib.suppress(Changed):
                 pages = self._pages(node_list.pages, pages)
                 files = {path: row for page in pages.values() for path, row in page.files.items()}
@@ -222,7 +222,7 @@ class Lists:
             yield
         except (ValueError, RecursionError, OverflowError, msgspec.ValidationError) as error:
             uri, why = self.where.below(name), str(error)[:2000]
-            raise NodeError(f"{uri} is not as a node writes it", why, self._show_command(uri)) from error
+            raise NodeError(f"{uri} is not valid", why, self._show_command(uri)) from error
 
     def _show_command(self, uri: Place) -> str:
         return f"aws s3 cp {typed(uri)} -   # what it says: others than the nodes may write there"

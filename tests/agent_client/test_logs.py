@@ -193,11 +193,11 @@ def test_merger_knows_when_every_node_has_ended(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("payload", "wrong"),
     [
-        (document(1, "running"), "speaks for node1"),
-        (document(0, "running", job="other"), "speaks of job 'other'"),
+        (document(1, "running"), "is for node1"),
+        (document(0, "running", job="other"), "is for job 'other'"),
         (
             document(0, "running", ranks=json.loads(document(0, "running"))["ranks"][:1]),
-            "ranks are not those",
+            "ranks do not match",
         ),
         (document(0, "running", created=float("nan")), "NaN"),
         (b"[" * 100_000, "recursion"),

@@ -209,7 +209,7 @@ def test_job_whose_nodes_another_home_has_ended_is_interrupted_and_its_results_a
     assert (cause.kind, cause.node, cause.instance_id) == ("node_lost", 0, "i-0")
     assert cause.explanation == "EC2 says that its instance is terminated (User initiated shutdown)."
     assert [job.state for job in world.record.jobs] == ["interrupted"]
-    told = "is terminated; its part of job j is not here: who ended the node may have fetched it"
+    told = "is terminated; its part of job j is not on this machine: another client may have fetched it"
     assert [said for said in world.said if told in said] == [f"node{n} (i-{n}) {told}" for n in (0, 1)]
 
 

@@ -222,7 +222,7 @@ def test_a_node_that_runs_and_cannot_be_reached_stays_whatever_s3_says(
 
 def test_a_lost_part_of_a_saved_job_names_where_it_is(owed: World) -> None:
     owed.replace_node(1)
-    told = "node1 (i-1) is gone; of its part of job j there is what was saved to s3://results/runs/j"
+    told = "node1 (i-1) is gone; the saved files of its part of job j are at s3://results/runs/j"
     job = owed.record.jobs[-1]
     assert missing(owed.connected(), job) == {1: f"{told}: awsddp fetch s3://results/runs/j"}
     assert "its part of job j is lost" in missing(owed.connected(), replace(job, save_to=None))[1]
@@ -232,7 +232,7 @@ def test_results_that_the_next_job_may_overwrite_are_named(owed: World) -> None:
     jobs_of_all(owed.session())
     cluster, _ = require_live(owed.located())
     starting._report_unfetched(cluster)
-    assert owed.said[-1] == "what this job overwrites of the results of j is lost: awsddp fetch j   # before"
+    assert owed.said[-1] == "this job may overwrite unfetched results of j: awsddp fetch j   # first"
     said = len(owed.said)
     say(owed, 0, 1)
     jobs_of_all(owed.session())
@@ -286,7 +286,7 @@ def test_a_saver_is_waited_for_while_anything_moves_and_two_minutes_longer(
     job = told(monkeypatch, 1.0, [Saving(files=1, pending_files=1)])
     assert not wait_until_saved(world.connected(), job)
     assert save_to_s3.time.monotonic() == save_to_s3._STILL_S  # type: ignore[attr-defined]
-    assert world.said[-1] == "not all results of j are in s3://results/runs/j: its nodes do not go on"
+    assert world.said[-1] == "not all results of j are in s3://results/runs/j: its uploads make no progress"
 
 
 def test_uploads_of_jobs_that_have_ended_are_given_up_by_the_place_that_they_were_saved_to(
@@ -426,7 +426,7 @@ def test_a_follower_says_once_that_nothing_is_saved_any_more(
         events.tell_saving()
         told = [text for text in owed.said if text.startswith(f"saving j to {TO}: ")]
         assert len(told) == count
-    assert "nothing is saved any more (no sign of life for 5 min" in told[0]
+    assert "uploads have stopped (no heartbeat for 5 min" in told[0]
 
 
 def test_status_asks_the_nodes_while_a_job_that_has_ended_still_saves(

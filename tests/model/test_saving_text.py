@@ -21,7 +21,7 @@ from awsddp.model.saving_text import saving_text
         (Saving(silent_s=90.0, ended=True), "0 files, 0 bytes in S3"),
         (
             Saving(silent_s=90.0),
-            "0 files, 0 bytes in S3, nothing is saved any more (no sign of life for 1 min 30 s)",
+            "0 files, 0 bytes in S3, uploads have stopped (no heartbeat for 1 min 30 s)",
         ),
     ],
 )

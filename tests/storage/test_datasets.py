@@ -268,6 +268,6 @@ def test_a_checkpoint_that_was_replaced_meanwhile_is_named_anew(monkeypatch: pyt
         datasets.bring_checkpoint(connected, checkpoint("model.pt", 0), {0, 1})
     assert len(asked) == 1 + TRIES
     asked = Asked(monkeypatch, 1, "step-2.pt")
-    with pytest.raises(ConfigError, match=r"step-1\.pt was replaced while it was brought") as caught:
+    with pytest.raises(ConfigError, match=r"step-1\.pt was replaced while it was downloaded") as caught:
         datasets.bring_checkpoint(connected, checkpoint("step-1.pt", 0), {0, 1})
     assert "run/step-2.pt is the newest one now" in caught.value.why

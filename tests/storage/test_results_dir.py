@@ -24,7 +24,7 @@ Other = Callable[[JobRecord], JobRecord]
 
 
 OTHERS: dict[str, tuple[Other, str]] = {
-    "no nodes": (lambda job: replace(job, nodes=()), "has no nodes"),
+    "no nodes": (lambda job: replace(job, nodes=()), "names no nodes"),
     "other nodes": (lambda job: replace(job, nodes=(JobNode(node=0, instance_id="i-9"),)), "another cluster"),
     "one of its nodes": (lambda job: replace(job, nodes=job.nodes[:1]), "another cluster"),
     "another place": (lambda job: replace(job, save_to="s3://results/other"), f"was saved to {TO}"),

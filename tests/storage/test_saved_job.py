@@ -160,7 +160,7 @@ def test_fetch_names_what_never_rests_ends_with_1_and_tells_what_came(shelf: She
 def test_what_another_writer_replaced_when_the_job_was_over_is_named_as_that(shelf: Shelf, aws: None) -> None:
     SavedJob({HOME: BODY, "node0/other": b"other"}).put(shelf.store, shelf.where)
     shelf.put(HOME, b"another one")
-    with pytest.raises(Changing, match="not there as it is listed") as caught:
+    with pytest.raises(Changing, match="not in S3 as listed") as caught:
         fetch(shelf.session, job=str(shelf.where), start=lambda: None)
     assert caught.value.next.startswith("aws s3api list-object-versions --bucket")
     assert shelf.files == {"node0/other": b"other"}
@@ -339,17 +339,17 @@ def gone(key: str) -> Callable[[Shelf], object]:
 
 
 LISTED: dict[str, tuple[Change, str]] = {
-    "it goes on": (put("index", "state", to="running"), "it is not over there"),
+    "it goes on": (put("index", "state", to="running"), "the job has not ended there"),
     "a node goes on": (put("nodes", 1, "ended", to=False), "node1 did not save all"),
     "a node could not save": (put("nodes", 1, "error", to="denied"), "node1 did not save all"),
-    "others": (put("index", "document", "nodes", to=machines("i-0", "i-9")), "is of other nodes"),
+    "others": (put("index", "document", "nodes", to=machines("i-0", "i-9")), "are of other nodes"),
 }
 STORED: dict[str, tuple[Callable[[Shelf], object], str]] = {
     "a node is silent": (gone("node1.json"), "node1 did not save all"),
     "no list": (gone(JOB), "no job at"),
-    "a forged list": (lambda shelf: shelf.put(JOB, b"{}"), "is not as a node writes it"),
-    "an object is gone": (gone(HOME), "not there as it is listed: 'runs of mine/first/node0/run/model.pt'"),
-    "an object is another": (lambda shelf: shelf.put(HOME, b"WEIGHTS"), "not there as it is listed"),
+    "a forged list": (lambda shelf: shelf.put(JOB, b"{}"), "is not valid"),
+    "an object is gone": (gone(HOME), "not in S3 as listed: 'runs of mine/first/node0/run/model.pt'"),
+    "an object is another": (lambda shelf: shelf.put(HOME, b"WEIGHTS"), "not in S3 as listed"),
     "a part has grown": (lambda shelf: shelf.put("parts/node1/log/0", b"12345678 and more"), "node1/log/0"),
 }
 

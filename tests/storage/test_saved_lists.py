@@ -48,7 +48,7 @@ HOSTILE: dict[str, tuple[Change, str, str]] = {
     "an older format": (put("index", "save", to=1), JOB, "its format is 1; this awsddp reads 2"),
     "a wrong type": (put("index", "nodes", to="all"), JOB, "array"),
     "a state that is none": (put("index", "document", "state", to="\x1b[2J"), JOB, "Invalid enum"),
-    "another job": (put("index", "document", "job", to="second"), JOB, "speaks of job 'second'"),
+    "another job": (put("index", "document", "job", to="second"), JOB, "is for job 'second'"),
     "a node that is none": (put("index", "nodes", to=[-1]), JOB, ">= 0"),
     "no nodes": (put("index", "document", "nodes", to=[]), JOB, "its job has []"),
     "no nodes at all": (
@@ -57,7 +57,7 @@ HOSTILE: dict[str, tuple[Change, str, str]] = {
         "its job has []",
     ),
     "more nodes": (put("index", "nodes", to=[0, 1]), JOB, "its job has [0]"),
-    "another node": (put("nodes", 0, "node", to=1), NODE, "it speaks for node1"),
+    "another node": (put("nodes", 0, "node", to=1), NODE, "it is for node1"),
     "a home that leads out": (home("node0/../../out"), NODE, "invalid result path"),
     "an absolute home": (home("/etc/passwd"), NODE, "invalid result path"),
     "a home of another node": (home("node1/a"), NODE, "lies outside of node0/"),
@@ -117,7 +117,7 @@ def test_what_no_node_writes_is_refused_with_its_name(shelf: Shelf, what: str) -
     with pytest.raises(NodeError) as caught:
         shelf.read()
     error, at = caught.value, f"{shelf.where}/{name}"
-    assert (error.message, why in error.why) == (f"{at} is not as a node writes it", True), str(error)
+    assert (error.message, why in error.why) == (f"{at} is not valid", True), str(error)
     assert error.next.startswith(f"aws s3 cp {shlex.quote(at)} -   #")
     assert not list(shelf.home.rglob("runs"))
 

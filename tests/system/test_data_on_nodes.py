@@ -104,4 +104,4 @@ def test_a_source_that_cannot_be_copied_is_named(cluster: Lab) -> None:
     planned = cluster.json("plan", "--data", f"s3://{name}/set")
     assert [(one["name"], one["bytes"], one["files"]) for one in planned["data"]] == [("set", 6, 1)]
     missing = cluster.run("train", "look.py", "--data", "./none")
-    assert (missing.returncode, "--data: ./none is no folder here" in missing.stderr) == (3, True)
+    assert (missing.returncode, "--data: ./none is not a local folder" in missing.stderr) == (3, True)

@@ -116,5 +116,5 @@ def test_a_job_that_dies_at_once_is_saved_and_leaves_no_claim(lab: Lab) -> None:
     ended = lab.run(*words, "--save-to", "s3://results/runs")
     assert ended.returncode == 1, ended.stderr
     assert "the results of bad-1 are in s3://results/runs/bad-1" in ended.stderr
-    assert "its nodes do not go on" not in ended.stderr
+    assert "its uploads make no progress" not in ended.stderr
     assert job_json(s3, "bad-1", "failed")["document"]["state"] == "failed"
