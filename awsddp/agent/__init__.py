@@ -1,5 +1,5 @@
-"""The program that runs on a node: one supervisor for each job there, and the questions asked about it.
+"""The agent: the program on a node that starts the ranks of a job, watches them and serves requests.
 
-It travels as source with each request (agent_client/calls.py) and runs under the node's own python3, so that
-these modules use the standard library alone, run on Python 3.8, and import only each other.
+It is sent as source with each request (agent_client/calls.py) and runs under the node's own python3. These
+modules therefore use only the standard library, run on Python 3.8, and import only each other.
 """

@@ -1,4 +1,4 @@
-"""What a node does when a job is to end: by a client's wish, or as another node of it is lost."""
+"""End a job on request of a client, or as another node of the job is lost."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from awsddp.agent.job_folder import Document, Ending, JobFolder, write_json
 from awsddp.agent.messages import Cancel, Lost
 from awsddp.agent.peers import report_lost
 
-_CANCEL_SECONDS = 30.0  # beyond the grace, until everything must be gone
+_CANCEL_SECONDS = 30.0  # after the grace, until the job must have ended
 _LOST_SECONDS = 5.0
 
 
 def cancel(request: Cancel) -> Document:
-    """End a job that runs, and return its document when it has ended. One that has ended is left as it is.
+    """End a running job, and return its document once it has ended.
 
-    So is one that was not launched by `launch`, where that is given.
+    A job that has ended, or that another launch than the request's `launch` (if any) started, is not changed.
     """
     folder = JobFolder(request.job)
     document, launched = folder.document(), folder.request()
@@ -35,7 +35,7 @@ def cancel(request: Cancel) -> Document:
 
 
 def lost(request: Lost) -> dict[str, bool]:
-    """Tell the first node that `node` is lost; without the first node this one ends its part of the job."""
+    """Report to the first node that `node` is lost; if that is the first node, end this node's part."""
     folder = JobFolder(request.job)
     launched, node, why, kind = folder.request(), request.node, request.why, request.kind
     if node != launched.first.node:
@@ -43,12 +43,12 @@ def lost(request: Lost) -> dict[str, bool]:
     return {"heard": _end(folder, Ending(state="failed", lost=why, kind=kind))}
 
 
-def _end(folder: JobFolder, how: Ending) -> bool:
-    """Have the supervisor of a job that runs end it, and return whether there is one."""
+def _end(folder: JobFolder, ending: Ending) -> bool:
+    """Have the agent of a running job end it. Return False if no agent runs."""
     document = folder.document()
     if document.final or document.pid is None:
         return False
-    write_json(folder.cancel, how)
+    write_json(folder.cancel, ending)
     try:
         os.kill(document.pid, signal.SIGTERM)
     except ProcessLookupError:

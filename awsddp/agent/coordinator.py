@@ -1,7 +1,7 @@
 """The decisions of the first node of a job: when the ranks start, when all must end, and the cause.
 
-It receives messages of the nodes and returns orders for all of them. It does no I/O and reads no clock, so
-that each decision can be tested alone.
+A coordinator receives messages of the nodes and queues orders for all of them. It does no I/O and reads no
+clock.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ if TYPE_CHECKING:
 FAILED_GRACE = 1.0
 """Seconds between TERM and KILL for the others when a rank has failed."""
 INSPECT_SECONDS = 3.0
-"""How long the nodes have to write down what their ranks do, before a job is ended for hanging."""
+"""How long the nodes have to send the stacks of their ranks before a job that hangs is ended."""
 SILENT_SECONDS = 120.0
-"""After these a cancel has the nodes write that down, too."""
+"""Seconds without output after which a cancel also has the nodes write the stacks."""
 _FAULTS = ("own", "echo", "stopped")
 
 
 class Order(NamedTuple):
-    """What all nodes, or one `node`, are to do.
+    """An order to all nodes, or to one `node`.
 
-    "go": start the ranks; "stop": end them within `grace` seconds; "stacks": write down what they do;
-    "silence": know whether the job is `silent`; "end": the job has ended, as `whole` says.
+    "go": start the ranks; "stop": end them within `grace` seconds; "stacks": send their stacks;
+    "silence": the job has become `silent`, or not; "end": the job has ended with the summary `whole`.
     """
 
     do: str
@@ -54,12 +54,12 @@ read_order = reader(Order, whole=Whole.from_json)
 
 
 class Said(Sparse):
-    """What the supervisor of a node tells the first one.
+    """A message of a node's agent to the first node's.
 
-    "here": it runs; "free": the jobs that this one waits for have ended there; "started": its ranks have, as
-    `reports` say; "exit": one has ended; "worker", "agent": a worker of torch's agent has started, or the
-    agent has ended; "output": a rank has written to its log; "stacks": what they do is `answer`; "stop": the
-    job is to end as `ending` says; "gone": nothing of it is left there.
+    "here": the agent runs; "free": the jobs that this one waits for have ended on the node; "started": its
+    ranks have started (`reports`); "exit": a rank has ended; "worker": a worker of torchrun's elastic agent
+    has started; "agent": that elastic agent has ended; "output": a rank has written to its log; "stacks":
+    their stacks (`answer`); "stop": a request to end the job (`ending`); "gone": nothing is left of it.
     """
 
     parts = {"reports": each(read_report), "answer": read_stacks, "ending": Ending.from_json}
@@ -79,145 +79,146 @@ class Failure(NamedTuple):
 
 
 def first_of(failures: list[Failure]) -> Failure:
-    """Return the failure that the others are due to: one by a fault of its own before all.
-
-    A rank that timed out says more than one that lost it.
-    """
-    return min(failures, key=lambda one: (_FAULTS.index(one.fault), one.cause.kind == "peer_lost"))
+    """Return the failure that caused the others: first by fault, and a timeout before a lost connection."""
+    return min(
+        failures, key=lambda failure: (_FAULTS.index(failure.fault), failure.cause.kind == "peer_lost")
+    )
 
 
 class Coordinator:
-    """The job as a whole. `now` is in seconds of one monotonic clock throughout.
+    """The state of the whole job. `now` is always in seconds of the same monotonic clock.
 
-    `orders` are to be carried out by all nodes, oldest first; the caller takes them away. `done` is true
-    when nothing of the job is left on any node that answers; `document()` is final from then on.
+    `orders` are for all nodes, oldest first; the caller removes them. `done` is true once no process of the
+    job is left on any node that responds; `document()` is final from then on.
     """
 
     def __init__(self, request: Launch, *, now: float) -> None:
         self._request = request
-        self._nodes = [one.node for one in request.nodes]
+        self._nodes = [node.node for node in request.nodes]
         self._join_by: float | None = now + request.join_s
         self._end_by: float | None = None
         self._absent = set(self._nodes)
-        self._busy = set(self._nodes) if request.after else set()  # with jobs that this one waits for
-        self._begun = False
-        self._left = set(self._nodes)  # nodes on which something of the job may still be
+        self._busy = set(self._nodes) if request.after else set()  # nodes with jobs that this one waits for
+        self._has_begun = False
+        self._remaining = set(self._nodes)  # nodes that may still have processes of the job
         self._reports: dict[int, Report] = {}
-        self._zero_at: dict[int, float] = {}  # ranks that ended with 0, and when
+        self._zero_at: dict[int, float] = {}  # when ranks ended with exit code 0
         self._failures: list[Failure] = []
         self._cause: Cause | None = None
         self._lost: Cause | None = None
         self._verdict: str | None = None
         self._stopping = False
-        self._spoke_at: float | None = None  # when a rank wrote to its log, as far as was reported
-        self._silent = False
-        self._pending: Cause | None = None  # for which the job ends, once it was inspected
+        self._output_at: float | None = None  # when a node last reported output
+        self._is_silent = False
+        self._pending: Cause | None = None  # why the job ends, once it was inspected
         self._inspect_by: float | None = None  # None: it is not being inspected
-        self._answers: dict[int, Answer] = {}
+        self._stacks: dict[int, Answer] = {}
         self.orders: list[Order] = []
 
     @property
     def done(self) -> bool:
         """Whether the job has ended everywhere."""
-        return self._stopping and not self._left
+        return self._stopping and not self._remaining
 
-    def hear(self, node: int, said: Said, *, now: float) -> None:
-        """Handle what the supervisor of `node` has said."""
-        if said.kind == "here":
+    def hear(self, node: int, message: Said, *, now: float) -> None:
+        """Handle a message of the agent of `node`."""
+        if message.kind == "here":
             self._join(node, now)
-        elif said.kind == "free":
+        elif message.kind == "free":
             self._busy.discard(node)
-            self._begin(now)
-        elif said.kind == "started":
-            for report in said.reports:
+            self._start_if_ready(now)
+        elif message.kind == "started":
+            for report in message.reports:
                 self._reports.setdefault(report.rank, report)
-        elif said.kind == "exit":
-            self._exit(node, said.reports[0], now)
-        elif said.kind == "gone":
-            self._left.discard(node)
-        elif said.kind == "output":
-            self._spoke_at = now
-        elif said.answer is not None:
-            self._answers[node] = said.answer
-        elif said.ending is not None:
-            self._stop(said.ending.state, said.ending.cause, said.ending.grace)
+        elif message.kind == "exit":
+            self._rank_ended(node, message.reports[0], now)
+        elif message.kind == "gone":
+            self._remaining.discard(node)
+        elif message.kind == "output":
+            self._output_at = now
+        elif message.answer is not None:
+            self._stacks[node] = message.answer
+        elif message.ending is not None:
+            self._stop(message.ending.state, message.ending.cause, message.ending.grace)
 
     def lose(self, node: int, why: str, kind: str = "node_lost") -> None:
-        """Handle the loss of the supervisor of `node`: the job has failed. `kind` is that of the cause."""
-        if node not in self._left:
+        """Handle the loss of the agent of `node`: the job has failed. `kind` is the kind of the cause."""
+        if node not in self._remaining:
             return
-        self._left.discard(node)
-        did = "ran" if self._begun else "waited"
-        cause = cause_of_kind(kind, why=f"node{node} left the job while it {did}: {why}")
+        self._remaining.discard(node)
+        activity = "ran" if self._has_begun else "waited"
+        cause = cause_of_kind(kind, why=f"node{node} left the job while it {activity}: {why}")
         self._lost = self._lost or located(self._request, node, cause)
-        self._go_on_without(node)
+        self._continue_without(node)
 
-    def _go_on_without(self, _: int) -> None:
-        """End the job, which needs all its nodes."""
+    def _continue_without(self, _: int) -> None:
+        """End the job, as it needs all its nodes."""
         self._fail()
 
     def tick(self, *, now: float) -> None:
-        """Check the deadlines, and whether the ranks may start without a node that was lost."""
-        self._begin(now)
+        """Check the deadlines, and whether the ranks can start without a lost node."""
+        self._start_if_ready(now)
         if self._join_by is not None and now >= self._join_by and not self._stopping:
             names = ", ".join(f"node{node}" for node in sorted(self._absent))
-            why = f"The supervisor of {names} did not report within {self._request.join_s:g} s"
+            why = f"The agent of {names} did not report within {self._request.join_s:g} s"
             lost = located(self._request, min(self._absent), cause_of_kind("node_lost", why=why))
             self._stop("failed", lost, FAILED_GRACE)
         if self._request.timeout is not None and self._end_by is not None and now >= self._end_by:
-            self._inspect("timeout", self._request.timeout, now)
-        if self._spoke_at is not None:
-            self._tick_silence(now - self._spoke_at, now)
+            self._end_after_inspection("timeout", self._request.timeout, now)
+        if self._output_at is not None:
+            self._tick_silence(now - self._output_at, now)
         if self._inspect_by is not None and not self._stopping:
-            self._end_inspected(now >= self._inspect_by)
+            self._finish_inspection(now >= self._inspect_by)
 
     def _tick_silence(self, seconds: float, now: float) -> None:
         limit = self._request.hang_after
         if limit is not None and seconds >= limit:
-            self._inspect("hang", limit, now)
-        if self._silent != (seconds >= SILENT_SECONDS):
-            self._silent = not self._silent
-            self.orders.append(Order("silence", silent=self._silent))
+            self._end_after_inspection("hang", limit, now)
+        if self._is_silent != (seconds >= SILENT_SECONDS):
+            self._is_silent = not self._is_silent
+            self.orders.append(Order("silence", silent=self._is_silent))
 
-    def _inspect(self, kind: str, seconds: float, now: float) -> None:
-        """End the job for `kind`, once all nodes have written down what their ranks do."""
+    def _end_after_inspection(self, kind: str, seconds: float, now: float) -> None:
+        """End the job with a cause of `kind`, once all nodes have sent the stacks of their ranks."""
         if self._inspect_by is not None or self._stopping:
             return
         cause = cause_of_kind(kind, seconds=seconds, job=self._request.job)
-        self._pending = cause._replace(explanation=self._early(now) + cause.explanation)
-        self._look(now)
+        self._pending = cause._replace(explanation=self._describe_early_exits(now) + cause.explanation)
+        self._request_stacks(now)
 
-    def _look(self, now: float) -> None:
-        """Have all nodes write down what their ranks do; then the job ends."""
+    def _request_stacks(self, now: float) -> None:
+        """Order the stacks of all ranks; the job ends when they have arrived."""
         self._inspect_by = now + INSPECT_SECONDS
         self.orders.append(Order("stacks"))
 
-    def _end_inspected(self, is_late: bool) -> None:
-        if not (is_late or self._left <= self._answers.keys()):
+    def _finish_inspection(self, is_late: bool) -> None:
+        if not (is_late or self._remaining <= self._stacks.keys()):
             return
-        codes = {rank: one.exit_code for rank, one in self._reports.items() if self._ended(rank)}
-        found = diagnose(self._request.layout, self._answers, exit_codes=codes)
+        exit_codes = {
+            rank: report.exit_code for rank, report in self._reports.items() if self._has_ended(rank)
+        }
+        diagnosis = diagnose(self._request.layout, self._stacks, exit_codes=exit_codes)
         if self._pending is None:
-            if found.behind and not is_late and codes.keys().isdisjoint(found.behind):
+            if diagnosis.behind and not is_late and exit_codes.keys().isdisjoint(diagnosis.behind):
                 first = first_of(self._failures)
-                explanation = f"{first.cause.explanation} {found.explanation}"
+                explanation = f"{first.cause.explanation} {diagnosis.explanation}"
                 explained = first._replace(cause=first.cause._replace(explanation=explanation))
                 self._failures[self._failures.index(first)] = explained
             self._stop("failed", None, FAILED_GRACE)
             return
         cause = self._pending
-        if found.behind and not (found.moving or self._zero_at):
-            cause = cause._replace(explanation=f"{cause.explanation} {found.explanation}".rstrip())
-            if len(found.behind) == 1:
-                rank = found.ranks[found.behind[0]]
+        if diagnosis.behind and not (diagnosis.moving or self._zero_at):
+            cause = cause._replace(explanation=f"{cause.explanation} {diagnosis.explanation}".rstrip())
+            if len(diagnosis.behind) == 1:
+                rank = diagnosis.ranks[diagnosis.behind[0]]
                 cause = located(self._request, rank.node, cause._replace(rank=rank.rank, values={}))
         self._stop("failed", cause, self._request.grace)
 
     def document(self) -> Whole:
-        """Return the whole job now."""
+        """Return the current state of the whole job."""
         return Whole(
             state=(self._verdict or "succeeded") if self.done else "waiting" if self._busy else "running",
-            cause=self._named_cause(),
+            cause=self._resolve_cause(),
             ranks=rank_lines(self._request.layout, self._reports),
             complete=True,
         )
@@ -228,53 +229,53 @@ class Coordinator:
             self.orders.append(Order("stop", FAILED_GRACE))
         elif not self._absent:
             self._join_by = None
-            self._begin(now)
+            self._start_if_ready(now)
 
-    def _begin(self, now: float) -> None:
-        """Have the ranks start, once, when all nodes are here and the jobs that this one waits for ended."""
-        if self._absent or self._busy or self._stopping or self._begun:
+    def _start_if_ready(self, now: float) -> None:
+        """Order the start of the ranks, once all nodes have joined and the jobs before it have ended."""
+        if self._absent or self._busy or self._stopping or self._has_begun:
             return
-        self._begun, self._spoke_at = True, now
+        self._has_begun, self._output_at = True, now
         if self._request.timeout is not None:
             self._end_by = now + self._request.timeout
         self.orders.append(Order("go"))
 
-    def _exit(self, node: int, report: Report, now: float) -> None:
+    def _rank_ended(self, node: int, report: Report, now: float) -> None:
         self._reports[report.rank] = report
         if report.cause is not None:
-            self._failures.append(self._failure(node, report, report.cause, now))
+            self._failures.append(self._make_failure(node, report, report.cause, now))
             self._fail(now)
             return
         self._zero_at[report.rank] = now
-        if all(self._ended(rank) for rank, _, _ in self._request.layout):
+        if all(self._has_ended(rank) for rank, _, _ in self._request.layout):
             self._stop(None, None, FAILED_GRACE)
 
     def _fail(self, now: float | None = None) -> None:
-        """End the job. One that is ending already keeps its grace, in which the other ranks may save.
+        """End the job. If it is ending already its grace stays, in which the other ranks may save.
 
-        With `now` it is first inspected where ranks have only waited for others in vain: those may still run.
+        With `now`, inspect it first if all failed ranks only waited for others, which may still run.
         """
         if self._stopping:
             return
         kinds = {failure.cause.kind for failure in self._failures}
-        in_vain = bool(kinds) and kinds <= TIMED_OUT | {"peer_lost"}
-        if in_vain and self._inspect_by is None and now is not None:
-            self._look(now)
-        elif not in_vain or self._inspect_by is None or self._pending is not None:
+        only_waited = bool(kinds) and kinds <= TIMED_OUT | {"peer_lost"}
+        if only_waited and self._inspect_by is None and now is not None:
+            self._request_stacks(now)
+        elif not only_waited or self._inspect_by is None or self._pending is not None:
             self._stop("failed", None, FAILED_GRACE)
 
-    def _ended(self, rank: int) -> bool:
+    def _has_ended(self, rank: int) -> bool:
         return rank in self._reports and self._reports[rank].exit_code is not None
 
     def _stop(self, verdict: str | None, cause: Cause | None, grace: float) -> None:
-        """End the job on all nodes. The first cause counts; a later call can only shorten the grace."""
+        """End the job on all nodes. The first cause counts; later calls can only shorten the grace."""
         if not self._stopping:
-            self._left -= self._absent  # there is nothing of the job on them yet, and now never will be
+            self._remaining -= self._absent  # they have started nothing, and never will
             self._stopping, self._verdict, self._cause = True, verdict, cause
         self.orders.append(Order("stop", grace))
 
-    def _named_cause(self) -> Cause | None:
-        """Return the cause: the first rank with a fault of its own, else a lost node, else the first rank."""
+    def _resolve_cause(self) -> Cause | None:
+        """Return the cause: a rank's own fault, else a lost node, else the root failure."""
         if self._verdict != "failed" or self._cause is not None:
             return self._cause
         first = first_of(self._failures) if self._failures else None
@@ -282,17 +283,17 @@ class Coordinator:
             return self._lost
         return with_address(first.cause, (failure.cause for failure in self._failures))
 
-    def _failure(self, node: int, report: Report, cause: Cause, now: float) -> Failure:
-        """Return why a rank failed; if it waited for one that had ended with 0, that is why."""
-        early = self._early(now)
-        if early and cause.kind in WAITED:
-            found = left_early(cause, early)
+    def _make_failure(self, node: int, report: Report, cause: Cause, now: float) -> Failure:
+        """Return a rank's failure; if the rank waited for one that had ended with 0, that is its cause."""
+        early_exits = self._describe_early_exits(now)
+        if early_exits and cause.kind in WAITED:
+            explained = left_early(cause, early_exits)
         else:
-            found = cause._replace(explanation=early + cause.explanation)
-        return Failure(located(self._request, node, found), report.fault, report.restart)
+            explained = cause._replace(explanation=early_exits + cause.explanation)
+        return Failure(located(self._request, node, explained), report.fault, report.restart)
 
-    def _early(self, now: float) -> str:
-        """Name the ranks that had ended with exit code 0 before: they are often why the others fail."""
+    def _describe_early_exits(self, now: float) -> str:
+        """Return a sentence on ranks that had ended with exit code 0 before: others often fail for it."""
         if not self._zero_at:
             return ""
         ranks = ", ".join(map(str, sorted(self._zero_at)))
@@ -304,94 +305,94 @@ class Coordinator:
 
 
 class Elastic(Coordinator):
-    """A job whose ranks torch's elastic agents start, and all of them again where one has failed.
+    """A job whose ranks torchrun's elastic agents start, and restart together when one has failed.
 
-    An agent restarts its workers, and finds the other agents again, by itself. The job fails when a worker
-    fails whose agent has no restart left, when an agent fails, and when fewer nodes than MIN are left. A rank
-    keeps the number that it has in the layout; without a node that was lost torch numbers the others anew.
+    An elastic agent restarts its workers and finds the other elastic agents by itself. The job fails when a
+    worker fails whose elastic agent has no restart left, when an elastic agent fails, or when fewer nodes
+    than MIN remain. A rank keeps its number in the layout, though torch renumbers ranks after a node loss.
     """
 
     def __init__(self, request: Launch, *, now: float) -> None:
         super().__init__(request, now=now)
-        agents = request.elastic or {}
-        self._min, self._max_restarts = agents["min_nodes"], agents["max_restarts"]
+        limits = request.elastic or {}
+        self._min, self._max_restarts = limits["min_nodes"], limits["max_restarts"]
         self._world_size = 0
         self._restarts: list[str] = []
-        self._agents: dict[int, int] = {}  # exit codes, by node
+        self._agent_codes: dict[int, int] = {}  # exit codes of elastic agents, by node
 
-    def hear(self, node: int, said: Said, *, now: float) -> None:
-        """Take in what the supervisor of `node` says."""
-        if said.kind == "worker":
-            self._started(said.reports[0], said.world_size)
-        elif said.kind == "agent":
-            self._agent(node, said.reports[0])
+    def hear(self, node: int, message: Said, *, now: float) -> None:
+        """Handle a message of the agent of `node`."""
+        if message.kind == "worker":
+            self._worker_started(message.reports[0], message.world_size)
+        elif message.kind == "agent":
+            self._agent_ended(node, message.reports[0])
         else:
-            super().hear(node, said, now=now)
+            super().hear(node, message, now=now)
 
-    def _go_on_without(self, node: int) -> None:
-        """End the job when fewer than MIN nodes are left."""
-        if self._stopping or len(self._members()) < self._min:
+    def _continue_without(self, node: int) -> None:
+        """End the job if fewer than MIN nodes remain."""
+        if self._stopping or len(self._running_nodes()) < self._min:
             self._fail()
             return
         self._busy.discard(node)
-        self._finish()
+        self._stop_if_finished()
 
     def document(self) -> Whole:
-        """Return the whole job; `restarts` tells which each restart was, and what failed before it."""
-        whole = super().document()
-        whole.restarts = list(self._restarts)
-        return whole
+        """Return the current state of the whole job; `restarts` describes each restart and what failed."""
+        summary = super().document()
+        summary.restarts = list(self._restarts)
+        return summary
 
-    def _members(self) -> set[int]:
-        """Return the nodes whose agent runs, or has done its work."""
-        return {node for node in self._left - self._absent if self._agents.get(node, 0) == 0}
+    def _running_nodes(self) -> set[int]:
+        """Return the nodes whose elastic agent runs, or has ended with 0."""
+        return {node for node in self._remaining - self._absent if self._agent_codes.get(node, 0) == 0}
 
-    def _started(self, report: Report, world_size: int) -> None:
-        """Take in that a worker has started: after its own failure, or without a lost node, all start anew.
+    def _worker_started(self, report: Report, world_size: int) -> None:
+        """Handle the start of a worker.
 
-        In a job that ends what ended it is not forgotten.
+        A restart after a failure or a node loss clears earlier failures, unless the job is already ending.
         """
         failed = {failure.cause.rank for failure in self._failures}
         if not self._stopping and (report.rank in failed or world_size != self._world_size):
             if self._failures and self._world_size:
-                self._restarts.append(self._restart())
+                self._restarts.append(self._describe_restart())
             self._failures, self._zero_at, self._lost, self._world_size = [], {}, None, world_size
         self._reports[report.rank] = report
 
-    def _exit(self, node: int, report: Report, now: float) -> None:
+    def _rank_ended(self, node: int, report: Report, now: float) -> None:
         self._reports[report.rank] = report
         if report.cause is None:
             self._zero_at[report.rank] = now
         elif report.fault != "stopped" or self._stopping:
-            self._failures.append(self._failure(node, report, report.cause, now))
+            self._failures.append(self._make_failure(node, report, report.cause, now))
             if report.restart >= self._max_restarts:
                 self._fail(now)
 
-    def _agent(self, node: int, report: Report) -> None:
-        """Take in that an agent has ended: 0 when its workers, and all others, have done their work."""
-        code = self._agents[node] = report.exit_code or 0
+    def _agent_ended(self, node: int, report: Report) -> None:
+        """Handle the end of an elastic agent: with 0 once its workers, and all others, have succeeded."""
+        code = self._agent_codes[node] = report.exit_code or 0
         if self._stopping:
             return
         if report.cause is None:
-            self._finish()
+            self._stop_if_finished()
             return
         if not any(failure.fault == "own" for failure in self._failures):
             explanation = f"torch's elastic agent on node{node} failed: {report.cause.explanation}"
             cause = report.cause._replace(rank=None, next="", explanation=explanation)
             self._failures.append(Failure(located(self._request, node, cause), report.fault, report.restart))
-        if node == self._nodes[0] or code > 0 or len(self._members()) < self._min:
+        if node == self._nodes[0] or code > 0 or len(self._running_nodes()) < self._min:
             self._fail()
             return
         self.orders.append(Order("stop", FAILED_GRACE, node))
-        self._finish()
+        self._stop_if_finished()
 
-    def _finish(self) -> None:
-        """End the job when every agent that is left has done its work."""
-        if not self._stopping and self._members() <= self._agents.keys():
+    def _stop_if_finished(self) -> None:
+        """End the job when every remaining elastic agent has ended with 0."""
+        if not self._stopping and self._running_nodes() <= self._agent_codes.keys():
             self._stop(None, None, FAILED_GRACE)
 
-    def _restart(self) -> str:
-        """Return which restart comes after the failures, and which of them was the first."""
+    def _describe_restart(self) -> str:
+        """Return a text with the number of the next restart and the root failure before it."""
         first = first_of(self._failures).cause
         rank = "" if first.rank is None else f"rank {first.rank} @ "
         count = max(failure.restart for failure in self._failures) + 1

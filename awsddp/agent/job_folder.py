@@ -1,20 +1,21 @@
-"""The folder of a job on its node: what lies where, whether its supervisor lives, and what it says.
+"""The folder of a job on its node: its files, its document, and whether its agent runs.
 
 ~/.awsddp/jobs/JOB/  job.json       the launch request; it holds the job's secret (0600)
-                     state.json     the job as this node knows it, replaced whole
-                     lock           held for as long as the supervisor lives: no pid that can be reused
-                     cancel.json    how to end, written before the supervisor is signalled
-                     snapshot.json  the synced folder as it was before the ranks started
+                     state.json     this node's document of the job, replaced atomically
+                     lock           held while the agent runs: a pid could be reused
+                     cancel.json    how to end, written before the agent is signalled
+                     snapshot.json  the stamps of the synced folder's files before the ranks started
                      logs/          rank3.log, written by the rank itself
-                     worker.py      what torch's elastic agent starts for each rank (torchrun_worker.py)
+                     worker.py      torchrun's elastic agent starts it for each rank (torchrun_worker.py)
                      workers.jsonl  its notes: how the ranks started and ended
-                     reserve        room for the last state.json on a full disk
-                     samples.json   what the ranks use (samples.py)
-                     saving.json    how far its results are in S3 (s3/uploader.py); saver.log
-                     saver.json     how the saver is started; it holds the secret of its lists (0600)
-                     saver.lock     held for as long as the saver lives
+                     reserve        space for the last state.json on a full disk
+                     samples.json   the resource use of the ranks (samples.py)
+                     saving.json    the progress of the upload to S3 (s3/uploader.py)
+                     saver.log      the errors of the uploader
+                     saver.json     the command of the uploader; it holds the secret of its lists (0600)
+                     saver.lock     held while the uploader runs
                      helper/        the sitecustomize of the ranks (diagnosis/helper.py)
-                     stacks/        its requests and answers (diagnosis/stacks.py)
+                     stacks/        its requests and responses (diagnosis/stacks.py)
                      run/           AWSDDP_RUN_DIR
 """
 
@@ -41,7 +42,7 @@ FINAL = ("succeeded", "failed", "cancelled", "interrupted")
 
 
 class CommandError(Exception):
-    """A request that cannot be done; `kind` is usage, taken, busy, notfound, node or job."""
+    """A request that failed; `kind` is usage, taken, busy, notfound, node or job."""
 
     def __init__(self, message: str, why: str = "", *, kind: str = "job") -> None:
         super().__init__(message)
@@ -49,7 +50,7 @@ class CommandError(Exception):
 
 
 class RankLine(NamedTuple):
-    """A rank as a document tells of it: where it runs, when it started (Unix time), and how it ended."""
+    """A rank in a document: where it runs, when it started (Unix time), and how it ended."""
 
     rank: int
     local_rank: int
@@ -60,10 +61,10 @@ class RankLine(NamedTuple):
 
 
 class Report(NamedTuple):
-    """What a node reports of a rank, or of its agent: when it started and, with an exit code, how it ended.
+    """A report of a rank, or of an elastic agent: when it started and, with an exit code, how it ended.
 
-    With another code than 0 `cause` says why, and `fault` whose it was: "own", "echo" (of another rank's
-    fault) or "stopped" (it was asked to end). `restart` counts the lives before this one.
+    If the code is not 0, `cause` is why, and `fault` is "own", "echo" (caused by another rank's fault) or
+    "stopped" (it was requested to end). `restart` counts earlier starts of the rank.
     """
 
     rank: int
@@ -81,7 +82,7 @@ _PARTS = {"cause": read_cause, "ranks": each(reader(RankLine))}
 
 
 class Whole(Fields):
-    """What the first node knows of a job, and every node copies to its document."""
+    """The first node's summary of a job; all nodes copy it to their documents."""
 
     parts = _PARTS
     state: str
@@ -92,11 +93,11 @@ class Whole(Fields):
 
 
 class Document(Fields):
-    """What a node knows of a job: state.json, and what it answers.
+    """A node's document of a job: state.json, and the response to `State`.
 
-    `complete`: of the whole job, as the first node does; else of this node's ranks alone. `boot` is the run
-    of the kernel, `pid` the supervisor, `restarts` those of torchrun's rounds. Of a job
-    that runs `metrics` and `samples` tell a client of its ranks; `saving` is saving.json.
+    `complete`: it describes the whole job, not only this node's ranks. `boot` is the boot id, `pid` the
+    agent, `restarts` describes torchrun's restarts. A running job has `metrics` and `samples` of its ranks;
+    `saving` is saving.json.
     """
 
     parts = _PARTS
@@ -125,8 +126,8 @@ class Document(Fields):
 class Ending(Sparse):
     """How a job is to end, in cancel.json: its state, the grace (s) and the cause.
 
-    Where a client knows that the first node is gone, `lost` says why instead, and `kind` is the cause's. A
-    supervisor of another awsddp may read it.
+    If a client reports that the first node is gone, `lost` is why instead, and `kind` the cause's. The agent
+    of another version of awsddp may read it.
     """
 
     parts = {"cause": read_cause}
@@ -138,7 +139,7 @@ class Ending(Sparse):
 
 
 class JobFolder:
-    """The folder of the job `job`. Raises CommandError for a name that is no name."""
+    """The folder of the job `job`. Raises CommandError for an invalid name."""
 
     def __init__(self, job: str, path: Path | None = None) -> None:
         if not NAME.fullmatch(job):
@@ -164,24 +165,24 @@ class JobFolder:
         return self.logs / f"rank{rank}.log"
 
     def log_sizes(self) -> dict[str, int]:
-        """Return how long each log of the ranks is now, by its name."""
+        """Return the size of each rank's log (bytes), by file name."""
         return {path.name: path.stat().st_size for path in self.logs.glob("rank*.log")}
 
     def request(self) -> Launch:
-        """Return the request that launched the job. Raises CommandError where there is no such job."""
+        """Return the request that launched the job. Raises CommandError if the job does not exist."""
         request = read_json(self.path / "job.json")
         if request is None:
             raise CommandError(f"job {self.job} not found on this node", kind="notfound")
         return Launch.from_json(request)
 
     def lock(self) -> int:
-        """Take the lock and return its descriptor; it lives until every copy of it is closed."""
+        """Acquire the lock and return its descriptor; it is held until every copy of that is closed."""
         descriptor = os.open(str(self.path / "lock"), os.O_CREAT | os.O_RDWR, 0o600)
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         return descriptor
 
     def held(self) -> bool:
-        """Tell whether the job's supervisor lives: a reboot and kill -9 release its lock, too."""
+        """Return True if the job's agent runs. A reboot and kill -9 also release its lock."""
         try:
             descriptor = os.open(str(self.path / "lock"), os.O_RDONLY)
         except FileNotFoundError:
@@ -195,21 +196,21 @@ class JobFolder:
         return False
 
     def active(self) -> bool:
-        """Tell whether the job runs or waits; one that has ended may say farewell yet."""
+        """Return True if the job runs or waits. The agent may run on for a moment after the job's end."""
         return self.held() and not self.document().final
 
     def document(self) -> Document:
-        """Return what the node knows of the job now; a job whose supervisor is gone is not running."""
+        """Return the node's current document of the job; without an agent the job is not running."""
         request = self.request()
-        alive = self.held()  # asked first: what a supervisor that is gone has written does not change
-        written = read_json(self.state)
-        document = Document.from_json(written) if written else initial(request)
+        is_alive = self.held()  # first: the document of an agent that has ended is final
+        stored = read_json(self.state)
+        document = Document.from_json(stored) if stored else initial(request)
         document.nodes, document.facts = request.nodes, request.facts
-        if not document.final and not alive:
-            document.cause = document.cause or _loss(request, document)
+        if not document.final and not is_alive:
+            document.cause = document.cause or _describe_loss(request, document)
             document.state = "interrupted"
         if document.state == "running":
-            document.ranks = [_until_now(rank) for rank in document.ranks]
+            document.ranks = [_with_current_seconds(rank) for rank in document.ranks]
         return document
 
 
@@ -219,10 +220,10 @@ def jobs_folder() -> Path:
 
 
 def folders(top: Path | None = None) -> list[JobFolder]:
-    """Return the folders of all jobs of this node, or in another folder, oldest first."""
-    found = [path for path in (top or jobs_folder()).glob("*/job.json") if NAME.fullmatch(path.parent.name)]
-    found.sort(key=lambda path: path.stat().st_mtime_ns)
-    return [JobFolder(path.parent.name, path.parent) for path in found]
+    """Return the folders of all jobs of this node, or below `top`, oldest first."""
+    paths = [path for path in (top or jobs_folder()).glob("*/job.json") if NAME.fullmatch(path.parent.name)]
+    paths.sort(key=lambda path: path.stat().st_mtime_ns)
+    return [JobFolder(path.parent.name, path.parent) for path in paths]
 
 
 def initial(request: Launch) -> Document:
@@ -239,35 +240,35 @@ def initial(request: Launch) -> Document:
     )
 
 
-def rank_lines(layout: Sequence[Place], known: Mapping[int, Report]) -> list[RankLine]:
-    """Return what a document says of each rank, by what is `known` of those that have started."""
-    lines = []
-    for place in layout:
-        report = known.get(place.rank)
-        ended = (report.exit_code, report.seconds, report.started) if report else ()
-        lines.append(RankLine(*place, *ended))
-    return lines
+def rank_lines(layout: Sequence[Place], reports: Mapping[int, Report]) -> list[RankLine]:
+    """Return the row of each rank in a document; `reports` has the ranks that have started."""
+    rows = []
+    for row in layout:
+        report = reports.get(row.rank)
+        outcome = (report.exit_code, report.seconds, report.started) if report else ()
+        rows.append(RankLine(*row, *outcome))
+    return rows
 
 
-def _until_now(rank: RankLine) -> RankLine:
-    """Return a rank of a job that runs: one that has not ended has run until now."""
+def _with_current_seconds(rank: RankLine) -> RankLine:
+    """Return a rank's row with the seconds until now, if the rank is running."""
     if rank.started is None or rank.exit_code is not None:
         return rank
     return rank._replace(seconds=round(time.time() - rank.started, 3))
 
 
 def programs(path: str) -> str:
-    """Return the PATH of a rank: `path`, the programs of its Python's environment, comes first."""
+    """Return the PATH of a rank: `path`, the programs of its Python environment, comes first."""
     return os.pathsep.join([path, os.environ.get("PATH", os.defpath)])
 
 
 def boot_id() -> str:
-    """Return what tells this run of the kernel from the next."""
+    """Return the kernel's id of this boot."""
     return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
 
 
 def read_json(path: Path) -> Any:
-    """Return the object in the file `path`, or None where there is none that can be read."""
+    """Return the JSON object in the file `path`, None if it is missing or invalid."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError):
@@ -276,7 +277,7 @@ def read_json(path: Path) -> Any:
 
 
 def counters(path: Path) -> dict[str, int]:
-    """Return the numbers of a file of the kernel by their names; none where it cannot be read."""
+    """Return the numbers in a file of the kernel by name, {} if it cannot be read."""
     try:
         lines = path.read_text(encoding="ascii").splitlines()
     except OSError:
@@ -285,7 +286,7 @@ def counters(path: Path) -> dict[str, int]:
 
 
 def write_json(path: Path, document: object, *, sync: bool = True) -> None:
-    """Replace the file `path` by `document` (0600): a reader finds the old or the new, never a half.
+    """Replace the file `path` by `document` (0600) atomically.
 
     Without `sync` a crash of the node may lose it.
     """
@@ -299,10 +300,10 @@ def write_json(path: Path, document: object, *, sync: bool = True) -> None:
     part.replace(path)
 
 
-def _loss(request: Launch, document: Document) -> Cause:
+def _describe_loss(request: Launch, document: Document) -> Cause:
     node = request.node
-    why = f"The supervisor of node{node} was killed; its ranks ended with it"
+    why = f"The agent of node{node} was killed; its ranks ended with it"
     if document.boot != boot_id():
-        did = "waited" if document.state == "waiting" else "ran"
-        why = f"node{node} was restarted while the job {did}"
+        activity = "waited" if document.state == "waiting" else "ran"
+        why = f"node{node} was restarted while the job {activity}"
     return cause_of_node(request, node, "interrupted", why=why)

@@ -1,4 +1,4 @@
-"""Requests and answers: what a client asks a node about its jobs, over one connection."""
+"""Serve a client's requests about jobs, over one connection."""
 
 from __future__ import annotations
 
@@ -21,32 +21,32 @@ _PACKAGE = __name__.rpartition(".")[0]
 
 
 def main(stdin: BinaryIO) -> int:
-    """Answer on stdout each request that comes (a line with its length, then JSON), until stdin ends.
+    """Serve each request on stdin (a line with its length, then JSON) until stdin ends.
 
-    An answer is a line of JSON, {"error": {"message", "why", "kind"}} where it cannot be done; that of follow
-    is frames. Return the exit status: 1 where anything could not be done.
+    A response on stdout is a line of JSON, {"error": {"message", "why", "kind"}} if the request failed; that
+    to follow is frames (log_stream.py). Return the exit status: 1 if any request failed.
     """
     out = sys.stdout.buffer
-    done = True
+    all_done = True
     try:
         while length := stdin.readline():
-            done = _serve(json.loads(stdin.read(int(length))), out) and done
+            all_done = _handle_request(json.loads(stdin.read(int(length))), out) and all_done
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # so that the interpreter's last flush says nothing
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the interpreter's last flush must not raise
         return 1
     finally:
         CLAIM.release()
-    return 0 if done else 1
+    return 0 if all_done else 1
 
 
-def _serve(document: Any, out: BinaryIO) -> bool:
-    """Answer one request, and return whether it was done."""
-    _load(document.pop("modules", None))
+def _handle_request(document: Any, out: BinaryIO) -> bool:
+    """Serve one request. Return True if it succeeded."""
+    _load_modules(document.pop("modules", None))
     name = document["do"]
     if name not in ("probe", "dial") and f"{_PACKAGE}.probe" in sys.modules:
         sys.modules[f"{_PACKAGE}.probe"].close()
     out.write(MAGIC)
-    done = True
+    is_done = True
     try:
         if name not in KINDS:
             raise CommandError(f"unknown request {name}", kind="usage")
@@ -58,16 +58,16 @@ def _serve(document: Any, out: BinaryIO) -> bool:
     except BrokenPipeError:
         raise
     except CommandError as error:
-        answer, done = {"error": error.document}, False
+        answer, is_done = {"error": error.document}, False
     except OSError as error:
-        answer, done = {"error": CommandError(f"the node failed: {error}", kind="node").document}, False
+        answer, is_done = {"error": CommandError(f"the node failed: {error}", kind="node").document}, False
     out.write(json.dumps(plain(answer)).encode() + b"\n")
     out.flush()
-    return done
+    return is_done
 
 
-def _load(packed: str | None) -> None:
-    """Load the modules that came with a request, as the program itself was loaded."""
+def _load_modules(packed: str | None) -> None:
+    """Load the modules that a request carries."""
     if packed is None:
         return
     for name, source in json.loads(bz2.decompress(base64.b64decode(packed))):
@@ -76,21 +76,21 @@ def _load(packed: str | None) -> None:
 
 
 def state(_: State) -> dict[str, list[Document]]:
-    """Return the documents of all jobs, of one that runs with the progress of its ranks and what they use."""
+    """Return the documents of all jobs; a running job's has its ranks' progress and resource use."""
     return {"jobs": [_with_metrics(folder) for folder in folders()]}
 
 
 def _with_metrics(folder: JobFolder) -> Document:
     document = folder.document()
-    document.saving = _saving(folder)
+    document.saving = _read_saving(folder)
     if document.state == "running":
         document.metrics = metrics(folder)
         document.samples = (read_json(folder.samples) or {"ranks": []})["ranks"]
     return document
 
 
-def _saving(folder: JobFolder) -> dict[str, Any] | None:
-    """Return what saving.json says, with `silent_s`, how long ago the saver gave its last sign of life."""
+def _read_saving(folder: JobFolder) -> dict[str, Any] | None:
+    """Return saving.json with `silent_s`: seconds since the uploader last wrote it, 0.0 once it has ended."""
     saving: dict[str, Any] | None = read_json(folder.saving)
     if saving is not None:
         at = saving.pop("at", None)

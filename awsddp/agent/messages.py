@@ -1,8 +1,8 @@
-"""The requests to a node's program, a class each for both ends of the connection, and the parts of a launch.
+"""The requests to the agent, one class each for both ends of the connection, and the parts of a launch.
 
-In brackets is the type of the answer, a class of model/node_answers.py: a node writes plain JSON, its client
-checks it. On the wire and in job.json a request is {"do": "cancel", "job": ...}: its class in lower case and
-its fields.
+The type in brackets is the response, a class of model/node_answers.py: the agent writes JSON, the client
+validates it. On the wire and in job.json a request is {"do": "cancel", "job": ...}: the name of its class in
+lower case, and its fields.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeVar
 if TYPE_CHECKING:
     from typing import Self, dataclass_transform
 
-    from awsddp.model import node_answers  # noqa: F401 (in the brackets)
+    from awsddp.model import node_answers  # noqa: F401 (types in brackets)
 
-    Read = Callable[[Any], object]  # makes of JSON what a field holds
-    Fact = str | float | Sequence[str] | None  # of a launch, as a client tells it
+    Read = Callable[[Any], object]  # converts JSON to a field's value
+    Fact = str | float | Sequence[str] | None  # a value of Launch.facts
 else:
 
-    def dataclass_transform(**_):  # of Python 3.11, for type checkers alone
+    def dataclass_transform(**_):  # Python 3.11; used by type checkers only
         return lambda cls: cls
 
 
@@ -31,9 +31,9 @@ NOTHING: Mapping[str, str] = {}
 
 @dataclass_transform(kw_only_default=True)
 class Fields:
-    """A class with the fields that it annotates. The module dataclasses costs a node 14 ms a request.
+    """Base of classes with annotated fields. It replaces dataclasses, whose import takes 14 ms per request.
 
-    `parts` reads those of its fields that are more than JSON has, by name.
+    `parts` maps the name of a field to the function that reads it, for fields that are not plain JSON.
     """
 
     parts: ClassVar[Mapping[str, Read]] = {}
@@ -43,15 +43,15 @@ class Fields:
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Self:
-        """Return the object that `to_json` wrote; fields that an older awsddp did not write have defaults."""
+        """Return the object of a `to_json` document. Missing fields (of an older awsddp) get defaults."""
         return reader(cls, **cls.parts)(document)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fields as JSON has them."""
+        """Return the fields as JSON values."""
         return {name: plain(getattr(self, name)) for name in self.__annotations__}
 
     def take(self, other: Fields) -> None:
-        """Take over the fields that `other` has set."""
+        """Copy the fields that are set in `other`."""
         vars(self).update(vars(other))
 
     def __eq__(self, other: object) -> bool:
@@ -61,43 +61,43 @@ class Fields:
 
 
 class Sparse(Fields):
-    """Fields of which JSON has those that are set."""
+    """Fields whose JSON omits those that were not set."""
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fields that are set as JSON has them."""
+        """Return the fields that are set, as JSON values."""
         return {name: plain(value) for name, value in vars(self).items()}
 
 
 class Told(Sparse):
-    """What a node tells and never reads: its type is one of model/node_answers.py or model/records.py."""
+    """A response, which the agent only writes: model/node_answers.py or model/records.py has its type."""
 
     def __init__(self, **fields: Any) -> None:
         vars(self).update(fields)
 
 
 def plain(value: Any) -> Any:
-    """Return a value as JSON has it: Fields and NamedTuples are objects, but for a `row`."""
+    """Return a value as JSON: Fields and NamedTuples become objects, those with @as_json_list lists."""
     if isinstance(value, Fields):
         return value.to_json()
     if hasattr(value, "_asdict") and type(value) not in _ROWS:
         value = value._asdict()
     if isinstance(value, dict):
-        return {key: plain(one) for key, one in value.items()}
+        return {key: plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [plain(one) for one in value]
+        return [plain(item) for item in value]
     return value
 
 
 def row(kind: type[_Named]) -> type[_Named]:
-    """Decorate a NamedTuple that is a list in JSON, not an object."""
+    """Class decorator: encode a NamedTuple as a list in JSON, not as an object."""
     _ROWS.add(kind)
     return kind
 
 
 def reader(kind: type[_Named], **parts: Read) -> Callable[[Any], _Named]:
-    """Return what makes one of `kind` again of the object that `plain` made of it.
+    """Return a function that creates a `kind` from the JSON object that `to_json_value` returns for it.
 
-    Fields that it does not have have defaults; `parts` read those that are more than JSON has, by name.
+    Missing fields get defaults; `parts` are the readers of fields that are not plain JSON, by name.
     """
 
     def read(document: Any) -> _Named:
@@ -110,15 +110,15 @@ def reader(kind: type[_Named], **parts: Read) -> Callable[[Any], _Named]:
 
 
 def each(part: Read) -> Read:
-    """Return what reads a list of such parts."""
-    return lambda parts: [part(one) for one in parts]
+    """Return a function that reads a list whose items `part` reads."""
+    return lambda items: [part(item) for item in items]
 
 
 class Request(Fields, Generic[Answer]):
-    """What a client asks of one node.
+    """A request to the agent of one node.
 
-    `module` is the one of the node's program whose function of the request's name answers; `extra` are
-    modules that travel with the request: the program alone fits the first window of a connection.
+    `module` holds the function that serves the request; the function has the request's name. `extra` are
+    modules sent with the request: without them the agent fits the first window of a connection.
     """
 
     module: ClassVar[str] = "main"
@@ -130,9 +130,9 @@ class Request(Fields, Generic[Answer]):
 
 
 class Claim(Request["node_answers.Claimed"]):
-    """The right to start a job, which a launch uses up; `owner` is shown to another client.
+    """Take the right to start a job; a launch uses it up. `owner` is shown to other clients.
 
-    `lease_s` is how long a client that vanished without a goodbye keeps others from it.
+    `lease_s` is how long the claim of a client that disappeared blocks other clients.
     """
 
     module = "launch"
@@ -142,15 +142,15 @@ class Claim(Request["node_answers.Claimed"]):
 
 
 class Unclaim(Request["node_answers.Claimed"]):
-    """Give that right back."""
+    """Release the claim."""
 
     module = "launch"
 
 
 class Slots(Request["node_answers.Slots"]):
-    """Which jobs and slots the node has, and which of `ports` are taken.
+    """Get the node's jobs, the slots in use, and which of `ports` are taken.
 
-    With `gpus` a job that runs on other GPUs of the node is not told to run.
+    With `gpus`, a job on other GPUs of the node does not count as running.
     """
 
     module = "launch"
@@ -159,14 +159,14 @@ class Slots(Request["node_answers.Slots"]):
 
 
 class State(Request["node_answers.Jobs"]):
-    """What the node knows of each of its jobs."""
+    """Get the documents of all jobs of the node."""
 
 
 class Follow(Request["None"]):
-    """What the node's ranks say, from `offsets` (bytes, by rank) on; the answer is frames (log_stream.py).
+    """Stream the logs of the node's ranks from `offsets` (bytes, by rank) on, as frames (log_stream.py).
 
-    Without `to_the_end` only what they have said so far. With `tail`, for a rank at offset 0, only so many of
-    its lines so far.
+    Without `to_the_end` the stream ends with the current end of the logs. With `tail`, a rank at offset 0
+    starts at its last `tail` lines.
     """
 
     job: str
@@ -176,9 +176,9 @@ class Follow(Request["None"]):
 
 
 class Cancel(Request["node_answers.NodeJob"]):
-    """End `job`; the answer is what is known of it at its end. `grace` (s): None as it was launched.
+    """End `job` and get its final document. `grace` (s): None for the grace of the launch.
 
-    With `launch`, the id in a launch request, only a job that this request has started ends.
+    With `launch`, the id of a launch request, end only a job that this request has started.
     """
 
     module = "cancel"
@@ -188,7 +188,7 @@ class Cancel(Request["node_answers.NodeJob"]):
 
 
 class Lost(Request["node_answers.Heard"]):
-    """Another node of the job, `node`, is gone: `why`, and the `kind` of cause."""
+    """Report that another node of the job, `node`, is gone: `why`, and the `kind` of cause."""
 
     module = "cancel"
     job: str
@@ -198,20 +198,19 @@ class Lost(Request["node_answers.Heard"]):
 
 
 class Stacks(Request["node_answers.Stacks"]):
-    """What the processes of a job do at this moment."""
+    """Get the stacks of the processes of a job."""
 
     module, extra = "diagnosis.stacks", ("diagnosis.stacks",)
     job: str
 
 
 class Manifest(Request["node_answers.Manifest"]):
-    """The results of a job on the node (manifest.py); small ones come with the list, `at_once` bytes in all.
+    """List the results of a job on the node (manifest.py).
 
-    With 0 none is read: the list says what there is.
-
-    `ranks` are those of the job, each with its node: a node may name the logs of its own. `outputs` are paths
-    beside those of the launch, `exclude` the patterns of `excludes.exclude_patterns`. With `events` (sizes at
-    home by place) only TensorBoard's event files of another size, whole.
+    The list contains the data of small files, `at_once` bytes in total; with 0 no file is read. `ranks` are
+    the job's, each with its node: a node may list the logs of its own ranks. `outputs` are paths in addition
+    to those of the launch, `exclude` the patterns of `excludes.exclude_patterns`. With `events` (the client's
+    file sizes, by path in the results folder) only TensorBoard event files of another size, with all data.
     """
 
     module = "manifest"
@@ -224,9 +223,9 @@ class Manifest(Request["node_answers.Manifest"]):
 
 
 class Probe(Request["node_answers.Probed"]):
-    """What the node has; it listens on `ports` of `address`, and one more, until another request comes.
+    """Get the node's hardware and load. It listens on `ports` of `address`, and one more.
 
-    `thorough` asks for more, which takes some seconds with GPUs.
+    The ports stay open until the next request. `thorough` adds checks that take some seconds with GPUs.
     """
 
     module, extra = "probe", ("diagnosis.evidence", "probe")
@@ -236,7 +235,7 @@ class Probe(Request["node_answers.Probed"]):
 
 
 class Dial(Request["node_answers.Dialed"]):
-    """Connect to ports of other nodes, (node, address, port), after all have answered `Probe`."""
+    """Connect to ports of other nodes, (node, address, port), once all nodes have responded to `Probe`."""
 
     module = "probe"
     peers: Sequence[tuple[int, str, int]]
@@ -253,7 +252,7 @@ class Machine(Fields):
 
 @row
 class Place(NamedTuple):
-    """A rank and where it runs."""
+    """A rank, its local rank, and its node."""
 
     rank: int
     local_rank: int
@@ -261,12 +260,12 @@ class Place(NamedTuple):
 
 
 class Process(Fields):
-    """A process that the supervisor of a node starts in the synced folder.
+    """A process that the agent of a node starts in the synced folder.
 
     `ranks` end when it ends, each with its exit code (-N: signal N). `log` is the file in logs/ that receives
-    its output: rank3.log where it is rank 3; else launcher0.log on node 0, and its ranks write their own
-    rank3.log. `environment` is added to the node's. `script` must exist on the node (None: do not check).
-    `files` are written into the job's folder before, by name.
+    its output: rank3.log if the process is rank 3; otherwise launcher0.log on node 0, and its ranks write
+    their own rank3.log. `environment` is added to the node's. `script` must exist on the node (None: do not
+    check). `files` (text by name) are written into the job's folder first.
     """
 
     ranks: Sequence[int]
@@ -278,13 +277,13 @@ class Process(Fields):
 
 
 class Launch(Request["node_answers.Launched"]):
-    """Start a node's part of `job` once the jobs `after` have ended there. It stays on the node as job.json.
+    """Start a node's part of `job` once the jobs `after` have ended on the node. Stored there as job.json.
 
-    `launch` is the id of this launch on all nodes, `facts` what is told of the job later, `helper` the
-    ranks' sitecustomize, `secret` the key of the supervisors' links; `secrets` names the variables whose
-    values are not written down. `elastic` is what torch's agent may do on its own, None without one. Times
-    are in seconds; `silent_s` is how long a supervisor may be silent, `join_s` how long the first node waits
-    for the others. `saving` is what saves the results: the `argv` of s3/uploader.py and its `stdin` (base64).
+    `launch` is the id of this launch on all nodes, `facts` are returned in the job's documents, `helper` is
+    the ranks' sitecustomize, `secret` the key of the agents' connections; `secrets` names the variables
+    whose values are not stored. `elastic` are the limits of torchrun's elastic agent, None without one. Times
+    are in seconds; `silent_s` is how long an agent may be silent, `join_s` how long the first node waits for
+    the others. `saving` starts the uploader: the `argv` of s3/uploader.py and its `stdin` (base64).
     """
 
     module = "launch"
@@ -340,7 +339,7 @@ class Launch(Request["node_answers.Launched"]):
     @property
     def own_ranks(self) -> list[int]:
         """The ranks of this node."""
-        return [one.rank for one in self.layout if one.node == self.node]
+        return [row.rank for row in self.layout if row.node == self.node]
 
 
 KINDS = {kind.__name__.lower(): kind for kind in Request.__subclasses__()}

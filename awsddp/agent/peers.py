@@ -1,8 +1,8 @@
-"""The other supervisors of a job: links to them, made again when they break, and when one is given up.
+"""The agents of a job's other nodes: connections to them, reconnects, and when a node counts as lost.
 
-The first node accepts, the others connect. Only what proves that a supervisor has ended gives it up at once:
-a connection that is closed, not reset (supervisors reset those that they give up), its guard's word, a port
-at which nobody listens any more. Everything else may be the network: it is waited for, `silent_s` long.
+The first node accepts, the others connect. An agent is lost at once only on proof that it has ended: its
+connection is closed, not reset (agents reset connections that they give up), its guard reports it, or its
+port refuses connections. Any other failure may be the network: the agent is lost after `silent_s`.
 """
 
 from __future__ import annotations
@@ -28,21 +28,19 @@ if TYPE_CHECKING:
 
 BEAT_SECONDS = 2.0
 _SILENT_SECONDS = 3 * BEAT_SECONDS
-"""How long beats may go unanswered before another link is tried: both directions must work for an answer."""
-_CLOSED = (
-    "its supervisor has ended and closed the connection; a rank that kills every process (kill -1) does that"
-)
-"""What a connection that is closed proves: the node need not be gone."""
+"""How long heartbeats may stay unanswered before a reconnect. An answer needs both directions to work."""
+_CLOSED = "its agent has ended and closed the connection; a rank that kills every process (kill -1) does that"
+"""Why an agent is lost whose connection was closed: its node may still run."""
 _CONNECT_SECONDS = 1.0
 _REFUSED_SECONDS = 2.0
 _RETRY_SECONDS = 0.5
 
 
 class Frame(NamedTuple):
-    """What goes over a link: what a side `said` after its first `since` messages, and how many it `heard`.
+    """The unit of transfer: messages `said` after a side's first `since` ones, and how many it has `heard`.
 
-    It says again what the other has not heard; what comes twice, or late, means nothing. `lost` says why
-    the supervisor in whose name the link was made has ended, with the `kind` of the cause.
+    Unacknowledged messages are resent; duplicates and stale messages are ignored. `lost` is why the agent of
+    the link's node has ended, with the `kind` of the cause.
     """
 
     heard: int = 0
@@ -52,45 +50,45 @@ class Frame(NamedTuple):
     kind: str = ""
 
 
-_READ = reader(Frame)
+_read_frame = reader(Frame)
 
 
 class Session:
-    """One side of a conversation that outlives its links: each message arrives once, and in order.
+    """One side of a reliable message stream over successive links: each message arrives once, in order.
 
-    It does no I/O, so that it can be tried alone.
+    It does no I/O.
     """
 
     def __init__(self) -> None:
-        self._heard = 0
-        self._known = 0  # how many of the own messages the other side has heard
-        self._unheard: list[object] = []
+        self._received = 0
+        self._acknowledged = 0  # how many of its messages the other side has received
+        self._unacknowledged: list[object] = []
 
     @property
     def pending(self) -> bool:
-        """Whether the other side has not heard everything."""
-        return bool(self._unheard)
+        """Whether the other side has not acknowledged all messages."""
+        return bool(self._unacknowledged)
 
     def say(self, message: object) -> Frame:
-        """Take `message` on, and return the frame that carries it alone, for the link there is, if any."""
-        self._unheard.append(message)
-        return Frame(self._heard, self._known + len(self._unheard) - 1, [message])
+        """Queue `message`, and return the frame that carries it alone, for the current link if any."""
+        self._unacknowledged.append(message)
+        return Frame(self._received, self._acknowledged + len(self._unacknowledged) - 1, [message])
 
     def frame(self) -> Frame:
-        """Return the frame with all that the other side may not have heard."""
-        return Frame(self._heard, self._known, list(self._unheard))
+        """Return the frame with all messages that the other side has not acknowledged."""
+        return Frame(self._received, self._acknowledged, list(self._unacknowledged))
 
     def hear(self, frame: Frame) -> Sequence[Any]:
-        """Return what is new in a frame: nothing where messages before it are missing."""
-        del self._unheard[: max(0, frame.heard - self._known)]
-        self._known = max(self._known, frame.heard)
-        news = frame.said[self._heard - frame.since :] if frame.since <= self._heard else ()
-        self._heard += len(news)
+        """Return the new messages of a frame, none if messages before it are missing."""
+        del self._unacknowledged[: max(0, frame.heard - self._acknowledged)]
+        self._acknowledged = max(self._acknowledged, frame.heard)
+        news = frame.said[self._received - frame.since :] if frame.since <= self._received else ()
+        self._received += len(news)
         return news
 
 
 class Peer:
-    """Another supervisor: the conversation with it, and the link that carries it."""
+    """The agent of another node: its session, and the link that carries it."""
 
     def __init__(self, node: int, *, now: float) -> None:
         self.node = node
@@ -102,10 +100,10 @@ class Peer:
 
 
 class Peers:
-    """All other supervisors that this one talks to. `now` is in seconds of one monotonic clock throughout.
+    """All agents that this one is connected to. `now` is always in seconds of the same monotonic clock.
 
-    `heard` holds (node, message) and `lost` (node, reason, kind of the cause), oldest first; the caller takes
-    them away.
+    `received` holds (node, message) and `lost` (node, reason, kind of the cause), oldest first; the caller
+    removes them.
     """
 
     def __init__(
@@ -119,11 +117,11 @@ class Peers:
         self._request = request
         self._selector = selector
         self._listener = listener
-        nodes = [one.node for one in request.nodes]
+        nodes = [node.node for node in request.nodes]
         others = nodes[1:] if listener is not None else nodes[:1]
         self._peers = {node: Peer(node, now=now) for node in others}
         self._now = self._beat_at = now
-        self._try_at = now  # when the link to the first node is given up, and made anew
+        self._reconnect_at = now  # when to replace the link to the first node
         self._refused_since = math.inf
         self.error = ""
         self.heard: list[tuple[int, Any]] = []
@@ -134,23 +132,23 @@ class Peers:
 
     @property
     def joined(self) -> bool:
-        """Whether all of them have been connected at least once."""
+        """Whether all peers have been connected at least once."""
         return all(peer.joined for peer in self._peers.values())
 
     @property
     def unread(self) -> bool:
-        """Whether one that is not given up has not heard everything."""
+        """Whether a peer that is not lost has not acknowledged all messages."""
         return any(peer.session.pending and not peer.lost for peer in self._peers.values() if peer.joined)
 
     def send(self, message: object) -> None:
-        """Send `message` to all of them, now or on the next link."""
+        """Send `message` to all peers, now or on the next link."""
         for peer in self._peers.values():
             frame = peer.session.say(message)
             if peer.link is not None:
                 self._send(peer.link, frame)
 
     def take(self, link: Link | None, now: float) -> None:
-        """Handle what the selector reports, by its data: a link that is ready, None for the listener."""
+        """Handle an event of the selector: `link` is ready, or the listener (None)."""
         self._now = now
         if link is None:
             self._accept()
@@ -158,42 +156,42 @@ class Peers:
             self._exchange(link)
 
     def tick(self, now: float) -> None:
-        """Send heartbeats, give up silent peers, reconnect to those that do not answer."""
+        """Send heartbeats, give up silent peers, reconnect if the first node does not answer."""
         self._now = now
         limit = self._request.silent_s
         for peer in self._peers.values():
             if peer.joined and now - peer.heard_at > limit:
                 self._lose(peer, f"no heartbeat for {limit:g} s")
             if self._listener is None:
-                self._keep_up(peer)
+                self._beat_or_reconnect(peer)
 
     def stood_still(self, now: float) -> None:
-        """Reset the clocks after this process did not run for a while: the peers were not silent."""
+        """Reset the peers' clocks, as after a time in which this process did not run."""
         for peer in self._peers.values():
             peer.heard_at = now
 
-    def _keep_up(self, first: Peer) -> None:
-        """Beat to the first node, and connect to it anew when it does not respond."""
-        if self._now >= self._try_at and not first.lost:
+    def _beat_or_reconnect(self, first: Peer) -> None:
+        """Send a heartbeat to the first node, and reconnect to it if it does not respond."""
+        if self._now >= self._reconnect_at and not first.lost:
             self._connect(first)
         elif self._now >= self._beat_at:
             self._beat_at = self._now + BEAT_SECONDS
-            self._tell(first)
+            self._send_pending(first)
 
     def _connect(self, first: Peer) -> None:
         if first.link is not None:
-            self.error = f"{self._place}: no answer"
+            self.error = f"{self._address_text}: no answer"
             self._close(first.link)
-        self._try_at = self._now + _CONNECT_SECONDS
+        self._reconnect_at = self._now + _CONNECT_SECONDS
         sock = socket.socket()
         sock.setblocking(False)
         code = sock.connect_ex(_address(self._request))
         first.link = self._add(Link(sock, self._request.secret, me=self._request.node, node=first.node))
         if code not in (0, errno.EINPROGRESS):
-            self._broken(first.link, OSError(code, os.strerror(code)))
+            self._handle_broken(first.link, OSError(code, os.strerror(code)))
 
     @property
-    def _place(self) -> str:
+    def _address_text(self) -> str:
         return "{}:{}".format(*_address(self._request))
 
     def _accept(self) -> None:
@@ -203,7 +201,7 @@ class Peers:
             self._add(Link(sock, self._request.secret, me=self._request.node))
 
     def _add(self, link: Link) -> Link:
-        link.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # a frame waits for no other's ACK
+        link.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # no frame waits for an ACK
         self._selector.register(link.socket, selectors.EVENT_READ | selectors.EVENT_WRITE, link)
         return link
 
@@ -213,23 +211,23 @@ class Peers:
         try:
             frames = link.turn()
         except OSError as error:
-            self._broken(link, error)
+            self._handle_broken(link, error)
             return
-        self._watch(link)
+        self._update_events(link)
         if frames or not proved:  # it answers, or has just connected
-            self._try_at = self._now + _SILENT_SECONDS
+            self._reconnect_at = self._now + _SILENT_SECONDS
         peer = self._peers.get(link.node)
         if peer is None or not link.proved:
             return
         if not proved:
             self._beat_at = self._now
         for frame in frames:
-            self._hear(peer, link, _READ(frame))
+            self._receive(peer, link, _read_frame(frame))
 
-    def _hear(self, peer: Peer, link: Link, frame: Frame) -> None:
-        """Take in what is new in a frame; the first node answers each, the others those with news.
+    def _receive(self, peer: Peer, link: Link, frame: Frame) -> None:
+        """Handle a frame. The first node answers each, the others those with new messages.
 
-        The conversation goes on over the link of the newest one; that of a report is none of it.
+        The session continues on the link of the newest frame; a report of a loss has a link of its own.
         """
         if frame.lost is not None:
             self._lose(peer, frame.lost, frame.kind if frame.kind in LOSSES else "node_lost")
@@ -242,10 +240,10 @@ class Peers:
         news = peer.session.hear(frame)
         self.heard += [(peer.node, message) for message in news]
         if news or self._listener is not None:
-            self._tell(peer)
+            self._send_pending(peer)
 
-    def _tell(self, peer: Peer) -> None:
-        """Send all that a peer may not have heard; on a link that hangs it would pile up."""
+    def _send_pending(self, peer: Peer) -> None:
+        """Send all unacknowledged messages, unless the link has unsent bytes, which would pile up."""
         if peer.link is not None and not peer.link.unsent:
             self._send(peer.link, peer.session.frame())
 
@@ -253,36 +251,36 @@ class Peers:
         try:
             link.send(frame)
         except OSError as error:
-            self._broken(link, error)
+            self._handle_broken(link, error)
         else:
-            self._watch(link)
+            self._update_events(link)
 
-    def _watch(self, link: Link) -> None:
-        write = selectors.EVENT_WRITE if link.unsent else 0
-        self._selector.modify(link.socket, selectors.EVENT_READ | write, link)
+    def _update_events(self, link: Link) -> None:
+        write_event = selectors.EVENT_WRITE if link.unsent else 0
+        self._selector.modify(link.socket, selectors.EVENT_READ | write_event, link)
 
-    def _broken(self, link: Link, error: OSError) -> None:
-        """Handle a lost link. Closed means that its supervisor ended, as does a port that refuses for 2 s.
+    def _handle_broken(self, link: Link, error: OSError) -> None:
+        """Handle a lost link. A closed link, or a port that refuses for 2 s, means that the agent has ended.
 
-        Anything else may be the network.
+        Any other error may be the network.
         """
         self._close(link)
         peer = self._peers.get(link.node)
-        if peer is None or peer.link is not link:  # a stranger
+        if peer is None or peer.link is not link:  # not authenticated, or replaced
             return
         peer.link = None
-        self.error = f"{self._place}: {error}"
-        self._try_at = self._now
+        self.error = f"{self._address_text}: {error}"
+        self._reconnect_at = self._now
         if link.proved:
             if isinstance(error, BrokenPipeError):
                 self._lose(peer, _CLOSED)
             return
-        refused = isinstance(error, ConnectionRefusedError)
-        self._refused_since = min(self._refused_since, self._now) if refused else math.inf
+        is_refused = isinstance(error, ConnectionRefusedError)
+        self._refused_since = min(self._refused_since, self._now) if is_refused else math.inf
         if peer.joined:
-            self._try_at += _RETRY_SECONDS
+            self._reconnect_at += _RETRY_SECONDS
             if self._now - self._refused_since >= _REFUSED_SECONDS:
-                self._lose(peer, "its supervisor has ended")
+                self._lose(peer, "its agent has ended")
 
     def _close(self, link: Link) -> None:
         if link.is_open:
@@ -296,18 +294,18 @@ class Peers:
 
 
 def report_lost(request: Launch, node: int, why: str, *, kind: str = "node_lost", seconds: float) -> bool:
-    """Report to the first node's supervisor that the one of `node` has ended; return whether it heard.
+    """Report to the first node's agent that the agent of `node` has ended. Return True if it was received.
 
-    Tries for `seconds`.
+    Retries for `seconds`.
     """
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         try:
             with socket.create_connection(_address(request), timeout=_CONNECT_SECONDS) as sock:
                 link = Link(sock, request.secret, me=node, node=request.first.node)
-                if _report(link, Frame(lost=why, kind=kind)):
+                if _send_report(link, Frame(lost=why, kind=kind)):
                     return True
-        except ConnectionRefusedError:  # it has ended, too
+        except ConnectionRefusedError:  # the first node's agent has also ended
             return False
         except OSError:
             pass
@@ -315,8 +313,8 @@ def report_lost(request: Launch, node: int, why: str, *, kind: str = "node_lost"
     return False
 
 
-def _report(link: Link, frame: Frame) -> bool:
-    """Send the report over a new link, once a second, and return whether it was answered."""
+def _send_report(link: Link, frame: Frame) -> bool:
+    """Send the report over a new link, once a second. Return True if it was answered."""
     end = time.monotonic() + _SILENT_SECONDS
     while time.monotonic() < end:
         select.select([link.socket], [link.socket] if link.unsent else [], [], 1.0)

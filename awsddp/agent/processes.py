@@ -1,8 +1,8 @@
-"""The processes of a job on this node: started, reaped, and ended to the last grandchild.
+"""Start, reap and end the processes of a job on this node, with all their descendants.
 
-Each rank leads a session of its own and writes into its log itself, so that nothing is lost when somebody
-else dies. The supervisor is a child subreaper (prctl(2)): whatever its ranks started stays its descendant,
-also across setsid and a double fork, and is found by descent.
+Each rank leads its own session and writes its log itself: no output is lost when another process dies. The
+agent is a child subreaper (prctl(2)): what its ranks started stays its descendant, even after setsid and
+a double fork.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from awsddp.agent.messages import Launch
-    from awsddp.agent.messages import Process as Planned
+    from awsddp.agent.messages import Process as LaunchProcess
 
 _PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 1, 15, 36
 _LIBC = ctypes.CDLL(None, use_errno=True)
 STRAY_SECONDS = 1.0
-_HARD_KILL_SECONDS = 0.5  # a worker kills its rank at the end of the grace; then it still has to say so
+_HARD_KILL_SECONDS = 0.5  # after the grace: a worker kills its rank, then writes its note
 _UNKILLABLE_SECONDS = 20.0
 
 
@@ -51,31 +51,31 @@ class Process:
         self.log = log
         self.started = time.time()
         self.since = time.monotonic()
-        self.child: subprocess.Popen[bytes] | None = None  # kept: Popen reaps those that nobody holds itself
+        self.child: subprocess.Popen[bytes] | None = None  # stays referenced: else Popen reaps it itself
         self.error = ""  # why it could not be started
         self.exit_code: int | None = None
         self.seconds = 0.0
 
     def report(self, rank: int) -> Report:
-        """Return what is known of one of its ranks."""
+        """Return the report of one of its ranks."""
         return Report(rank, self.started, self.seconds, self.exit_code)
 
 
 class Ranks:
-    """The ranks of this node, from their start until nothing of them is left."""
+    """The ranks of this node, from their start until no process of them is left."""
 
     ended = "exit"
-    """What is said when a process has ended."""
+    """The kind of the message that a process has ended."""
 
     def __init__(self, request: Launch, folder: JobFolder) -> None:
         self._request = request
         self._folder = folder
         self._oom_kills = oom_kills()
         self._since = time.monotonic()
-        self._stopped_at = 0.0  # time.time(): what a log says later may be our doing
+        self._stopped_at = 0.0  # time.time(): later log output may be due to the stop
         self._kill_at: float | None = None
-        self._killed_at = 0.0  # 0: nothing was killed yet
-        self._strays_told = False
+        self._killed_at = 0.0  # 0: nothing has been killed
+        self._has_signalled_strays = False
         self.processes: list[Process] = []
 
     @property
@@ -85,7 +85,7 @@ class Ranks:
 
     @property
     def reports(self) -> dict[int, Report]:
-        """What is known of each rank that has started."""
+        """The report of each rank that has started."""
         return {rank: process.report(rank) for process in self.processes for rank in process.ranks}
 
     @property
@@ -94,26 +94,26 @@ class Ranks:
         return [process for process in self.processes if process.exit_code is None]
 
     def start(self) -> None:
-        """Start the launcher's processes; the log of one that does not start says why."""
+        """Start the launcher's processes. A process that cannot start has the error in its log."""
         for entry in self._request.processes:
             self.processes.append(self._start(entry))
 
-    def _start(self, planned: Planned) -> Process:
-        path = self._folder.logs / planned.log
-        process = Process(list(planned.ranks), path)
+    def _start(self, launch_process: LaunchProcess) -> Process:
+        path = self._folder.logs / launch_process.log
+        process = Process(list(launch_process.ranks), path)
         parent = os.getpid()
         log = -1
         try:
             log = os.open(str(path), os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
             process.child = subprocess.Popen(
-                planned.argv,
+                launch_process.argv,
                 cwd=self._request.workdir,
                 env={
                     **self._request.defaults,
                     **os.environ,
                     "PATH": programs(self._request.path),
-                    **planned.environment,
-                    **self._helped(planned.environment),
+                    **launch_process.environment,
+                    **self._helper_environment(launch_process.environment),
                 },
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -130,17 +130,17 @@ class Ranks:
                 os.close(log)
         return process
 
-    def _helped(self, environment: Mapping[str, str]) -> dict[str, str]:
-        """Return what puts the helper before a rank's program."""
-        paths = environment.get("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
+    def _helper_environment(self, environment: Mapping[str, str]) -> dict[str, str]:
+        """Return the environment variables that load the helper before a rank's program."""
+        python_path = environment.get("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
         helper = str(self._folder.helper)
         return {
-            "PYTHONPATH": f"{helper}{os.pathsep}{paths}" if paths else helper,
+            "PYTHONPATH": f"{helper}{os.pathsep}{python_path}" if python_path else helper,
             "AWSDDP_STACKS_DIR": str(self._folder.stacks),
         }
 
     def reap(self) -> list[Said]:
-        """Reap what has ended, and return what to say of each rank that ended with it."""
+        """Reap ended processes, and return a message for each rank that ended with one."""
         ended = [(process, 127) for process in self.alive if process.child is None]
         while True:
             try:
@@ -151,27 +151,27 @@ class Ranks:
                 break
             for process in self.alive:
                 if process.child is not None and process.child.pid == pid:
-                    ended.append((process, _code(status)))
-        reports = [report for process, code in ended for report in self._ended(process, code)]
+                    ended.append((process, _exit_code(status)))
+        reports = [report for process, code in ended for report in self._end_process(process, code)]
         return [Said(kind=self.ended, reports=[report]) for report in reports]
 
-    def _ended(self, process: Process, code: int) -> list[Report]:
+    def _end_process(self, process: Process, code: int) -> list[Report]:
         process.exit_code = code
         process.seconds = round(time.monotonic() - process.since, 3)
-        said = "" if code == 0 else process.error or read_tail(process.log)
+        log_text = "" if code == 0 else process.error or read_tail(process.log)
         reports = map(process.report, process.ranks)
-        return [self._explained(report, said, asked_at=self._stopped_at) for report in reports]
+        return [self._explain(report, log_text, stopped_at=self._stopped_at) for report in reports]
 
-    def _explained(self, report: Report, said: str, *, asked_at: float) -> Report:
-        """Return the report with why its rank ended after it `said` so much.
+    def _explain(self, report: Report, log_text: str, *, stopped_at: float) -> Report:
+        """Return the report with the cause of the rank's end, from the end of its log.
 
-        `asked_at` is when it was asked to end (0: never). A rank that is still taking itself down after an
-        exception when it is asked has a reason of its own.
+        `stopped_at` is when it was sent the signal to end (0: never). A rank that was already ending
+        after an exception at that time has failed by its own fault.
         """
         code, rank = report.exit_code, report.rank
         if not code:
             return report
-        text = said + recorded(self._folder.path / "errors" / f"rank{rank}.json")
+        text = log_text + recorded(self._folder.path / "errors" / f"rank{rank}.json")
         first = self._request.processes[0].ranks[0]
         evidence = Evidence(
             code,
@@ -181,23 +181,23 @@ class Ranks:
             kernel=lambda: kernel_log(self._since),
         )
         cause = explain(evidence)
-        full = full_disk(self._folder.path, Path(self._request.workdir), Path("/tmp"))
+        disk_text = full_disk(self._folder.path, Path(self._request.workdir), Path("/tmp"))
         fault = "echo" if cause.kind in ECHOES else "own"
-        if asked_at and not (exceptions(text) and _written(self._folder.log(rank)) < asked_at):
+        if stopped_at and not (exceptions(text) and _modified_at(self._folder.log(rank)) < stopped_at):
             fault = "stopped"
-        ended = cause._replace(
-            explanation=f"{cause.explanation} {full}".rstrip(),
+        explained = cause._replace(
+            explanation=f"{cause.explanation} {disk_text}".rstrip(),
             rank=rank,
             exit_code=code,
             signal=-code if code < 0 else None,
-            tail=last_lines(said),
+            tail=last_lines(log_text),
         )
-        return report._replace(cause=ended, fault=fault)
+        return report._replace(cause=explained, fault=fault)
 
     def stop(self, grace: float) -> None:
-        """Ask the ranks to end; what is left after `grace` seconds is killed, with all that it started.
+        """Send TERM to the ranks; after `grace` seconds kill those that remain, with all their descendants.
 
-        Only the ranks are asked: a loader worker that got TERM, too, would spoil a checkpoint on the way.
+        Only the ranks get TERM: a loader worker that also got it would spoil a checkpoint in progress.
         """
         kill_at = time.monotonic() + grace
         if self._kill_at is not None:
@@ -209,59 +209,59 @@ class Ranks:
                 _signal(process.child.pid, signal.SIGTERM)
 
     def gone(self) -> bool:
-        """Carry a stop on, and tell whether all has ended here and was reaped. Call it often after `stop`."""
+        """Continue a stop. Return True once all has ended and was reaped. Call it often after `stop`."""
         if self._kill_at is None:
             return False
-        left = descendants()
+        pids = descendants()
         now = time.monotonic()
-        if not (left or self.alive):
+        if not (pids or self.alive):
             return True
         if now >= self._kill_at:
-            self._killed_at = self._killed_at or now  # this process may have stood still since `_kill_at`
+            self._killed_at = self._killed_at or now  # this process may not have run since `_kill_at`
             if now > self._killed_at + _UNKILLABLE_SECONDS:
                 return True
-            for pid in left:
+            for pid in pids:
                 _signal(pid, signal.SIGKILL)
-        elif not self.alive and not self._strays_told:
-            self._strays_told = True
+        elif not self.alive and not self._has_signalled_strays:
+            self._has_signalled_strays = True
             self._kill_at = min(self._kill_at, now + STRAY_SECONDS)
-            for pid in left:
+            for pid in pids:
                 _signal(pid, signal.SIGTERM)
         return False
 
 
 class Workers(Ranks):
-    """The ranks of this node under their agent, by what its workers have noted."""
+    """The ranks of this node under torchrun's elastic agent, known by the notes of its workers."""
 
     ended = "agent"
 
     def __init__(self, request: Launch, folder: JobFolder) -> None:
         super().__init__(request, folder)
-        self._offset = 0  # in their notes
-        self._known: dict[int, Report] = {}
+        self._offset = 0  # in workers.jsonl
+        self._known_reports: dict[int, Report] = {}
 
     def reap(self) -> list[Said]:
-        """Return what to say of each worker that has started or ended, and of an agent that has ended."""
+        """Return a message for each worker that has started or ended, and for an ended elastic agent."""
         ended = super().reap()
-        return [self._noted(note) for note in self._notes()] + ended
+        return [self._read_note(note) for note in self._notes()] + ended
 
     @property
     def reports(self) -> dict[int, Report]:
-        """What is known of each rank that has started."""
-        return self._known
+        """The report of each rank that has started."""
+        return self._known_reports
 
     def stop(self, grace: float) -> None:
-        """Ask the agent to end its workers, which give their ranks `grace` seconds."""
+        """Send TERM to the elastic agent; its workers give their ranks `grace` seconds."""
         (self._folder.path / "grace").write_text(str(grace), encoding="ascii")
         super().stop(grace + _HARD_KILL_SECONDS)
 
-    def _ended(self, process: Process, code: int) -> list[Report]:
-        """Return the agent's own report: its workers have noted theirs."""
+    def _end_process(self, process: Process, code: int) -> list[Report]:
+        """Return the elastic agent's report only: its workers write their own notes."""
         process.ranks = process.ranks[:1]
-        return super()._ended(process, code)
+        return super()._end_process(process, code)
 
     def _notes(self) -> list[Any]:
-        """Return what the workers have noted since the last call (torchrun_worker.py)."""
+        """Return the notes of workers since the last call (torchrun_worker.py)."""
         try:
             with self._folder.workers.open("rb") as file:
                 file.seek(self._offset)
@@ -271,28 +271,31 @@ class Workers(Ranks):
         self._offset += len(whole) + len(newline)
         return [json.loads(line) for line in whole.splitlines()]
 
-    def _noted(self, note: Any) -> Said:
+    def _read_note(self, note: Any) -> Said:
         report = read_report(note)
-        self._known[report.rank] = report
+        self._known_reports[report.rank] = report
         if report.exit_code is None:
             return Said(kind="worker", reports=[report], world_size=note["world_size"])
-        said = read_tail(self._folder.log(report.rank), note["offset"]) if report.exit_code else ""
-        return Said(kind="exit", reports=[self._explained(report, said, asked_at=note["stopped_at"] or 0.0)])
+        log_text = read_tail(self._folder.log(report.rank), note["offset"]) if report.exit_code else ""
+        return Said(
+            kind="exit",
+            reports=[self._explain(report, log_text, stopped_at=note["stopped_at"] or 0.0)],
+        )
 
 
 def adopt_orphans(name: str) -> None:
-    """Become the parent of every orphan among the descendants, and go by `name` in lists of processes."""
+    """Become the parent of orphaned descendants, and set the name of this process."""
     if _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER) failed")
     _LIBC.prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)
 
 
 def sweep(seconds: float = _UNKILLABLE_SECONDS) -> None:
-    """Kill every descendant and wait until none is left, for at most `seconds`."""
+    """Kill all descendants and wait until none is left, for at most `seconds`."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
-        left = descendants()
-        for pid in left:
+        pids = descendants()
+        for pid in pids:
             _signal(pid, signal.SIGKILL)
         try:
             while os.waitpid(-1, os.WNOHANG)[0]:
@@ -312,21 +315,21 @@ def descendants() -> list[int]:
             continue
         if state not in (b"Z", b"X"):
             children.setdefault(int(parent), []).append(int(path.parent.name))
-    found: list[int] = []
+    pids: list[int] = []
     level = children.get(os.getpid(), [])
     while level:
-        found += level
+        pids += level
         level = [child for pid in level for child in children.get(pid, [])]
-    return found
+    return pids
 
 
 def oom_kills() -> int:
-    """Return how many processes this kernel has killed for memory since it booted (0: it does not say)."""
+    """Return how many processes the kernel has killed for memory since boot, 0 if that is unknown."""
     return counters(Path("/proc/vmstat")).get("oom_kill", 0)
 
 
 def _before_program(parent: int) -> None:
-    """In a rank: end with the supervisor, also where that gets kill -9, and not with the login (SIGHUP)."""
+    """In a rank: end with the agent, even if that gets kill -9, but not with the login session (SIGHUP)."""
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     _LIBC.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     if os.getppid() != parent:
@@ -336,16 +339,16 @@ def _before_program(parent: int) -> None:
 def _signal(pid: int, number: signal.Signals) -> None:
     try:
         os.kill(pid, number)
-    except (ProcessLookupError, PermissionError):  # gone, or a program with another user's rights
+    except (ProcessLookupError, PermissionError):  # it has ended, or runs as another user
         return
 
 
-def _written(path: Path) -> float:
+def _modified_at(path: Path) -> float:
     try:
         return path.stat().st_mtime
     except OSError:
         return 0.0
 
 
-def _code(status: int) -> int:
+def _exit_code(status: int) -> int:
     return -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)

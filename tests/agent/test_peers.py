@@ -172,7 +172,7 @@ def test_closed_connection_is_the_end_of_a_supervisor_at_once(wire: Wire) -> Non
         key.fileobj.close()
     wire.pass_time(0.5, alive=(0,))
     [(node, why, _)] = wire.first.lost
-    assert (node, why.startswith("its supervisor has ended and closed the connection")) == (1, True)
+    assert (node, why.startswith("its agent has ended and closed the connection")) == (1, True)
 
 
 def test_supervisor_that_ends_before_its_last_frames_are_answered_is_heard(
@@ -195,7 +195,7 @@ def test_port_where_nobody_listens_any_more_is_the_end_of_the_first_supervisor(w
     wire.pass_time(1.5, alive=(1,))
     assert wire.lost() == []
     wire.pass_time(2, alive=(1,))
-    assert wire.second.lost == [(0, "its supervisor has ended", "node_lost")]
+    assert wire.second.lost == [(0, "its agent has ended", "node_lost")]
 
 
 def test_report_of_a_lost_node_is_heard_while_its_link_hangs(wire: Wire) -> None:

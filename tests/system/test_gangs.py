@@ -147,7 +147,7 @@ def test_killed_supervisor_takes_its_ranks_with_it_and_the_job_fails(fleet: "Fle
     assert (job.cause.rank, job.cause.node) == (None, 1)
     assert "node1 left the job while it ran: " in job.cause.explanation
     assert fleet.document(1)["state"] == "interrupted"
-    assert "supervisor of node1 was killed" in fleet.document(1)["cause"]["explanation"]
+    assert "agent of node1 was killed" in fleet.document(1)["cause"]["explanation"]
     until(lambda: fleet.processes() == [])
 
 
@@ -167,7 +167,7 @@ def test_processes_that_a_rank_killed_with_its_guard_are_no_lost_node(fleet: "Fl
     job = fleet.wait()
     assert job.cause is not None
     said = job.cause.explanation
-    assert said.startswith("node1 left the job while it ran: its supervisor has ended and closed"), said
+    assert said.startswith("node1 left the job while it ran: its agent has ended and closed"), said
     assert "replaces the node if it is gone" in job.cause.next
     until(lambda: fleet.processes() == [])
 
@@ -192,7 +192,7 @@ def test_guard_reports_a_killed_supervisor_whose_link_was_broken(fleet: "Fleet")
     relay.reset()
     until(lambda: pumped(lambda: fleet.document(0)["state"] == "failed"))
     said = fleet.document(0)["cause"]["explanation"]
-    assert said == "node1 left the job while it ran: its supervisor was killed (signal 9)."
+    assert said == "node1 left the job while it ran: its agent was killed (signal 9)."
     relay.close()
 
 

@@ -200,7 +200,7 @@ def test_a_rank_that_kills_every_process_of_its_user_does_not_cost_the_node(clus
     job = cluster.json("train", "kills_all.py", "--world-size", "2", "--name", "kills-all", code=1)
     cause = job["cause"]
     assert (job["state"], cause["node"]) == ("failed", 1)
-    assert "its supervisor" in cause["explanation"], cause
+    assert "its agent" in cause["explanation"], cause
     assert "replaces the node if it is gone" in cause["next"]
     up = cluster.json("up", "-y")
     assert (up["state"], [node["instance_id"] for node in up["nodes"]]) == ("ready", before)
