@@ -1,4 +1,4 @@
-"""The files below a folder of this node, and the links among them; no link to a folder is followed."""
+"""List files and links below a folder, without following links to folders, and detect changes of files."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from typing import BinaryIO
 
-    # Gets the path of a folder that cannot be read, relative to the top ("" for itself), and the reason.
-    # Python 3.8 could not evaluate it.
+    # Called with the path of an unreadable folder, relative to the top ("" for itself), and the reason.
+    # Under TYPE_CHECKING because Python 3.8 cannot evaluate it.
     OnTrouble = Callable[[str, str], None]
 
 NEVER_RESULTS = ("__pycache__",)
@@ -22,7 +22,7 @@ _SYSFS = Path("/sys/dev/block")
 
 
 def snapshot(workdir: Path) -> dict[str, list[int]]:
-    """Return the stamp of each file below `workdir` by relative path; of a folder that cannot be read []."""
+    """Return the stamps of all files below `workdir` by relative path, [] for an unreadable folder."""
     stamps: dict[str, list[int]] = {}
     for path, info in walk(workdir, lambda path, _: stamps.update({path: []})):
         stamps[path] = stamp(workdir / path, info)
@@ -30,32 +30,32 @@ def snapshot(workdir: Path) -> dict[str, list[int]]:
 
 
 def stamp_of(info: os.stat_result) -> tuple[int, int, int, int]:
-    """Return what of a file changes when it is written to: size, times of modification and change, inode.
+    """Return what changes when a file is written: size, times of modification and change (ns), inode.
 
-    A program can set the time of modification, not that of change.
+    A program can set the time of modification, but not the time of change.
     """
     return info.st_size, in_range(info.st_mtime_ns), in_range(info.st_ctime_ns), info.st_ino
 
 
 def stamp(path: Path, info: os.stat_result) -> list[int]:
-    """Return the stamp of a file; for a link, which is never written to, also of the file it leads to."""
+    """Return the stamp of a file; for a link also that of the file that it points to."""
     if not stat.S_ISLNK(info.st_mode):
         return [*stamp_of(info)]
-    own = [info.st_size, info.st_mtime_ns, 0, info.st_ino]  # chown -R is no reason to fetch it
+    link_stamp = [info.st_size, info.st_mtime_ns, 0, info.st_ino]  # no ctime: chown -R changes it
     try:
         target = path.stat()
     except OSError:
-        return own
-    return [*own, *stamp_of(target)] if stat.S_ISREG(target.st_mode) else own
+        return link_stamp
+    return [*link_stamp, *stamp_of(target)] if stat.S_ISREG(target.st_mode) else link_stamp
 
 
 def is_stamp(before: list[int], now: list[int]) -> bool:
-    """Tell whether a stamp of a snapshot is this one; those of older versions lack the times of change."""
+    """Return True if a snapshot's stamp equals `now`; stamps of older versions lack the times of change."""
     return before == (_without_changes(now) if len(before) % 4 else now)
 
 
 def is_touched(before: list[int], now: list[int]) -> bool:
-    """Tell whether two stamps differ in times of change alone, as after chown -R."""
+    """Return True if two stamps differ only in times of change, as after chown -R."""
     return len(before) == len(now) and _without_changes(before) == _without_changes(now)
 
 
@@ -64,7 +64,7 @@ def _without_changes(stamps: list[int]) -> list[int]:
 
 
 def walk(top: Path, on_trouble: OnTrouble) -> Iterator[tuple[str, os.stat_result]]:
-    """Yield (path relative to `top`, lstat) of everything below it that is no folder."""
+    """Yield (path relative to `top`, lstat) of everything below it that is not a folder."""
     pending = [""]
     while pending:
         folder = pending.pop()
@@ -91,45 +91,45 @@ def walk(top: Path, on_trouble: OnTrouble) -> Iterator[tuple[str, os.stat_result
 
 
 def in_range(time_ns: int) -> int:
-    """Return a time of a file, or the nearest one that 64 bits hold."""
+    """Return a file's time (ns), limited to 64 bits."""
     return max(-(1 << 63), min(time_ns, (1 << 63) - 1))
 
 
 def open_file(path: Path) -> BinaryIO:
-    """Open a file to read it. Raises FileNotFoundError for a FIFO in its place, which would wait."""
+    """Open a file for reading. Raises FileNotFoundError if it is not a regular file: a FIFO would block."""
     stream = os.fdopen(os.open(str(path), os.O_RDONLY | os.O_NONBLOCK), "rb")
     if stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
         return stream
     stream.close()
-    raise FileNotFoundError(f"{path} is no file any more")
+    raise FileNotFoundError(f"{path} is no longer a file")
 
 
 def real(path: Path) -> Path:
-    """Return the path with its links resolved; a loop of links ends somewhere in it."""
+    """Return the path with its links resolved; never raises, not even for a loop of links."""
     return Path(os.path.realpath(str(path)))
 
 
 def readlink(path: Path) -> Path:
-    """Return where a link points, one step only, as an absolute path."""
+    """Return the target of a link, resolved by one step only, as an absolute path."""
     target = os.readlink(str(path))  # noqa: PTH115 (Path.readlink came with Python 3.9)
     return Path(os.path.normpath(str(real(path.parent) / target)))
 
 
 def file_kind(mode: int) -> str:
-    """Return what is neither file, folder nor link, in a word."""
+    """Return the name of a file type that is not file, folder or link: "a pipe"."""
     kinds: dict[Any, str] = {stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
     return kinds.get(stat.S_IFMT(mode), "a device")
 
 
-@functools.lru_cache  # a request asks once a file, for few devices
+@functools.lru_cache  # called for each file, for few devices
 def is_ephemeral(device: int, sysfs: Path = _SYSFS) -> bool:
-    """Tell whether a device (st_dev) is instance store, or made of it, as DLAMIs do at /opt/dlami/nvme."""
+    """Return True if a device (st_dev) is, or consists of, instance store, as /opt/dlami/nvme of a DLAMI."""
     return _is_instance_store(Path(os.path.realpath(str(sysfs / f"{os.major(device)}:{os.minor(device)}"))))
 
 
 def _is_instance_store(block: Path) -> bool:
-    below = list((block / "slaves").glob("*"))  # of a volume of LVM or a RAID
-    if below:
-        return any(_is_instance_store(Path(os.path.realpath(str(path)))) for path in below)
-    models = [place / "device" / "model" for place in (block, block.parent)]  # a partition lies in its disk
+    slaves = list((block / "slaves").glob("*"))  # of an LVM volume or a RAID
+    if slaves:
+        return any(_is_instance_store(Path(os.path.realpath(str(path)))) for path in slaves)
+    models = [device / "device" / "model" for device in (block, block.parent)]  # of a partition: its disk
     return any(path.is_file() and path.read_text().strip() == _INSTANCE_STORE for path in models)

@@ -1,6 +1,6 @@
-"""What a job says, as it says it: the logs of this node's ranks and its document, in frames.
+"""Stream the logs of this node's ranks, and the job's document, in frames.
 
-Following reads files only: any number may follow, at any time, and none can hold the job up.
+Following only reads files: any number of clients can follow at any time without an effect on the job.
 """
 
 from __future__ import annotations
@@ -16,14 +16,13 @@ from awsddp.agent.job_folder import Document, JobFolder
 from awsddp.agent.messages import Follow
 
 MAGIC = b"\0awsddp\n"
-"""Comes before every answer: a login script of the node's user may have said something first."""
+"""Precedes every response: a login script of the node's user may have printed something first."""
 
 HEADER = struct.Struct(">cIQI")
-"""Of a frame: kind, rank, offset, length of the payload that comes after it.
+"""The header of a frame: kind, rank, offset, length of the payload after it.
 
-L is a piece of a rank's log at that offset; P says that the rank paused in the middle of its last line, and
-that all of it was sent; S the document, changed; H nothing new for 2 s; E the final document, after the last
-byte.
+Kinds: L, a piece of a rank's log at the offset; P, the rank paused in its last line, of which all was sent;
+S, the changed document; H, a heartbeat after 2 s without a frame; E, the last document, after the last byte.
 """
 _CHUNK = 1 << 18
 _POLL_SECONDS = 0.03
@@ -33,13 +32,13 @@ _TAIL_BYTES = 4 << 20
 
 
 def follow(request: Follow, out: BinaryIO) -> None:
-    """Write frames to `out` until all was sent, and where asked `to_the_end` until the job has ended.
+    """Write frames to `out` until all was sent and, if requested (`to_the_end`), until the job has ended.
 
-    Raises BrokenPipeError when the reader has gone.
+    Raises BrokenPipeError if the client is gone.
     """
     stream = _Stream(JobFolder(request.job), request, out)
     while True:
-        document = stream.document()  # read before the logs: after a final one nothing is written any more
+        document = stream.document()  # read before the logs, which are complete once it is final
         sent = stream.logs()
         if not sent and (document.final or not request.to_the_end):
             stream.frame(b"E", payload=json.dumps(document.to_json()).encode())
@@ -50,11 +49,11 @@ def follow(request: Follow, out: BinaryIO) -> None:
 
 
 def tail_start(log: int, count: int) -> int:
-    """Return where the last `count` lines of the open file `log` begin, at most 4 MB before its end."""
+    """Return the offset of the last `count` lines of the open file `log`, at most 4 MB before its end."""
     size = os.fstat(log).st_size
     begin = max(0, size - _TAIL_BYTES)
     data = os.pread(log, size - begin, begin)
-    at = len(data) - 1  # a newline at the end begins no line
+    at = len(data) - 1  # skip the last newline
     for _ in range(count):
         at = data.rfind(b"\n", 0, max(0, at))
     return begin + at + 1
@@ -66,32 +65,32 @@ class _Stream:
         self._out = out
         self._tail, offsets = request.tail, request.offsets
         self._offsets = dict.fromkeys(folder.request().own_ranks, 0)
-        self._offsets.update({int(rank): offset for rank, offset in offsets.items()})  # JSON's keys are text
+        self._offsets.update({int(rank): offset for rank, offset in offsets.items()})  # keys in JSON are text
         self._files: dict[int, int] = {}
-        # Ranks whose last line may have no end, and since when nothing has come after it.
+        # When ranks wrote last whose last line may be unfinished.
         self._unfinished = {rank: time.monotonic() for rank, offset in self._offsets.items() if offset}
         self._sent_at = 0.0
-        self._seen: tuple[int, int, bool] | None = None
+        self._document_version: tuple[int, int, bool] | None = None
         self._document: Document
 
     def document(self) -> Document:
-        """Return the document; what is new in it is sent."""
-        alive = self._folder.held()
+        """Return the document, after sending it if it has changed."""
+        is_alive = self._folder.held()
         try:
             info = self._folder.state.stat()
-            seen = (info.st_ino, info.st_mtime_ns, alive)
+            version = (info.st_ino, info.st_mtime_ns, is_alive)
         except FileNotFoundError:
-            seen = (0, 0, alive)
-        if seen != self._seen:
-            self._seen, self._document = seen, self._folder.document()
+            version = (0, 0, is_alive)
+        if version != self._document_version:
+            self._document_version, self._document = version, self._folder.document()
             self.frame(b"S", payload=json.dumps(self._document.to_json()).encode())
         return self._document
 
     def logs(self) -> bool:
-        """Send the next piece of each log; tell whether there was any."""
-        return sum(self._log(rank) for rank in self._offsets) > 0
+        """Send the next piece of each log. Return True if there was any."""
+        return sum(self._send_log_piece(rank) for rank in self._offsets) > 0
 
-    def _log(self, rank: int) -> bool:
+    def _send_log_piece(self, rank: int) -> bool:
         if rank not in self._files:
             try:
                 self._files[rank] = os.open(str(self._folder.log(rank)), os.O_RDONLY)
@@ -113,7 +112,7 @@ class _Stream:
         return bool(data)
 
     def beat(self) -> None:
-        """Send a heartbeat where nothing was sent for a while."""
+        """Send a heartbeat if no frame was sent for a while."""
         if time.monotonic() - self._sent_at > _BEAT_SECONDS:
             self.frame(b"H")
 

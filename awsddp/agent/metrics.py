@@ -12,36 +12,36 @@ from awsddp.agent.job_folder import JobFolder
 from awsddp.agent.messages import Told
 
 _BYTES = 64 * 1024
-"""How much of the end of the file is read; the steps per second are those of its rows."""
+"""How much of the end of the file is read, and so used for the steps per second."""
 
 
 def metrics(folder: JobFolder) -> list[Told]:
-    """Return how far each rank with rows is. A row without `rank` is of the node's first rank."""
+    """Return the progress of each rank with rows. A row without `rank` is the node's first rank's."""
     return progress(folder.run / "metrics.jsonl", folder.request().own_ranks)
 
 
 def progress(path: Path, ranks: list[int]) -> list[Told]:
-    """Return the same of the rows in a file, for the ranks of a node."""
+    """Return the progress of the `ranks` of a node from the rows of a file."""
     by_rank: dict[int, list[dict[str, float]]] = {}
-    for read in rows(path):
-        row = {key: value for key, value in read.items() if _is_number(value)}
+    for values in rows(path):
+        row = {key: value for key, value in values.items() if _is_number(value)}
         by_rank.setdefault(int(row.get("rank", ranks[0])), []).append(row)
     return [_progress(rank, by_rank[rank]) for rank in ranks if rank in by_rank]
 
 
 def rows(path: Path) -> list[Any]:
-    """Return each whole row at the end of a file, a JSON object."""
+    """Return the complete rows (JSON objects) at the end of a file."""
     try:
         with open_file(path) as file:
             file.seek(max(0, path.stat().st_size - _BYTES))
             lines = file.read(_BYTES).split(b"\n")
     except OSError:
         return []
-    found = []
+    values = []
     for line in lines:
         with contextlib.suppress(ValueError, RecursionError):
-            found.append(json.loads(line))
-    return [row for row in found if isinstance(row, dict)]
+            values.append(json.loads(line))
+    return [row for row in values if isinstance(row, dict)]
 
 
 def _is_number(value: Any) -> bool:
@@ -59,7 +59,7 @@ def _progress(rank: int, rows: list[dict[str, float]]) -> Told:
 
 
 def _rate(rows: list[dict[str, float]]) -> float | None:
-    """Return the steps per second of the last rows, since the steps or the clock began anew."""
+    """Return the steps per second of the last rows, since the steps or the clock last started over."""
     points = [(row["time"], row["step"]) for row in rows if "time" in row and "step" in row]
     first = len(points) - 1
     while first > 0 and points[first - 1][0] < points[first][0] and points[first - 1][1] <= points[first][1]:

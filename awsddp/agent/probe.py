@@ -1,7 +1,7 @@
-"""What this node is like, and how it reaches the other nodes: for `doctor`, and before a job begins.
+"""Check this node's hardware and its connections to other nodes: for `doctor`, and before a launch.
 
-`probe` opens ports, `dial` connects to those of the other nodes. They stay open until another request comes,
-so that a launch finds them free.
+`probe` opens ports, `dial` connects to those of other nodes. Ports are closed by the next request of another
+kind, so that a launch can use them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _MOST_XIDS = 20
 _CGROUPS = Path("/sys/fs/cgroup")
 _XID = re.compile(r"NVRM: Xid \(PCI:[0-9A-Fa-f:.]+\): (\d+)")
 _LINK = re.compile(r"^\s+Link \d+: <inactive>", re.MULTILINE)
-# What makes a GPU unfit: https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/index.html
+# Faults of a GPU: https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/index.html
 # https://docs.nvidia.com/deploy/nvml-api/group__nvmlClocksEventReasons.html
 _BAD = {
     "remapped_row_failure": ("Yes", "row remapping failed"),
@@ -41,14 +41,11 @@ _BAD = {
     "hw_power_brake_slowdown": ("Active", "its clocks are held down (hw_power_brake_slowdown)"),
     "sw_thermal_slowdown": ("Active", "its clocks are held down (sw_thermal_slowdown)"),
 }
-_REASON = re.compile("clocks_(event|throttle)_reason_")  # older drivers say throttle
+_REASON = re.compile("clocks_(event|throttle)_reason_")  # older drivers: throttle
 
 
 def probe(request: Probe) -> Told:
-    """Return what the node has; it listens at `address` from now on.
-
-    The ports are those of the request, where they are free, and one more.
-    """
+    """Return the node's hardware and load, and listen at `address` on `ports`, if free, and one more."""
     close()
     for port in (*request.ports, 0):
         try:
@@ -58,7 +55,7 @@ def probe(request: Probe) -> Told:
                 raise
     disk = os.statvfs(str(Path.home()))
     memory_free, memory_size = _memory()
-    found = Told(
+    response = Told(
         ports=[sock.getsockname()[1] for sock in PORTS],
         gpus=_gpus(),
         disk_free=disk.f_bavail * disk.f_frsize,
@@ -68,8 +65,8 @@ def probe(request: Probe) -> Told:
         time=time.time(),
     )
     if request.thorough:
-        _look_closer(found)
-    return found
+        _add_thorough_checks(response)
+    return response
 
 
 def close() -> None:
@@ -79,9 +76,9 @@ def close() -> None:
 
 
 def dial(request: Dial) -> dict[str, list[tuple[int, int, str]]]:
-    """Connect to each of `peers`, [node, address, port], all at once; return [node, port, why] for each.
+    """Connect to all `peers`, [node, address, port], in parallel; return [node, port, why] for each.
 
-    `why` is "" where a connection was made within `seconds`.
+    `why` is "" if a connection was made within `seconds`.
     """
 
     def connect(node: int, address: str, port: int) -> tuple[int, int, str]:
@@ -95,18 +92,18 @@ def dial(request: Dial) -> dict[str, list[tuple[int, int, str]]]:
         return {"dials": sorted(pool.map(lambda peer: connect(*peer), request.peers))}
 
 
-def _look_closer(found: Told) -> None:
-    """Add what takes some seconds with GPUs."""
+def _add_thorough_checks(response: Told) -> None:
+    """Add the checks that take some seconds with GPUs."""
     smi = output(["nvidia-smi", "-q", "-x"], seconds=_COMMAND_SECONDS)
     links = output(["nvidia-smi", "nvlink", "--status"], seconds=_COMMAND_SECONDS) if smi else ""
     kernel = kernel_log(0, seconds=_COMMAND_SECONDS) if smi else ""
-    more = Told(
+    details = Told(
         kernel=os.uname().release,
         smi=gpus(smi) if smi else [],
         links_down=len(_LINK.findall(links or "")),
         xids=[*map(int, _XID.findall(kernel))][-_MOST_XIDS:],
     )
-    found.take(more)
+    response.take(details)
 
 
 def _gpus() -> int | None:
@@ -115,18 +112,18 @@ def _gpus() -> int | None:
 
 
 def _memory() -> tuple[int, int]:
-    """Return the bytes that a new process can have, and all that the node has, by its cgroups' limits."""
-    known = counters(Path("/proc/meminfo"))
-    free, size = known["MemAvailable"] * 1024, known["MemTotal"] * 1024
+    """Return the free and the total memory (bytes) for processes, within the limits of cgroups."""
+    meminfo = counters(Path("/proc/meminfo"))
+    free, size = meminfo["MemAvailable"] * 1024, meminfo["MemTotal"] * 1024
     versions = ("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")
     for folder, limit, used in _limits("memory", *versions):
-        kept = counters(folder / "memory.stat").get("inactive_file", 0)
-        free, size = min(free, max(0, limit - used + kept)), min(size, limit)
+        cache = counters(folder / "memory.stat").get("inactive_file", 0)
+        free, size = min(free, max(0, limit - used + cache)), min(size, limit)
     return free, size
 
 
 def _cpus() -> float:
-    """Return how many CPUs the node's processes get, by its cgroups' limits."""
+    """Return the number of CPUs for processes, within the limits of cgroups."""
     count = float(os.cpu_count() or 1)
     for _, quota, period in _limits("cpu", ("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):
         count = min(count, quota / period) if quota > 0 else count
@@ -134,50 +131,50 @@ def _cpus() -> float:
 
 
 def _limits(controller: str, *versions: tuple[str, ...]) -> Iterator[tuple[Path, int, int]]:
-    """Yield each cgroup of this process with a limit, and the two numbers in its files of either version."""
+    """Yield each cgroup of this process that has a limit, and the two numbers in its files."""
     for folder in _folders(controller):
         for names in versions:
             try:
-                words = [word for name in names for word in (folder / name).read_text("ascii").split()]
-                first, second = map(int, words)
+                numbers = [text for name in names for text in (folder / name).read_text("ascii").split()]
+                first, second = map(int, numbers)
             except (OSError, ValueError):  # of the other version, or "max"
                 continue
             yield folder, first, second
 
 
 def _folders(controller: str) -> list[Path]:
-    """Return the cgroups that this process is in, of version 2, or of this controller of version 1."""
-    found = []
+    """Return the folders of this process's cgroups, of version 2, or of `controller` of version 1."""
+    folders = []
     for line in Path("/proc/self/cgroup").read_text("utf-8", "replace").splitlines():
         _, names, path = line.split(":", 2)
         if names and controller not in names.split(","):
             continue
         top = _CGROUPS / names if names else _CGROUPS
-        found += [top / part.lstrip("/") for part in (path, *map(str, Path(path).parents))]
-    return found
+        folders += [top / part.lstrip("/") for part in (path, *map(str, Path(path).parents))]
+    return folders
 
 
-def gpus(said: str) -> list[Told]:
-    """Return the GPUs in what `nvidia-smi -q -x` printed, [] where it cannot be read."""
+def gpus(xml: str) -> list[Told]:
+    """Return the GPUs in the output of `nvidia-smi -q -x`, [] if it is not valid XML."""
     try:
-        log = ET.fromstring(said)
+        log = ET.fromstring(xml)
     except ET.ParseError:
         return []
-    return [_gpu(one) for one in log.findall("gpu")]
+    return [_gpu(element) for element in log.findall("gpu")]
 
 
-def _gpu(one: ET.Element) -> Told:
-    """Return a GPU with its uncorrectable ECC errors since the driver was loaded, and its faults in words."""
-    texts = {_REASON.sub("", part.tag): (part.text or "").strip() for part in one.iter()}
-    counts = [part for part in one.iterfind("ecc_errors/volatile//*") if "uncorrectable" in part.tag]
+def _gpu(element: ET.Element) -> Told:
+    """Return a GPU with its uncorrectable ECC errors since the driver was loaded, and its faults as texts."""
+    values = {_REASON.sub("", child.tag): (child.text or "").strip() for child in element.iter()}
+    counts = [child for child in element.iterfind("ecc_errors/volatile//*") if "uncorrectable" in child.tag]
     return Told(
-        name=one.findtext("product_name", ""),
-        memory_mib=_first(one.findtext("fb_memory_usage/total", "")),
-        errors=sum(_first(part.text or "") for part in counts),
-        faults=[words for tag, (bad, words) in _BAD.items() if texts.get(tag) == bad],
+        name=element.findtext("product_name", ""),
+        memory_mib=_parse_first_number(element.findtext("fb_memory_usage/total", "")),
+        errors=sum(_parse_first_number(child.text or "") for child in counts),
+        faults=[fault for tag, (bad, fault) in _BAD.items() if values.get(tag) == bad],
     )
 
 
-def _first(text: str) -> int:
-    word = (text.split() or [""])[0]
-    return int(word) if word.isdigit() else 0
+def _parse_first_number(text: str) -> int:
+    first = (text.split() or [""])[0]
+    return int(first) if first.isdigit() else 0

@@ -1,4 +1,4 @@
-"""What the ranks of this node use: CPU, GPU and network, sampled every 10 s."""
+"""The CPU, GPU and network use of this node's ranks, sampled every 10 s."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 _NVIDIA_SMI = ("--query-gpu=index,utilization.gpu,memory.used", "--format=csv,noheader,nounits")
 
 
-class _Sample(NamedTuple):
-    """The CPU time of each process (rank, pid) at a moment, and how much its node has sent and received."""
+class _Counters(NamedTuple):
+    """The CPU seconds of each process (rank, pid) at a time, and the bytes that its node has transferred."""
 
     at: float
     used: dict[tuple[int | None, int], float]
@@ -28,9 +28,9 @@ class _Sample(NamedTuple):
 
 
 class Samples:
-    """Writes samples.json in the job's folder: the means since the sample before.
+    """Writes samples.json in the job's folder: means since the previous sample.
 
-    nvidia-smi takes up to seconds: what it said is read with the next sample.
+    nvidia-smi may take seconds: its output is read with the next sample.
     """
 
     def __init__(self, request: Launch, folder: JobFolder) -> None:
@@ -39,52 +39,58 @@ class Samples:
         self._nic = request.processes[0].environment.get("GLOO_SOCKET_IFNAME", "")
         self._gpus = request.gpus
         self._nvidia_smi = shutil.which("nvidia-smi")
-        self._said = folder.path / "nvidia-smi.csv"
+        self._output_file = folder.path / "nvidia-smi.csv"
         self._child: subprocess.Popen[bytes] | None = None
-        self._next = 0.0
-        self._before: _Sample | None = None
+        self._due_at = 0.0
+        self._previous: _Counters | None = None
 
     def take(self) -> None:
-        """Take a sample if it is time. A full disk ends no job."""
+        """Take a sample if one is due. Ignores OSError: a full disk must not end the job."""
         now = time.monotonic()
-        if now < self._next:
+        if now < self._due_at:
             return
-        self._next = now + _EVERY_SECONDS
+        self._due_at = now + _EVERY_SECONDS
         with contextlib.suppress(OSError):
-            gpus = self._ask_gpus()
-            used = {(one.rank, one.pid): cpu_seconds(one.pid) for one in processes(self._folder.run)}
-            sent = network_bytes(Path("/proc/net/dev").read_text("ascii"), self._nic)
-            sample = _Sample(now, used, sent)
-            if self._before is not None:
-                self._write(self._before, sample, gpus)
-            self._before = sample
+            gpus = self._query_gpus()
+            cpu_seconds_of = {
+                (process.rank, process.pid): cpu_seconds(process.pid)
+                for process in processes(self._folder.run)
+            }
+            network = network_bytes(Path("/proc/net/dev").read_text("ascii"), self._nic)
+            sample = _Counters(now, cpu_seconds_of, network)
+            if self._previous is not None:
+                self._write(self._previous, sample, gpus)
+            self._previous = sample
 
-    def _write(self, before: _Sample, sample: _Sample, gpus: dict[int, tuple[float, int]]) -> None:
-        (then, used_before, sent_before), (now, used, sent) = before, sample
-        per_second = None if sent is None or sent_before is None else (sent - sent_before) / (now - then)
+    def _write(self, before: _Counters, sample: _Counters, gpus: dict[int, tuple[float, int]]) -> None:
+        (began, used_before, sent_before), (now, used, sent) = before, sample
+        per_second = None if sent is None or sent_before is None else (sent - sent_before) / (now - began)
         visible = self._gpus or sorted(gpus)
-        each = len(visible) // len(self._ranks)
+        gpus_per_rank = len(visible) // len(self._ranks)
         rows = []
-        for rank, local in self._ranks:
-            own = [one for one in used if one[0] == rank and used[one] and one in used_before]
-            seconds = sum(used[one] - used_before[one] for one in own)
-            mine = [gpus[gpu] for gpu in visible[local * each : (local + 1) * each] if gpu in gpus]
+        for rank, local_rank in self._ranks:
+            keys = [key for key in used if key[0] == rank and used[key] and key in used_before]
+            seconds = sum(used[key] - used_before[key] for key in keys)
+            first = local_rank * gpus_per_rank
+            rank_gpus = [gpus[gpu] for gpu in visible[first : first + gpus_per_rank] if gpu in gpus]
             usage = Told(
                 rank=rank,
-                cpu_percent=round(100 * seconds / (now - then), 1) if own else None,
-                gpu_percent=sum(one[0] for one in mine) / len(mine) if mine else None,
-                gpu_memory_bytes=sum(one[1] for one in mine) if mine else None,
+                cpu_percent=round(100 * seconds / (now - began), 1) if keys else None,
+                gpu_percent=sum(percent for percent, _ in rank_gpus) / len(rank_gpus) if rank_gpus else None,
+                gpu_memory_bytes=sum(memory for _, memory in rank_gpus) if rank_gpus else None,
                 network_bytes_per_second=None if per_second is None else round(max(0.0, per_second)),
             )
             rows.append(usage)
         write_json(self._folder.samples, {"ranks": rows}, sync=False)
 
-    def _ask_gpus(self) -> dict[int, tuple[float, int]]:
-        """Return what nvidia-smi said when it was last asked, and ask it again if it has ended."""
+    def _query_gpus(self) -> dict[int, tuple[float, int]]:
+        """Return the output of the last nvidia-smi, parsed, and start the next. {} while one runs."""
         if self._nvidia_smi is None or (self._child is not None and self._child.poll() is None):
             return {}
-        gpus = read_gpus(self._said.read_text("ascii", "replace")) if self._said.exists() else {}
-        with self._said.open("wb") as file:
+        gpus = (
+            read_gpus(self._output_file.read_text("ascii", "replace")) if self._output_file.exists() else {}
+        )
+        with self._output_file.open("wb") as file:
             self._child = subprocess.Popen(
                 [self._nvidia_smi, *_NVIDIA_SMI],
                 stdin=subprocess.DEVNULL,
@@ -114,7 +120,7 @@ def cpu_seconds(pid: int) -> float:
 
 
 def network_bytes(text: str, nic: str) -> int | None:
-    """Return how much an interface has received and sent, in the text of /proc/net/dev; None without it."""
+    """Return the bytes that `nic` has received and sent, from the text of /proc/net/dev; None without it."""
     for line in text.splitlines():
         name, _, numbers = line.partition(":")
         if name.strip() == nic:

@@ -1,7 +1,7 @@
-"""A worker of torch's elastic agent: it runs one rank, keeps its log, and notes its start and its end.
+"""A worker of torchrun's elastic agent: it runs one rank, writes its log, and notes its start and its end.
 
-It lies in the job's folder as a program of its own, under the interpreter of the ranks. Signals that the
-agent sends go on to the rank, which leads a session of its own: its loader workers are not asked to end.
+It is a separate program in the job's folder, run by the interpreter of the ranks. It forwards the elastic
+agent's signals to the rank, which leads its own session, so that its loader workers do not receive them.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ from pathlib import Path
 from typing import Any
 
 RESTART_GRACE = 1.0
-"""Seconds between TERM and KILL of a rank; the supervisor writes another into the job's folder."""
+"""Seconds between TERM and KILL of a rank; the file `grace` in the job's folder replaces it."""
 _PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _LIBC = ctypes.CDLL(None)
 
 
 class Worker:
-    """One rank, once. `folder` is the job's, `first` the number of the node's first log."""
+    """One run of one rank. `folder` is the job's, `first` the number of the node's first log."""
 
     def __init__(self, folder: Path, first: int) -> None:
         self._folder = folder
-        self._slot = first + int(os.environ["LOCAL_RANK"])
-        self._rank: int | None = None  # the process
+        self._rank = first + int(os.environ["LOCAL_RANK"])
+        self._pid: int | None = None  # of the rank's process
         self._pending: list[int] = []
         self._stopped_at: float | None = None
 
     def run(self, argv: list[str]) -> int:
-        """Run `argv` and return its exit code (-N: signal N); after a failure nothing of it is left."""
+        """Run `argv` and return its exit code (-N: signal N). After a failure no process of it is left."""
         for number in _PASSED_ON:
             signal.signal(number, self._pass_on)
         signal.signal(signal.SIGALRM, lambda *_: self._send(signal.SIGKILL))
         _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-        log = os.open(str(self._folder / "logs" / f"rank{self._slot}.log"), _APPEND, 0o600)
+        log = os.open(str(self._folder / "logs" / f"rank{self._rank}.log"), _APPEND, 0o600)
         started, begin = time.time(), os.fstat(log).st_size
         self._note("start", offset=begin, started=started)
         code = self._start(argv, log)
@@ -55,11 +55,11 @@ class Worker:
             stopped_at=self._stopped_at,
         )
         if code != 0 or self._stopped_at is not None:
-            self._sweep()
+            self._kill_orphans()
         return code
 
     def _start(self, argv: list[str], log: int) -> int | None:
-        error_file = self._folder / "errors" / f"rank{self._slot}.json"
+        error_file = self._folder / "errors" / f"rank{self._rank}.json"
         error_file.unlink(missing_ok=True)
         try:
             child = subprocess.Popen(
@@ -74,14 +74,14 @@ class Worker:
         except (OSError, ValueError) as error:
             os.write(log, f"awsddp could not start this rank: {error}\n".encode("utf-8", "replace"))
             return 127
-        self._rank = child.pid
+        self._pid = child.pid
         for number in self._pending:
             self._pass_on(number)
         return None
 
     def _pass_on(self, number: int, *_: Any) -> None:
-        """Send the rank a signal; one that asks it to end is followed by KILL after the grace."""
-        if self._rank is None:
+        """Forward a signal to the rank. KILL follows after the grace, unless it is USR1 or USR2."""
+        if self._pid is None:
             self._pending.append(number)
             return
         if number not in (signal.SIGUSR1, signal.SIGUSR2) and self._stopped_at is None:
@@ -96,20 +96,20 @@ class Worker:
             return RESTART_GRACE
 
     def _send(self, number: int) -> None:
-        """Send the rank a signal; one that comes as the rank ends must not keep its end from being noted."""
-        if self._rank is not None:
+        """Send a signal to the rank, if it still runs."""
+        if self._pid is not None:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(self._rank, number)
+                os.kill(self._pid, number)
 
     def _wait(self) -> int:
         """Reap until the rank has ended."""
         while True:
             pid, status = os.waitpid(-1, 0)
-            if pid == self._rank:
+            if pid == self._pid:
                 return -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
 
-    def _sweep(self) -> None:
-        """Kill what the rank has left: each becomes a child of this process when its parent ends."""
+    def _kill_orphans(self) -> None:
+        """Kill the rank's remaining processes: each becomes a child of this process when its parent ends."""
         children = Path(f"/proc/self/task/{os.getpid()}/children")
         end = time.monotonic() + RESTART_GRACE
         while time.monotonic() < end:
@@ -122,11 +122,11 @@ class Worker:
                 return
             time.sleep(0.01)
 
-    def _note(self, is_: str, **said: Any) -> None:
+    def _note(self, event: str, **fields: Any) -> None:
         """Append a line to the journal of this node's workers, in one write."""
         names = {"world_size": "WORLD_SIZE", "restart": "TORCHELASTIC_RESTART_COUNT"}
-        told = {key: int(os.environ[name]) for key, name in names.items()}
-        line = json.dumps({"is": is_, "rank": self._slot, **told, **said}) + "\n"
+        numbers = {key: int(os.environ[name]) for key, name in names.items()}
+        line = json.dumps({"is": event, "rank": self._rank, **numbers, **fields}) + "\n"
         descriptor = os.open(str(self._folder / "workers.jsonl"), _APPEND, 0o600)
         os.write(descriptor, line.encode())
         os.close(descriptor)
@@ -136,16 +136,16 @@ _APPEND = os.O_CREAT | os.O_WRONLY | os.O_APPEND
 
 
 def _before_program() -> None:
-    """In the rank: end with this process, also where it gets kill -9, and not with the login (SIGHUP)."""
+    """In the rank: end with this process, even if it gets kill -9, but not with the login (SIGHUP)."""
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     _LIBC.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
 
 
-def main(folder: str, first: str, words: str) -> int:
-    """Run the rank whose words are templates: literal text, a variable, literal text, ..."""
+def main(folder: str, first: str, templates: str) -> int:
+    """Run a rank. `templates`: JSON, for each argument [literal text, variable, literal text, ...]."""
     argv = [
         "".join(os.environ[part] if number % 2 else part for number, part in enumerate(parts))
-        for parts in json.loads(words)
+        for parts in json.loads(templates)
     ]
     code = Worker(Path(folder), int(first)).run(argv)
     return code if code >= 0 else 128 - code

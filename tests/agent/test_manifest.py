@@ -459,12 +459,12 @@ def test_what_changed_since_it_was_read_comes_without_data(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = node.file("ckpt.pt", "half")
-    opened = on_node._opened
+    opened = on_node._open_for_writing
 
     def write_then() -> dict[tuple[int, int], bool]:
         file.write_text("whole")
         return opened()
 
     assert {one.data for one in node.manifest(at_once=100).files if one.path == str(file)} == {b"half"}
-    monkeypatch.setattr(on_node, "_opened", write_then)
+    monkeypatch.setattr(on_node, "_open_for_writing", write_then)
     assert {one.data for one in node.manifest(at_once=100).files if one.path == str(file)} == {None}

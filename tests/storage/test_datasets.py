@@ -187,7 +187,7 @@ def test_a_file_that_becomes_a_pipe_blocks_nothing(sender: Sender) -> None:
     (sender.home / "set/a").unlink()
     os.mkfifo(sender.home / "set/a")
     cluster = sender.cluster(sender.home)
-    with pytest.raises(OSError, match="is no file any more"):
+    with pytest.raises(OSError, match="is no longer a file"):
         datasets._upload_folder(cluster, "set", files, sender.above)
 
 

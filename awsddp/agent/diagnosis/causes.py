@@ -1,4 +1,4 @@
-"""Why a rank ended: a table of causes, and what their conditions look at."""
+"""Explain the end of a rank: a table of causes, and the conditions that select a row."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
     from awsddp.agent.diagnosis.job_causes import Row
 
-# The first row whose conditions all hold is the cause of a rank's end. Conditions: a pattern `said` in its
-# last exception, or in the end of its log if there is none; one in its whole `log`, or in the `kernel`'s; the
-# `signal` that ended it without an exception; its exit `code`; or a name in CONDITIONS below.
+# The first row whose conditions all hold is the cause of a rank's end. Conditions: `said`, a pattern in its
+# last exception, or in the end of its log if there is none; `log` and `kernel`, patterns in its whole log and
+# in the kernel's; `signal`, which ended it without an exception; its exit `code`; or a name in CONDITIONS.
 TABLE = rows(r"""
 host_oom: The node ran out of memory, and its kernel killed {victim}.
   killed_for_memory
@@ -197,15 +197,15 @@ signal: The script, or somebody outside awsddp, sent it.
   signalled
 exit:""")
 ECHOES = TIMED_OUT | {"abort_at_exit", "master_unreachable", "peer_lost"}
-"""Kinds that another rank's fault may have brought about."""
+"""Kinds that another rank's fault may have caused."""
 
 _HANDLED = frozenset({"file_not_found", "import_error", "no_metadata", "permission"})
-"""Kinds that a program often handles: where another exception follows, they are not why it ended."""
-_MORE_LINES = 8  # the error of NCCL, and of torch.load, follows in the lines after the exception
+"""Kinds that programs often handle: not the cause if another exception follows."""
+_MORE_LINES = 8  # errors of NCCL and torch.load continue after the exception's line
 _PLACE = re.compile(r'^Current thread .*\n +File "(.+)", line (\d+) in (.+)$', re.MULTILINE)
 _OOM = re.compile(r"Killed process (\d+) \(([^)]*)\).*?anon-rss:(\d+)kB")
 _NOT_FINITE = r"(?i)\bloss\b.*\b(nan|inf)\b|\bnan\b.*\bloss\b|returned nan values"
-_NO_CHECKPOINT = (
+_BAD_CHECKPOINT = (
     "PytorchStreamReader failed|invalid magic number|^EOFError: Ran out of input|unexpected EOF, expected"
     "|Unsupported operand|invalid load key|pickle data was truncated|File is not a zip file"
     "|deserializing header"
@@ -213,11 +213,11 @@ _NO_CHECKPOINT = (
 
 
 class Evidence:
-    """What is known of a rank that ended.
+    """The evidence of why a rank ended.
 
     `exit_code` is -N for signal N, `text` the end of its log, `loss` the last one in its metrics. `oom_kills`
-    counts the processes that the kernel killed for memory while the job ran; `kernel` returns what the kernel
-    has logged in that time.
+    counts the processes that the kernel killed for memory while the job ran; `kernel` returns the kernel's
+    log of that time.
     """
 
     def __init__(
@@ -239,17 +239,17 @@ class Evidence:
         self.signal = -exit_code if exit_code < 0 else max(0, exit_code - 128)
         self.killed = self.signal == signal.SIGKILL
         self.diverged = isinstance(loss, float) and not math.isfinite(loss)
-        self.said = self._said()
+        self.said = self._extract_error_text()
 
-    def _said(self) -> str:
-        """Return what the rank said of its end: its last exception, or else the end of its log."""
+    def _extract_error_text(self) -> str:
+        """Return the rank's last exception, or else the end of its log."""
         if self.raised and (self.raised.endswith(":") or re.search("NCCL|Weights only", self.raised)):
             return "\n".join((self.raised + self.text.rpartition(self.raised)[2]).split("\n")[:_MORE_LINES])
         _, aborted, after = self.text.rpartition("terminate called")
         return self.raised or (aborted + after if aborted else "\n".join(last_lines(self.text)))
 
     def status(self) -> str:
-        """Return how it ended, as a sentence."""
+        """Return a sentence on how it ended."""
         if self.raised and self.exit_code in (1, -6):  # python exits with 1; torch may abort after it
             return self.raised if self.raised.endswith(".") else f"{self.raised.rstrip(':')}."
         if self.exit_code >= 0:
@@ -261,56 +261,56 @@ class Evidence:
 
 
 def explain(evidence: Evidence) -> Cause:
-    """Return why a rank ended."""
-    cause, status = _recognized(evidence), evidence.status()
+    """Return the cause of a rank's end."""
+    cause, status = _match_row(evidence), evidence.status()
     for earlier in evidence.earlier if cause.kind == "exit" else ():
         evidence.said = earlier
-        found = _recognized(evidence)
-        if found.kind != "exit" and found.kind not in _HANDLED:
-            cause, status = found, f"{status} It followed: {earlier.rstrip('.')}."
+        earlier_cause = _match_row(evidence)
+        if earlier_cause.kind != "exit" and earlier_cause.kind not in _HANDLED:
+            cause, status = earlier_cause, f"{status} It followed: {earlier.rstrip('.')}."
             break
     return cause._replace(explanation=f"{status} {cause.explanation}".rstrip())
 
 
-def _recognized(evidence: Evidence) -> Cause:
-    recognized = ((row, _values(row, evidence)) for row in TABLE)
-    return next(cause_of(row, values) for row, values in recognized if values is not None)
+def _match_row(evidence: Evidence) -> Cause:
+    matches = ((row, _match_conditions(row, evidence)) for row in TABLE)
+    return next(cause_of(row, values) for row, values in matches if values is not None)
 
 
-def _values(row: Row, evidence: Evidence) -> dict[str, str] | None:
-    """Return the values of a row's texts, None where one of its conditions does not hold."""
+def _match_conditions(row: Row, evidence: Evidence) -> dict[str, str] | None:
+    """Return the values for a row's texts, None if one of its conditions does not hold."""
     values: dict[str, str] = {}
     for condition, text in row.conditions.items():
-        found = CONDITIONS[condition](evidence, text)
-        if found is None:
+        matched = CONDITIONS[condition](evidence, text)
+        if matched is None:
             return None
-        values.update(found)
+        values.update(matched)
     return values
 
 
 def _search(pattern: str, text: str) -> dict[str, str] | None:
-    found = re.search(pattern, text)
-    return found.groupdict("") if found else None
+    match = re.search(pattern, text)
+    return match.groupdict("") if match else None
 
 
 def _kernel(evidence: Evidence, pattern: str) -> dict[str, str] | None:
     """Search the kernel's log, if the rank used a GPU or was ended by a signal."""
-    asked = evidence.signal or re.search("CUDA|NCCL|cuda", evidence.said)
-    return _search(pattern, evidence.kernel()) if asked else None
+    is_relevant = evidence.signal or re.search("CUDA|NCCL|cuda", evidence.said)
+    return _search(pattern, evidence.kernel()) if is_relevant else None
 
 
 def _signal(evidence: Evidence, name: str) -> dict[str, str] | None:
-    """Recognize a rank that the signal `name` ended without an exception; name its line."""
+    """Match if the signal `name` ended the rank without an exception. The value is its line of code."""
     if evidence.signal != signal.Signals[name] or evidence.raised:
         return None
-    places = _PLACE.findall(evidence.text)
-    return {"place": " at {}:{} in {}".format(*places[-1]) if places else ""}
+    frames = _PLACE.findall(evidence.text)
+    return {"place": " at {}:{} in {}".format(*frames[-1]) if frames else ""}
 
 
 def _killed_for_memory(evidence: Evidence, _: str) -> dict[str, str] | None:
-    """Recognize a rank, or a loader worker of it, that the kernel killed for memory."""
-    loader = re.search(r"DataLoader worker \(pid.*signal: Killed", evidence.text)
-    if not (evidence.oom_kills and (evidence.killed or loader)):
+    """Match if the kernel killed the rank, or a loader worker of it, for memory."""
+    killed_worker = re.search(r"DataLoader worker \(pid.*signal: Killed", evidence.text)
+    if not (evidence.oom_kills and (evidence.killed or killed_worker)):
         return None
     kills = _OOM.findall(evidence.kernel())
     if not kills:
@@ -320,9 +320,9 @@ def _killed_for_memory(evidence: Evidence, _: str) -> dict[str, str] | None:
 
 
 def _no_whole_checkpoint(evidence: Evidence) -> bool:
-    """Recognize a checkpoint that is cut, or another file (a page of the web, a pointer of Git LFS)."""
+    """Return True if a file is a truncated checkpoint, or none (a web page, a Git LFS pointer)."""
     in_torch = "torch/serialization.py" in evidence.text and r"|^EOFError$|^OSError: \[Errno 22\]"
-    return bool(re.search(f"{_NO_CHECKPOINT}{in_torch or ''}", evidence.said))
+    return bool(re.search(f"{_BAD_CHECKPOINT}{in_torch or ''}", evidence.said))
 
 
 def _not_finite(evidence: Evidence) -> bool:

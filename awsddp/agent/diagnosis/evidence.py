@@ -13,28 +13,25 @@ from awsddp.agent.metrics import rows
 
 LINES = 20
 _BYTES = 64 * 1024
-_FULL_BYTES = 64 * 1024  # what is left of a disk on which writes fail
+_FULL_BYTES = 64 * 1024  # free space below which a disk counts as full
 _TORCH_PREFIX = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)
 _STAMP = re.compile(r"^\[ *(\d+\.\d+)\] (.*)$", re.MULTILINE)
 _SYNTAX = re.compile("(Syntax|Indentation|Tab)Error: ")
 _TRACEBACK = re.compile(r"Traceback \(most recent call last\)")
-_FOLLOWS = re.compile("The above exception was the direct cause of|During handling of the above exception")
+_CHAINED = re.compile("The above exception was the direct cause of|During handling of the above exception")
 _GROUP = "Exception Group Traceback"
 _MARGIN = re.compile(r"^ *(?:\| |\+ (?=Exception Group))", re.MULTILINE)
 _MEMBER = re.compile(r" *(\+-)?\+-+ (\d+|\.\.\.) -+")
 _COLOUR = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1b\\))")
-"""What a program writes for a terminal: colours, moves, links."""
+"""Escape sequences for terminals: colours, cursor movements, links."""
 _FRAME = (" ", "\t", "│", "╭", "╰")
-"""How a line of a traceback begins; rich draws boxes, also for typer."""
+"""The first characters of lines in a traceback; rich, also in typer, draws boxes."""
 _REHEARSED = re.compile(r"rehearsal: \d+ x .+ simulated: ")  # templates/rehearse_gpu
-_WIDTH = 2000  # of a line of the tail, in characters
+_WIDTH = 2000  # characters of a line of the tail
 
 
 def read_tail(path: Path, begin: int = 0) -> str:
-    """Return the end of the log `path`, from byte `begin` on, without colours.
-
-    Bytes that are no UTF-8 are replaced.
-    """
+    """Return the end of the log `path`, from byte `begin` on, without colours; invalid UTF-8 is replaced."""
     try:
         with path.open("rb") as file:
             file.seek(0, 2)
@@ -45,21 +42,21 @@ def read_tail(path: Path, begin: int = 0) -> str:
 
 
 def recorded(path: Path) -> str:
-    """Return the traceback in the error file that torch's @record has written, "" where there is none.
+    """Return the traceback in an error file of torch's @record, "" if there is none.
 
     https://docs.pytorch.org/docs/stable/elastic/errors.html
     """
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))["message"]["extraInfo"]["py_callstack"]
+        callstack = json.loads(path.read_text(encoding="utf-8"))["message"]["extraInfo"]["py_callstack"]
     except (OSError, ValueError, LookupError, TypeError):
         return ""
-    return "\n" + _COLOUR.sub("", str(found)[-_BYTES:])
+    return "\n" + _COLOUR.sub("", str(callstack)[-_BYTES:])
 
 
 def last_lines(text: str) -> list[str]:
-    """Return the last 20 lines of `text`; of a line that was overwritten by \\r, what was seen last.
+    """Return the last 20 lines of `text`; of a line that \\r has overwritten, the last version.
 
-    What a rehearsal says first of its GPUs is left out.
+    The line about simulated GPUs that a rehearsal prints is left out.
     """
     lines = [line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n")]
     lines = [line for line in lines if not _REHEARSED.match(line)]
@@ -69,24 +66,24 @@ def last_lines(text: str) -> list[str]:
 
 
 def exceptions(text: str) -> list[str]:
-    """Return the line that names the last exception with a traceback in `text`, and those that it follows.
+    """Return the line of the last exception with a traceback in `text`, then the earlier ones of its chain.
 
-    The newest is first. An exception that Python ignored is left out; one of a thread counts if there is no
-    other; so do those that follow it, or that an ExceptionGroup holds, which Python prints after it within a
-    margin. Within a process group torch puts "[rank2]: " before each line.
+    Exceptions that Python ignored are left out. An exception of a thread counts only if it is alone. The
+    same holds for those chained to it, and for members of its ExceptionGroup, which Python prints after it
+    with a margin. Within a process group torch puts "[rank2]: " before each line.
     """
     text = _TORCH_PREFIX.sub("", text)
     before, *blocks = _TRACEBACK.split(_MARGIN.sub("", text) if _GROUP in text else text)
-    chains: list[tuple[bool, list[str]]] = []  # whether it is a thread's, its exceptions
+    chains: list[tuple[bool, list[str]]] = []  # is it a thread's, exceptions
     origin = ""
     for block in blocks:
         heading = before.rpartition("\n")[0].rstrip().rpartition("\n")[2]
-        before, name, follows = block, _raised(block), _FOLLOWS.match(heading)
-        if not (follows or _MEMBER.match(heading)):
+        before, name, is_chained = block, _exception_line(block), _CHAINED.match(heading)
+        if not (is_chained or _MEMBER.match(heading)):
             origin = heading
         if name is None or origin.startswith("Exception ignored"):
             continue
-        earlier = chains.pop()[1] if chains and follows else []
+        earlier = chains.pop()[1] if chains and is_chained else []
         chains.append((origin.startswith("Exception in thread"), [name, *earlier]))
     if not chains:  # Python writes no traceback before an error in the script's own syntax
         last = text.rstrip().rpartition("\n")[2].strip()
@@ -94,8 +91,8 @@ def exceptions(text: str) -> list[str]:
     return next((chain for is_thread, chain in reversed(chains) if not is_thread), chains[-1][1])
 
 
-def _raised(block: str) -> str | None:
-    """Return the line that names the exception after the frames of a traceback."""
+def _exception_line(block: str) -> str | None:
+    """Return the line with the exception after the frames of a traceback."""
     for line in block.split("\n")[1:]:
         if line and not line.startswith(_FRAME):
             return line.strip()[:_WIDTH]
@@ -103,16 +100,16 @@ def _raised(block: str) -> str | None:
 
 
 def full_disk(*paths: Path) -> str:
-    """Return a sentence that names the full file system among those of `paths`, "" where there is none."""
+    """Return a sentence on the first full file system of `paths`, "" if none is full."""
     for path in paths:
         try:
-            found = os.statvfs(str(path))
+            stats = os.statvfs(str(path))
         except OSError:
             continue
-        no_files = found.f_files > 0 and found.f_favail == 0
-        if found.f_bavail * found.f_frsize < _FULL_BYTES or no_files:
-            mount = next(one for one in (path, *path.parents) if os.path.ismount(str(one)))
-            size = found.f_blocks * found.f_frsize / 1e9
+        no_files = stats.f_files > 0 and stats.f_favail == 0
+        if stats.f_bavail * stats.f_frsize < _FULL_BYTES or no_files:
+            mount = next(folder for folder in (path, *path.parents) if os.path.ismount(str(folder)))
+            size = stats.f_blocks * stats.f_frsize / 1e9
             return f"No {'files' if no_files else 'space'} left on {mount} ({size:.3g} GB)."
     return ""
 
@@ -120,27 +117,27 @@ def full_disk(*paths: Path) -> str:
 def last_loss(path: Path, rank: int, *, first: int) -> Any:
     """Return the last `loss` of a rank in a file of metrics, None without one.
 
-    A row without `rank` is of the rank `first`.
+    A row without `rank` belongs to the rank `first`.
     """
-    found = [row["loss"] for row in rows(path) if "loss" in row and row.get("rank", first) == rank]
-    return found[-1] if found else None
+    losses = [row["loss"] for row in rows(path) if "loss" in row and row.get("rank", first) == rank]
+    return losses[-1] if losses else None
 
 
 def output(command: list[str], *, seconds: float) -> str | None:
-    """Return what a command prints, None if it fails or takes longer than `seconds`."""
+    """Return the stdout of a command, None if it fails or takes longer than `seconds`."""
     try:
-        done = subprocess.run(
+        completed = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, check=True, timeout=seconds
         )
     except (OSError, subprocess.SubprocessError):
         return None
-    return done.stdout.decode("utf-8", "replace")
+    return completed.stdout.decode("utf-8", "replace")
 
 
 def kernel_log(since: float, *, seconds: float = 1.0) -> str:
-    """Return what the kernel has logged since the moment `since` of time.monotonic().
+    """Return the kernel's log since `since`, a value of time.monotonic().
 
-    "" if it cannot be read, or a command takes longer than `seconds`. Ubuntu lets only root read it:
+    "" if it cannot be read, or a command takes longer than `seconds`. On Ubuntu only root can read it:
     https://docs.kernel.org/admin-guide/sysctl/kernel.html#dmesg-restrict
     """
     for command in (["dmesg"], ["sudo", "-n", "dmesg"]):

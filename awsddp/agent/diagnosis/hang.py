@@ -1,4 +1,4 @@
-"""Where a job hangs: judges what the processes of all its nodes do (stacks.py). Pure."""
+"""Find the ranks for which a job hangs, from the stacks and collectives of all nodes (stacks.py). No I/O."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     Frame = tuple[str, int, str]  # file, line, function
 
 LIVELY_SECONDS = 5.0
-"""A collective that began within these tells that the job may be slow, and not stuck."""
+"""If a collective began within this time the job may be slow, and not stuck."""
 _FRAME = re.compile(r'^ +File "(.+)", line (\d{1,9}) in (.+)$')
 _THREAD = re.compile(r"^(?:Current thread|Thread) .*:$", re.MULTILINE)
 _INITS = (" in init_process_group", " in _new_group_with_tag")
@@ -25,7 +25,7 @@ _COLLECTIVE = "torch/distributed/distributed_c10d.py"
 
 
 class Seen(NamedTuple):
-    """What a process does: its `state`, its `stack`, oldest frame first, `where` in that it is, that line."""
+    """A process: its `state`, its `stack`, oldest frame first, its current frame `where`, and its `source` line."""
 
     pid: int
     state: str
@@ -35,7 +35,7 @@ class Seen(NamedTuple):
 
 
 class InFlight(NamedTuple):
-    """A collective that is not over."""
+    """A collective in progress."""
 
     group: str
     number: int
@@ -43,9 +43,9 @@ class InFlight(NamedTuple):
 
 
 class Rank(NamedTuple):
-    """What a rank does: its main process, and the children of that in which user code runs.
+    """A rank: its main process, and the children of that process in which user code runs (`workers`).
 
-    `joined` and `records` are for the judgement alone: no reader is shown them.
+    `joined` and `records` are used only for the diagnosis, and not shown.
     """
 
     rank: int
@@ -62,10 +62,10 @@ class Rank(NamedTuple):
 
 
 class Diagnosis(NamedTuple):
-    """Which ranks of a job are `behind` the others, an `explanation`, and what each of `ranks` does.
+    """The ranks of a job that are `behind` the others, an `explanation`, and the state of all `ranks`.
 
-    The explanation up to its first colon is a sentence without the places. `moving`: a collective began so
-    recently that the job may not hang at all.
+    The explanation up to its first colon is a sentence without lines of code. `moving`: a collective began so
+    recently that the job may not hang.
     """
 
     silent_s: float | None
@@ -78,19 +78,19 @@ class Diagnosis(NamedTuple):
 def diagnose(
     layout: Sequence[Sequence[int]], answers: Mapping[int, Answer], *, exit_codes: Mapping[int, int | None]
 ) -> Diagnosis:
-    """Return where the ranks of a job are.
+    """Return the diagnosis of a job.
 
     `layout` holds [rank, local rank, node]; `answers` are by node. `exit_codes` has the ranks that ended.
     """
     ranks = [_rank(rank, node, answers.get(node), exit_codes.get(rank)) for rank, _, node in layout]
-    behind, explanation = _behind(ranks)
+    behind, explanation = _find_behind(ranks)
     ages = [group.age for rank in ranks for group in rank.records.values()]
     moving = bool(ages) and min(ages) < LIVELY_SECONDS and all(rank.state == "running" for rank in ranks)
     if moving:
-        ago = f"The job may be slow, and not stuck (a collective began {max(0.0, min(ages)):.1f} s ago). "
-        explanation = f"{ago}At this moment {explanation[:1].lower()}{explanation[1:]}"
-    silent = min((answer.silent_s for answer in answers.values()), default=None)
-    return Diagnosis(silent, moving, behind, _sentence(explanation), ranks)
+        note = f"The job may be slow, and not stuck (a collective began {max(0.0, min(ages)):.1f} s ago). "
+        explanation = f"{note}At this moment {explanation[:1].lower()}{explanation[1:]}"
+    silent_s = min((answer.silent_s for answer in answers.values()), default=None)
+    return Diagnosis(silent_s, moving, behind, _sentence(explanation), ranks)
 
 
 def _rank(rank: int, node: int, answer: Answer | None, exit_code: object) -> Rank:
@@ -98,32 +98,34 @@ def _rank(rank: int, node: int, answer: Answer | None, exit_code: object) -> Ran
         return Rank(rank, node, "ended")
     if answer is None:
         return Rank(rank, node, "unreachable")
-    processes = [one for one in answer.processes if one.rank == rank]
+    processes = [process for process in answer.processes if process.rank == rank]
     if not processes:
         return Rank(rank, node, "missing")
-    pids = {one.pid for one in processes}
-    main = min(processes, key=lambda one: (not one.joined, one.parent in pids, one.pid))
-    seen = _seen(main, answer)
-    children = [one for one in processes if one is not main and one.parent in pids]
+    pids = {process.pid for process in processes}
+    main = min(processes, key=lambda process: (not process.joined, process.parent in pids, process.pid))
+    state = _process_state(main, answer)
+    children = [process for process in processes if process is not main and process.parent in pids]
     return Rank(
         rank,
         node,
-        **seen._asdict(),
-        workers=[_seen(one, answer, own=True) for one in children],
+        **state._asdict(),
+        workers=[_process_state(child, answer, in_folder_only=True) for child in children],
         collective=_in_flight(main.records),
         joined=main.joined,
         records=main.records,
     )
 
 
-def _seen(process: Process, answer: Answer, *, own: bool = False) -> Seen:
-    """Return what a process does; with `own` it is somewhere only where it runs code of the synced folder."""
+def _process_state(process: Process, answer: Answer, *, in_folder_only: bool = False) -> Seen:
+    """Return the state of a process; with `in_folder_only` its `where` is in the synced folder or None."""
     frames, thread, workdir = _main_thread(process.stacks), "", answer.workdir
     if frames and frames[-1][0].endswith("/threading.py") and frames[-1][2] == "_shutdown":
         frames, thread = _last_thread(process.stacks, workdir) or frames, _ENDING
     state = "stopped" if process.is_stopped else "running" if frames else "silent"
-    stack, at = [_place(frame, workdir) for frame in frames], _innermost(frames, workdir, own=own)
-    where, source = at and _place(at, workdir) + thread, at and answer.sources.get(f"{at[0]}:{at[1]}")
+    stack = [_format_frame(frame, workdir) for frame in frames]
+    innermost = _innermost(frames, workdir, in_folder_only=in_folder_only)
+    where = innermost and _format_frame(innermost, workdir) + thread
+    source = innermost and answer.sources.get(f"{innermost[0]}:{innermost[1]}")
     return Seen(process.pid, state, where, stack, source)
 
 
@@ -138,21 +140,21 @@ def _main_thread(text: str) -> list[Frame]:
 def _last_thread(text: str, workdir: str) -> list[Frame]:
     """Return the frames of the newest thread that runs code of the synced folder."""
     threads = map(_frames, _THREAD.split(text)[1:-1])
-    return next((one for one in threads if any(_is_own(frame[0], workdir) for frame in one)), [])
+    return next((thread for thread in threads if any(_is_own(frame[0], workdir) for frame in thread)), [])
 
 
 def _frames(thread: str) -> list[Frame]:
     lines = thread.splitlines()
-    found = [match for match in map(_FRAME.match, lines) if match and not match[1].startswith("<frozen ")]
-    frames = [(match[1], int(match[2]), match[3]) for match in reversed(found)]
+    matches = [match for match in map(_FRAME.match, lines) if match and not match[1].startswith("<frozen ")]
+    frames = [(match[1], int(match[2]), match[3]) for match in reversed(matches)]
     starts = [
         at for at, frame in enumerate(frames) if frame[0].endswith(_BOOTSTRAP) and frame[2] == "_bootstrap"
     ]
-    return frames[starts[-1] + 1 :] if starts else frames  # before it are those of the parent that forked
+    return frames[starts[-1] + 1 :] if starts else frames  # before them: frames of the parent that forked
 
 
-def _place(frame: Frame, workdir: str) -> str:
-    """Return a frame as "train.py:12 in step"; of a library's file what follows its folder of packages."""
+def _format_frame(frame: Frame, workdir: str) -> str:
+    """Return a frame as "train.py:12 in step"; a library's file is relative to its site-packages."""
     path, line, function = frame
     if workdir and path.startswith(f"{workdir}/"):
         path = path[len(workdir) + 1 :]
@@ -161,12 +163,13 @@ def _place(frame: Frame, workdir: str) -> str:
     return f"{os.path.normpath(path)}:{line} in {function}"
 
 
-def _innermost(frames: list[Frame], workdir: str, *, own: bool) -> Frame | None:
-    """Return the innermost frame of the user's folder; failing that, the innermost outside of libraries."""
-    chosen = [frame for frame in frames if _is_own(frame[0], workdir)]
-    if not (chosen or own):
-        chosen = [frame for frame in frames if not any(folder in frame[0] for folder in _LIBRARY)] or frames
-    return chosen[-1] if chosen else None
+def _innermost(frames: list[Frame], workdir: str, *, in_folder_only: bool) -> Frame | None:
+    """Return the innermost frame in the synced folder, else outside of libraries, else of all."""
+    candidates = [frame for frame in frames if _is_own(frame[0], workdir)]
+    if not (candidates or in_folder_only):
+        outside = [frame for frame in frames if not any(folder in frame[0] for folder in _LIBRARY)]
+        candidates = outside or frames
+    return candidates[-1] if candidates else None
 
 
 def _is_own(path: str, workdir: str) -> bool:
@@ -176,7 +179,7 @@ def _is_own(path: str, workdir: str) -> bool:
 
 
 def _in_flight(records: Mapping[str, Group]) -> InFlight | None:
-    """Return the first collective that is not over, of the group that has the newest one."""
+    """Return the first collective in progress, of the group with the newest collective."""
     for name, group in sorted(records.items(), key=lambda item: item[1].age):
         for call in group.records:
             if not call.over:
@@ -184,29 +187,30 @@ def _in_flight(records: Mapping[str, Group]) -> InFlight | None:
     return None
 
 
-def _behind(ranks: list[Rank]) -> tuple[list[int], str]:
-    """Return the ranks that the others wait for, and a sentence or two."""
-    for state, what in _STATES.items():
-        found = [one for one in ranks if one.state == state]
-        if found and len(found) < len(ranks):
-            return _named(found), f"{_say(found, *what)}. {_others(ranks, found)}"
-    gone = [one for one in ranks if one.state in ("ended", "missing")]
-    left = [one for one in ranks if one not in gone]
-    if gone and left:
-        waiting = [one for one in left if _waits(one)]
-        ended = _say(gone, "has ended", "have ended")
+def _find_behind(ranks: list[Rank]) -> tuple[list[int], str]:
+    """Return the ranks that the others wait for, and an explanation."""
+    for state, verbs in _STATES.items():
+        affected = [rank for rank in ranks if rank.state == state]
+        if affected and len(affected) < len(ranks):
+            return _numbers(affected), f"{_clause(affected, *verbs)}. {_format_others(ranks, affected)}"
+    gone = [rank for rank in ranks if rank.state in ("ended", "missing")]
+    remaining = [rank for rank in ranks if rank not in gone]
+    if gone and remaining:
+        waiting = [rank for rank in remaining if _is_waiting(rank)]
+        ended = _clause(gone, "has ended", "have ended")
         if not waiting:
-            return _named(left), f"{_say(left, 'runs', 'run')}: {_places(left)}. {_sentence(ended)}."
-        if len(waiting) == len(left):
-            return _named(gone), f"{ended} while the others run. {_others(ranks, gone)}"
-        ranks = left
-    for judge in (_by_start, _by_records, _by_stacks):
+            runs = f"{_clause(remaining, 'runs', 'run')}: {_format_places(remaining)}"
+            return _numbers(remaining), f"{runs}. {_sentence(ended)}."
+        if len(waiting) == len(remaining):
+            return _numbers(gone), f"{ended} while the others run. {_format_others(ranks, gone)}"
+        ranks = remaining
+    for judge in (_judge_by_start, _judge_by_records, _judge_by_stacks):
         result = judge(ranks)
         if result is not None:
             return result
-    places = {one.where for one in ranks}
+    places = {rank.where for rank in ranks}
     same = f"all are at {places.pop()}" if len(places) == 1 else "each does something of its own"
-    return [], f"No rank is behind: {_waiting(ranks) or same}."
+    return [], f"No rank is behind: {_format_waiting(ranks) or same}."
 
 
 _STATES = {
@@ -218,8 +222,8 @@ _STATES = {
 }
 
 
-def _say(ranks: list[Rank], singular: str, plural: str) -> str:
-    """Return who does what: "rank 3 (node1) waits", or "ranks 0-2 wait"."""
+def _clause(ranks: list[Rank], singular: str, plural: str) -> str:
+    """Return ranks with a verb: "rank 3 (node1) waits", or "ranks 0-2 wait"."""
     return f"{_names(ranks)} {singular if len(ranks) == 1 else plural}"
 
 
@@ -227,21 +231,21 @@ def _sentence(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def _waits(one: Rank) -> bool:
-    """Tell whether a rank is in a collective, or waits for others to join the process group."""
-    return bool(one.collective) or any(_COLLECTIVE in place for place in one.stack)
+def _is_waiting(rank: Rank) -> bool:
+    """Return True if a rank is in a collective, or waits for others to join the process group."""
+    return bool(rank.collective) or any(_COLLECTIVE in frame for frame in rank.stack)
 
 
-def _by_start(ranks: list[Rank]) -> tuple[list[int], str] | None:
-    """Judge a job in which ranks wait for others to join the process group."""
-    joining = [one for one in ranks if any(place.endswith(_INITS) for place in one.stack)]
+def _judge_by_start(ranks: list[Rank]) -> tuple[list[int], str] | None:
+    """Diagnose a job in which ranks wait for others to join the process group."""
+    joining = [rank for rank in ranks if any(frame.endswith(_INITS) for frame in rank.stack)]
     if not joining:
         return None
-    absent = [one for one in ranks if one not in joining and not one.joined]
+    absent = [rank for rank in ranks if rank not in joining and not rank.joined]
     if absent:
-        waiting = _sentence(_say(joining, "waits in init_process_group.", "wait in init_process_group."))
-        missed = f"{_names(absent)} did not join the process group: {_places(absent)}"
-        return _named(absent), f"{missed}. {waiting}"
+        waiting = _sentence(_clause(joining, "waits in init_process_group.", "wait in init_process_group."))
+        missed = f"{_names(absent)} did not join the process group: {_format_places(absent)}"
+        return _numbers(absent), f"{missed}. {waiting}"
     if len(joining) == len(ranks):
         why = (
             "their addresses, ports, world sizes or ranks differ, or the network between the nodes is closed"
@@ -250,98 +254,101 @@ def _by_start(ranks: list[Rank]) -> tuple[list[int], str] | None:
     return None
 
 
-def _by_records(ranks: list[Rank]) -> tuple[list[int], str] | None:
-    """Judge by the collectives that torch recorded: the first that differs, then the last number."""
-    groups = {name for one in ranks for name in one.records}
+def _judge_by_records(ranks: list[Rank]) -> tuple[list[int], str] | None:
+    """Diagnose by the collectives that torch recorded: the first that differs, then the last number."""
+    groups = {name for rank in ranks for name in rank.records}
     for group in sorted(groups, key=lambda name: name != "default_pg"):
-        joined = group == "default_pg"
-        members = [one for one in ranks if group in one.records or (joined and one.joined)]
-        result = _by_difference(members, group) or _by_number(members, group)
+        is_default = group == "default_pg"
+        members = [rank for rank in ranks if group in rank.records or (is_default and rank.joined)]
+        result = _judge_by_difference(members, group) or _judge_by_number(members, group)
         if result is not None:
             return result
     return None
 
 
-def _by_difference(members: list[Rank], group: str) -> tuple[list[int], str] | None:
-    """Find the first number for which ranks called different operations; fewer ranks are wrong than right."""
-    calls = [(one, {call.number: call[1:3] for call in _records(one, group)}) for one in members]
-    for number in sorted({number for _, numbers in calls for number in numbers}):
-        called = [(one, numbers[number]) for one, numbers in calls if number in numbers]
+def _judge_by_difference(members: list[Rank], group: str) -> tuple[list[int], str] | None:
+    """Find the first collective for which ranks called different operations; the minority is wrong."""
+    calls_of_ranks = [(rank, {call.number: call[1:3] for call in _records(rank, group)}) for rank in members]
+    for number in sorted({number for _, numbers in calls_of_ranks for number in numbers}):
+        called = [(rank, numbers[number]) for rank, numbers in calls_of_ranks if number in numbers]
         counts = Counter(call for _, call in called)
         if len(counts) > 1:
-            usual = max(counts, key=lambda call: counts[call])
-            wrong = [one for one, call in called if call != usual]
-            which = ", ".join(sorted({_call(call, usual) for _, call in called if call != usual}))
-            right = f"the others called {_call(usual, which)} as collective {number}"
-            return _named(wrong), f"{_names(wrong)} called {which} where {right}: {_places(wrong)}."
+            usual_call = max(counts, key=lambda call: counts[call])
+            wrong = [rank for rank, call in called if call != usual_call]
+            wrong_calls = {_format_call(call, usual_call) for _, call in called if call != usual_call}
+            wrong_text = f"{_names(wrong)} called {', '.join(sorted(wrong_calls))}"
+            usual_text = f"the others called {_format_call(usual_call, wrong_calls)} as collective {number}"
+            return _numbers(wrong), f"{wrong_text} where {usual_text}: {_format_places(wrong)}."
     return None
 
 
-def _call(call: tuple[str, str], other: object) -> str:
+def _format_call(call: tuple[str, str], other: object) -> str:
     return f"{call[0]} of {call[1]}" if isinstance(other, tuple) and other[0] == call[0] else call[0]
 
 
-def _by_number(members: list[Rank], group: str) -> tuple[list[int], str] | None:
-    last = [(one, max((call.number for call in _records(one, group)), default=0)) for one in members]
+def _judge_by_number(members: list[Rank], group: str) -> tuple[list[int], str] | None:
+    last = [(rank, max((call.number for call in _records(rank, group)), default=0)) for rank in members]
     most = max((number for _, number in last), default=0)
-    behind = [one for one, number in last if number < most]
-    return (_named(behind), _elsewhere(behind, members)) if behind else None
+    behind = [rank for rank, number in last if number < most]
+    return (_numbers(behind), _format_behind(behind, members)) if behind else None
 
 
-def _records(one: Rank, group: str) -> Sequence[Collective]:
-    return one.records[group].records if group in one.records else ()
+def _records(rank: Rank, group: str) -> Sequence[Collective]:
+    return rank.records[group].records if group in rank.records else ()
 
 
-def _by_stacks(ranks: list[Rank]) -> tuple[list[int], str] | None:
-    """Judge by the stacks alone: who is in no collective while others are."""
-    others = [one for one in ranks if not _waits(one)]
-    return (_named(others), _elsewhere(others, ranks)) if 0 < len(others) < len(ranks) else None
+def _judge_by_stacks(ranks: list[Rank]) -> tuple[list[int], str] | None:
+    """Diagnose by the stacks alone: ranks in no collective while others are in one."""
+    others = [rank for rank in ranks if not _is_waiting(rank)]
+    return (_numbers(others), _format_behind(others, ranks)) if 0 < len(others) < len(ranks) else None
 
 
-def _elsewhere(behind: list[Rank], ranks: list[Rank]) -> str:
-    return f"{_say(behind, 'is', 'are')} behind: {_places(behind)}. {_others(ranks, behind)}"
+def _format_behind(behind: list[Rank], ranks: list[Rank]) -> str:
+    places = _format_places(behind)
+    return f"{_clause(behind, 'is', 'are')} behind: {places}. {_format_others(ranks, behind)}"
 
 
-def _others(ranks: list[Rank], behind: list[Rank]) -> str:
-    waiting = _waiting([one for one in ranks if one not in behind])
+def _format_others(ranks: list[Rank], behind: list[Rank]) -> str:
+    waiting = _format_waiting([rank for rank in ranks if rank not in behind])
     return f"{_sentence(waiting)}." if waiting else ""
 
 
-def _waiting(ranks: list[Rank]) -> str:
+def _format_waiting(ranks: list[Rank]) -> str:
     """Return where ranks wait, the most frequent place first: "ranks 0-2 wait in all_reduce 12 (...)"."""
     places: dict[str, list[Rank]] = {}
-    for one in ranks:
-        collective = one.collective
+    for rank in ranks:
+        collective = rank.collective
         if collective:
-            text = f"{collective.operation} (collective {collective.number}) at {one.where}"
-            places.setdefault(text, []).append(one)
+            text = f"{collective.operation} (collective {collective.number}) at {rank.where}"
+            places.setdefault(text, []).append(rank)
     frequent = sorted(places.items(), key=lambda item: -len(item[1]))
-    return ", ".join(f"{_say(found, 'waits', 'wait')} in {place}" for place, found in frequent[:3])
+    return ", ".join(f"{_clause(waiting, 'waits', 'wait')} in {place}" for place, waiting in frequent[:3])
 
 
-def _places(ranks: list[Rank]) -> str:
-    """Return where ranks are, each place once, with the place of a child in which user code runs."""
+def _format_places(ranks: list[Rank]) -> str:
+    """Return the frames that ranks are at, each once, with those of children in which user code runs."""
     texts = []
-    for one in ranks:
-        inner = sorted({worker.where for worker in one.workers if worker.where})
-        where = one.where or "it gave no stack"
-        texts.append(f"{where} (its worker processes: {', '.join(inner[:3])})" if inner else where)
+    for rank in ranks:
+        worker_frames = sorted({worker.where for worker in rank.workers if worker.where})
+        where = rank.where or "it gave no stack"
+        workers = f" (its worker processes: {', '.join(worker_frames[:3])})" if worker_frames else ""
+        texts.append(f"{where}{workers}")
     return "; ".join(dict.fromkeys(texts))
 
 
-def _named(ranks: list[Rank]) -> list[int]:
-    return [one.rank for one in ranks]
+def _numbers(ranks: list[Rank]) -> list[int]:
+    return [rank.rank for rank in ranks]
 
 
 def _names(ranks: list[Rank]) -> str:
     """Return "rank 3 (node1)", or "ranks 0-2"."""
     if len(ranks) == 1:
         return f"rank {ranks[0].rank} (node{ranks[0].node})"
-    return f"ranks {ranges(_named(ranks))}"
+    return f"ranks {ranges(_numbers(ranks))}"
 
 
 def ranges(numbers: list[int]) -> str:
-    """Return numbers in order as "0-2,5"."""
+    """Return sorted numbers as "0-2,5"."""
     parts: list[list[int]] = []
     for number in sorted(numbers):
         if parts and number == parts[-1][-1] + 1:

@@ -1,8 +1,8 @@
-"""Runs in each rank before the user's program, as its `sitecustomize`: answers requests for its stacks.
+"""Runs in each rank before the user's program, as its `sitecustomize`: serves requests for its stacks.
 
-A thread waits for a request in a named pipe and writes the answer, for which it needs Python's lock (GIL).
-Where that is held for good, SIGUSR2 still writes the stacks. It imports nothing that the interpreter has not
-loaded, and what fails here is left out: no program may notice it. The next sitecustomize on the path follows.
+A thread waits for requests at a named pipe and writes the response, for which it needs the GIL. If the GIL is
+never released, SIGUSR2 still writes the stacks. The helper must not affect the program: it imports only
+modules that the interpreter has loaded, ignores its own failures, and then imports the next sitecustomize.
 """
 
 import _signal  # type: ignore[import-not-found]
@@ -12,8 +12,8 @@ import os
 import sys
 
 
-def _begin() -> None:
-    """Listen to requests about this process; a forked child (a loader worker) has files of its own."""
+def _start() -> None:
+    """Serve requests about this process; a forked child (a loader worker) has its own files."""
     name = "{}/{}".format(os.environ["AWSDDP_STACKS_DIR"], os.getpid())
     try:
         faulthandler.register(_signal.SIGUSR2, file=open(f"{name}.signal", "w"), all_threads=True)  # noqa: SIM115, PTH123 (open for good; pathlib is slow to import)
@@ -28,7 +28,7 @@ def _begin() -> None:
 def _serve(name: str) -> None:
     while True:
         try:
-            request = os.open(f"{name}.request", os.O_RDONLY)  # blocks until somebody asks
+            request = os.open(f"{name}.request", os.O_RDONLY)  # blocks until a request comes
             while os.read(request, 64):
                 pass
             os.close(request)
@@ -46,7 +46,7 @@ def _answer(name: str) -> None:
         # Without stack traces: torch takes seconds, and the GIL, to name their C++ frames.
         for function in ("_dump_fr_trace_json", "_dump_nccl_trace_json"):
             if hasattr(c10d, function):
-                file.write(_text(getattr(c10d, function)()) + "\n")
+                file.write(_decode(getattr(c10d, function)()) + "\n")
     os.replace(f"{name}.part", f"{name}.answer")  # noqa: PTH105
 
 
@@ -58,24 +58,24 @@ def _rank() -> str:
         return ""
 
 
-def _text(trace: object) -> str:
+def _decode(trace: object) -> str:
     return trace.decode() if isinstance(trace, bytes) else str(trace)
 
 
-def _follow() -> None:
-    """Import the sitecustomize that would have been imported without this one, if there is any."""
-    own = sys.modules.pop("sitecustomize")
+def _import_next_sitecustomize() -> None:
+    """Import the sitecustomize that this one hides, if there is one."""
+    this_module = sys.modules.pop("sitecustomize")
     sys.path[:] = [path for path in sys.path if path != os.path.dirname(__file__)]  # noqa: PTH120
     try:
         import sitecustomize  # type: ignore[import-not-found] # noqa: F401
     except ModuleNotFoundError as error:
         if error.name != "sitecustomize":
             raise
-        sys.modules["sitecustomize"] = own  # the import of this module ends by looking it up
+        sys.modules["sitecustomize"] = this_module  # the import of this module ends by looking it up
 
 
 if __name__ == "sitecustomize":
     if "AWSDDP_STACKS_DIR" in os.environ:
-        _begin()
-        os.register_at_fork(after_in_child=_begin)
-    _follow()
+        _start()
+        os.register_at_fork(after_in_child=_start)
+    _import_next_sitecustomize()

@@ -1,4 +1,4 @@
-"""Why a job ends that no rank ended, and the form of every cause: kind, retryable, explanation, next step."""
+"""Causes of a job's end other than a rank's end, and the form of all causes."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ if TYPE_CHECKING:
 class Row(NamedTuple):
     """A row of a table of causes. `retryable`: the same command may succeed without a change.
 
-    `conditions` are by name (causes.py). A row without any, as in JOB_TABLE, is named by who has seen the
-    cause, with the values of its texts.
+    `conditions` are by name (causes.py). A row without conditions, as in JOB_TABLE, is selected by its kind.
     """
 
     kind: str
@@ -25,27 +24,27 @@ class Row(NamedTuple):
 
 
 def rows(table: str) -> tuple[Row, ...]:
-    """Read a table: "kind (retryable): explanation", and indented below it conditions and the `next` step.
+    """Parse a table: "kind (retryable): explanation", and indented below it conditions and the `next` step.
 
     Patterns of the same condition are alternatives. A line that begins with # is a comment.
     """
-    found: list[Row] = []
+    table_rows: list[Row] = []
     for line in table.splitlines():
-        word, _, text = line.strip().partition(" ")
-        if word == "next":
-            found[-1] = found[-1]._replace(next=text)
+        keyword, _, text = line.strip().partition(" ")
+        if keyword == "next":
+            table_rows[-1] = table_rows[-1]._replace(next=text)
         elif line.startswith(" "):
-            patterns = found[-1].conditions
-            patterns[word] = f"{patterns[word]}|{text}" if word in patterns else text
+            patterns = table_rows[-1].conditions
+            patterns[keyword] = f"{patterns[keyword]}|{text}" if keyword in patterns else text
         elif line and not line.startswith("#"):
             head, _, explanation = line.partition(":")
             kind, _, retryable = head.partition(" ")
-            found.append(Row(kind, explanation.strip(), bool(retryable), {}))
-    return tuple(found)
+            table_rows.append(Row(kind, explanation.strip(), bool(retryable), {}))
+    return tuple(table_rows)
 
 
 class Cause(NamedTuple):
-    """Why a job, or a rank of it, ended. `values` are those of its texts; an old one may have no kind."""
+    """Why a job, or a rank of it, ended. `values` are those in its texts; an old cause may have no kind."""
 
     kind: str = "unknown"
     retryable: bool = False
@@ -81,50 +80,54 @@ interrupted (retryable): {why}.
 expired (retryable): {why}.
   next awsddp up --expires TIME && awsddp train   # starts the nodes with more time""")
 LOSSES = ("node_lost", "spot_interruption", "instance_retired")
-"""Kinds of a node that was lost."""
+"""Kinds for a lost node."""
 WAITED = ("peer_lost", "gloo_timeout", "nccl_timeout")
-"""Kinds of a rank that waited for another."""
+"""Kinds for a rank that waited for another."""
 TIMED_OUT = frozenset({"gloo_timeout", "nccl_timeout", "rendezvous_timeout"})
-"""Kinds of a rank that waited for another until a timeout: the other one may still run."""
+"""Kinds for a rank that waited for another until a timeout: the other may still run."""
 
 
 def cause_of(row: Row, values: Mapping[str, str | float]) -> Cause:
-    """Return the cause that a row words with `values`."""
+    """Return the cause of a row, with `values` in its texts."""
     explanation, advice = row.explanation.format(**values), row.next.format(**values)
     shown = {name: str(value) for name, value in values.items()}
     return Cause(row.kind, row.retryable, explanation, advice, shown)
 
 
 def cause_of_kind(kind: str, **values: str | float) -> Cause:
-    """Return the cause that the row `kind` of JOB_TABLE words with `values`."""
+    """Return the cause of the row `kind` of JOB_TABLE, with `values` in its texts."""
     return cause_of(next(row for row in JOB_TABLE if row.kind == kind), values)
 
 
 def cause_of_node(request: Launch, node: int | None, kind: str, **values: str | float) -> Cause:
-    """Return the cause of a job that none of its ranks ended."""
+    """Return a cause of JOB_TABLE that arose on a node (None: on no node)."""
     return located(request, node, cause_of_kind(kind, **values))
 
 
 def located(request: Launch, node: int | None, cause: Cause) -> Cause:
-    """Return a cause with the node, and its instance, on which it arose."""
-    found = next((one for one in request.nodes if one.node == node), None)
-    return cause._replace(node=node, instance_id=found.instance_id if found else None)
+    """Return a cause with its node and that node's instance."""
+    launch_node = next((entry for entry in request.nodes if entry.node == node), None)
+    return cause._replace(node=node, instance_id=launch_node.instance_id if launch_node else None)
 
 
-def with_address(cause: Cause, others: Iterable[Cause]) -> Cause:
-    """Return the cause of a job whose ranks did not join, with the address at which one found nobody."""
-    nobody = next((one for one in others if one.kind == "master_unreachable"), None)
-    if cause.kind != "rendezvous_timeout" or nobody is None:
+def with_address(cause: Cause, causes: Iterable[Cause]) -> Cause:
+    """Return the cause, for a rendezvous timeout that of a rank in `causes` that could not reach rank 0."""
+    unreachable = next((other for other in causes if other.kind == "master_unreachable"), None)
+    if cause.kind != "rendezvous_timeout" or unreachable is None:
         return cause
-    said = f"{cause.explanation} Rank {nobody.rank}: {nobody.explanation}"
-    return nobody._replace(explanation=said)
+    explanation = f"{cause.explanation} Rank {unreachable.rank}: {unreachable.explanation}"
+    return unreachable._replace(explanation=explanation)
 
 
-def left_early(cause: Cause, early: str) -> Cause:
-    """Return the cause of a rank that waited for others which had ended with 0, as `early` says."""
+def left_early(cause: Cause, early_exits: str) -> Cause:
+    """Return the cause of a rank that waited for ranks that had ended with 0; `early_exits` names them."""
     is_backward = any("/torch/autograd/" in line or "/nn/parallel/" in line for line in cause.tail)
-    found = cause_of_kind("uneven_batches" if is_backward else "left_early")
-    explanation = f"{early}{cause.explanation} {found.explanation}"
+    job_cause = cause_of_kind("uneven_batches" if is_backward else "left_early")
+    explanation = f"{early_exits}{cause.explanation} {job_cause.explanation}"
     return cause._replace(
-        kind=found.kind, retryable=found.retryable, explanation=explanation, next=found.next, values={}
+        kind=job_cause.kind,
+        retryable=job_cause.retryable,
+        explanation=explanation,
+        next=job_cause.next,
+        values={},
     )

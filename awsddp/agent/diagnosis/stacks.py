@@ -1,7 +1,7 @@
-"""What the processes of a job do at this moment on this node: their stacks, and what torch recorded.
+"""Collect the stacks of a job's processes on this node, and torch's records of collectives.
 
-Each process is asked through its helper (helper.py), all at once; what does not answer gets SIGUSR2, where it
-handles that signal. A stopped process is only named.
+Each process gets a request through its helper (helper.py), all at once. A process that does not respond gets
+SIGUSR2, if it handles that signal. Of a stopped process only the state is returned.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ if TYPE_CHECKING:
     from awsddp.agent.messages import Launch, Stacks
 
 DUMP = "hang.json"
-"""In the run folder: what `stacks` returned before the job was ended."""
-_ANSWER_SECONDS = 1.5
+"""The file in the run folder with the stacks from before the end of the job."""
+_RESPONSE_SECONDS = 1.5
 _SIGNAL_SECONDS = 0.5
-_MOST_PROCESSES = 256
-_MOST_TEXT = 24_000  # characters of the stacks of one process
-_MOST_ANSWER = 1_000_000  # characters of the stacks of all
-_MOST_RECORDS = 60  # of one process group, the last ones
-_MOST_SOURCES = 1000  # lines, of libraries too
-_MOST_LINE = 200  # characters of one
-_MOST_FILE = 1 << 20  # bytes of a program
+_MAX_PROCESSES = 256
+_MAX_TEXT = 24_000  # characters of the stacks of one process
+_MAX_TOTAL_TEXT = 1_000_000  # characters of the stacks of all
+_MAX_RECORDS = 60  # the last ones of a process group
+_MAX_SOURCES = 1000  # lines, with those of libraries
+_MAX_LINE = 200  # characters of a line
+_MAX_FILE = 1 << 20  # bytes of a program
 _FRAME = re.compile(r'^ +File "(.+)", line (\d{1,9}) in ', re.MULTILINE)
 
 
 @row
 class Collective(NamedTuple):
-    """A call that torch recorded: its number in the group, its operation, its sizes, whether it is over."""
+    """A recorded collective: its number in the group, its operation, its sizes, and whether it is over."""
 
     number: int
     operation: str
@@ -49,7 +49,7 @@ class Collective(NamedTuple):
 
 
 class Group(NamedTuple):
-    """The last collectives of a process group, and for how many seconds the last one has run or is over."""
+    """The last collectives of a process group; `age` is the time (s) since the last one began."""
 
     age: float
     records: list[Collective]
@@ -58,8 +58,8 @@ class Group(NamedTuple):
 class Process(NamedTuple):
     """A process of a rank.
 
-    `state` is that of proc(5), `stacks` faulthandler's text ("" without an answer), `joined` whether it is in
-    torch's default group, `records` are by process group.
+    `state` is that of proc(5), `stacks` faulthandler's text ("" without a response), `joined` whether it is
+    in torch's default group, `records` are by process group.
     """
 
     pid: int
@@ -72,15 +72,15 @@ class Process(NamedTuple):
 
     @property
     def is_stopped(self) -> bool:
-        """Whether a signal or a debugger has stopped it."""
+        """Whether a signal or a debugger has stopped the process."""
         return self.state in "Tt"
 
 
 class Answer(NamedTuple):
-    """What a job does on a node.
+    """The processes of a job on a node.
 
-    `workdir` is the synced folder without links, `silent_s` how long no rank there has written to its log,
-    `sources` the lines of the stacks that are of no library, by "file:line".
+    `workdir` is the synced folder without links, `silent_s` the time since a rank of the node last wrote to
+    its log, `sources` the lines of code in the stacks, except of libraries, by "file:line".
     """
 
     workdir: str
@@ -97,70 +97,72 @@ read_stacks = reader(Answer, processes=each(_read_process))
 
 
 def stacks(request: Stacks | Launch) -> Answer:
-    """Return what a job does on this node; takes at most 2 s."""
+    """Return the processes of a job on this node, with their stacks. Takes at most 2 s."""
     folder = JobFolder(request.job)
-    found = [process for process in processes(folder.run) if process.rank is not None]
-    asked = [_Asked(process, folder.stacks) for process in found[:_MOST_PROCESSES]]
-    awake = [one for one in asked if not one.process.is_stopped]
-    _wait([one for one in awake if one.ask()], _Asked.take_answer, _ANSWER_SECONDS)
-    silent = [one for one in awake if not one.process.stacks]
-    for one in silent:
-        one.signal()
-    _wait(silent, _Asked.take_dump, _SIGNAL_SECONDS)
+    rank_processes = [process for process in processes(folder.run) if process.rank is not None]
+    requests = [_StackRequest(process, folder.stacks) for process in rank_processes[:_MAX_PROCESSES]]
+    awake = [pending for pending in requests if not pending.process.is_stopped]
+    _wait([pending for pending in awake if pending.send()], _StackRequest.read_response, _RESPONSE_SECONDS)
+    silent = [pending for pending in awake if not pending.process.stacks]
+    for pending in silent:
+        pending.signal()
+    _wait(silent, _StackRequest.read_dump, _SIGNAL_SECONDS)
     workdir = os.path.realpath(folder.request().workdir)
-    shown = _shortened([one.process for one in asked])
-    return Answer(workdir, silence(folder), shown, sources(workdir, "\n".join(one.stacks for one in shown)))
+    shown = _truncate([pending.process for pending in requests])
+    return Answer(
+        workdir, silence(folder), shown, sources(workdir, "\n".join(process.stacks for process in shown))
+    )
 
 
 def sources(workdir: str, stacks: str) -> dict[str, str]:
-    """Return the lines of programs that `stacks` name, not of libraries, by "file:line", without indent."""
-    found: dict[str, str] = {}
-    for file, line in list(dict.fromkeys(_FRAME.findall(stacks)))[:_MOST_SOURCES]:
+    """Return the lines of code in `stacks`, except of libraries, by "file:line", without indentation."""
+    lines: dict[str, str] = {}
+    for file, line in list(dict.fromkeys(_FRAME.findall(stacks)))[:_MAX_SOURCES]:
         path = Path(workdir, file)
-        if "/lib/python" not in file and path.is_file() and path.stat().st_size <= _MOST_FILE:
-            found[f"{file}:{line}"] = linecache.getline(str(path), int(line)).strip()[:_MOST_LINE]
-    return found
+        if "/lib/python" not in file and path.is_file() and path.stat().st_size <= _MAX_FILE:
+            lines[f"{file}:{line}"] = linecache.getline(str(path), int(line)).strip()[:_MAX_LINE]
+    return lines
 
 
 def silence(folder: JobFolder) -> float:
-    """Return for how many seconds no rank of this node has written to its log."""
-    written = [path.stat().st_mtime for path in folder.logs.glob("*.log")]
-    return round(max(0.0, time.time() - max(written)), 3) if written else 0.0
+    """Return the seconds since a rank of this node last wrote to its log."""
+    times = [path.stat().st_mtime for path in folder.logs.glob("*.log")]
+    return round(max(0.0, time.time() - max(times)), 3) if times else 0.0
 
 
 def processes(run: Path) -> list[Process]:
     """Return the living processes that have the job's run folder in their environment.
 
-    Those of torch's elastic agent are left out: they wait for the ranks.
+    Workers of torchrun's elastic agent are left out: they wait for the ranks.
     """
-    mark = b"AWSDDP_RUN_DIR=" + os.fsencode(str(run))
-    agent = os.fsencode(str(run.parent / "worker.py"))
-    found = []
+    run_variable = b"AWSDDP_RUN_DIR=" + os.fsencode(str(run))
+    worker = os.fsencode(str(run.parent / "worker.py"))
+    matches = []
     for path in Path("/proc").glob("[0-9]*"):
         try:
             environment = (path / "environ").read_bytes().split(b"\0")
             state, parent = (path / "stat").read_bytes().rpartition(b")")[2].split()[:2]
-            is_agent = mark in environment and agent in (path / "cmdline").read_bytes().split(b"\0")
+            is_worker = run_variable in environment and worker in (path / "cmdline").read_bytes().split(b"\0")
         except OSError:
             continue
-        if mark in environment and not is_agent and state not in (b"Z", b"X"):
-            rank = next((one[5:] for one in environment if one.startswith(b"RANK=")), b"")
+        if run_variable in environment and not is_worker and state not in (b"Z", b"X"):
+            rank = next((entry[5:] for entry in environment if entry.startswith(b"RANK=")), b"")
             number = int(rank) if rank.isdigit() else None
-            found.append(Process(int(path.name), int(parent), number, state.decode()))
-    return sorted(found, key=lambda process: process.pid)
+            matches.append(Process(int(path.name), int(parent), number, state.decode()))
+    return sorted(matches, key=lambda process: process.pid)
 
 
-class _Asked:
-    """A process that is asked for its stacks: through its helper, then by SIGUSR2."""
+class _StackRequest:
+    """A request for the stacks of a process: through its helper, then by SIGUSR2."""
 
     def __init__(self, process: Process, folder: Path) -> None:
         self.process = process
         self._name = folder / str(process.pid)
         self._dump = self._name.with_suffix(".signal")
-        self._dump_start: int | None = None  # None: it was not sent the signal
+        self._dump_start: int | None = None  # None: the signal was not sent
 
-    def ask(self) -> bool:
-        """Send a request to the helper; return whether one listens."""
+    def send(self) -> bool:
+        """Send a request to the helper. Return False if the process has none that listens."""
         try:
             with contextlib.suppress(FileNotFoundError):
                 self._name.with_suffix(".answer").unlink()
@@ -169,61 +171,61 @@ class _Asked:
             return False
         return True
 
-    def take_answer(self) -> bool:
-        """Take the helper's answer; return whether there is no more to come."""
+    def read_response(self) -> bool:
+        """Read the helper's response. Return True when it is complete, or never comes."""
         try:
             text = self._name.with_suffix(".answer").read_text("utf-8", "replace")
         except OSError:
             return not Path(f"/proc/{self.process.pid}").exists()
-        written, _, rest = text.partition("\n--\n")
-        rank, *traces = rest.splitlines()
-        self.process = self.process._replace(stacks=written[:_MOST_TEXT], records=records(traces))
+        stack_text, _, tail = text.partition("\n--\n")
+        rank, *traces = tail.splitlines()
+        self.process = self.process._replace(stacks=stack_text[:_MAX_TEXT], records=records(traces))
         if rank:
             self.process = self.process._replace(rank=int(rank), joined=True)
         return True
 
     def signal(self) -> None:
-        """Have the process write its stacks by SIGUSR2, if it has the helper and handles the signal."""
-        if self._dump.exists() and _handles(self.process.pid):
+        """Send SIGUSR2, if the process has the helper and handles it: then it writes its stacks."""
+        if self._dump.exists() and _handles_sigusr2(self.process.pid):
             self._dump_start = self._dump.stat().st_size
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.process.pid, signal.SIGUSR2)
 
-    def take_dump(self) -> bool:
-        """Take the stacks; return whether there is no more to come."""
+    def read_dump(self) -> bool:
+        """Read stack output. Return True when it is complete."""
         if self._dump_start is None:
             return True
         with self._dump.open("rb") as file:
             file.seek(self._dump_start)
-            text = file.read(_MOST_TEXT).decode("utf-8", "replace")
+            text = file.read(_MAX_TEXT).decode("utf-8", "replace")
         done = text != "" and text == self.process.stacks
         self.process = self.process._replace(stacks=text)
         return done
 
 
-def _wait(asked: list[_Asked], take: Callable[[_Asked], bool], seconds: float) -> None:
-    """Take what processes give as it comes."""
+def _wait(requests: list[_StackRequest], take: Callable[[_StackRequest], bool], seconds: float) -> None:
+    """Call `take` for each request until it returns True, for at most `seconds`."""
     end = time.monotonic() + seconds
-    while asked and time.monotonic() < end:
-        asked = [one for one in asked if not take(one)]
-        if asked:
+    while requests and time.monotonic() < end:
+        requests = [pending for pending in requests if not take(pending)]
+        if requests:
             time.sleep(0.02)
 
 
-def _shortened(found: list[Process]) -> list[Process]:
-    """Keep the answer small: a forked child has its parent's records."""
-    joined = {process.pid: process.rank for process in found if process.joined}
+def _truncate(selected: list[Process]) -> list[Process]:
+    """Truncate stacks, and remove the records that a forked child has from its parent."""
+    joined = {process.pid: process.rank for process in selected if process.joined}
     return [
         process._replace(
-            stacks=process.stacks[: _MOST_ANSWER // len(found)],
+            stacks=process.stacks[: _MAX_TOTAL_TEXT // len(selected)],
             records={} if joined.get(process.parent) == process.rank else process.records,
         )
-        for process in found
+        for process in selected
     ]
 
 
-def _handles(pid: int) -> bool:
-    """Tell whether a process has a handler for SIGUSR2, which would end it otherwise."""
+def _handles_sigusr2(pid: int) -> bool:
+    """Return True if a process has a handler for SIGUSR2: without one the signal would end it."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text("ascii", "replace").splitlines()
     except OSError:
@@ -233,7 +235,7 @@ def _handles(pid: int) -> bool:
 
 
 def records(traces: Iterable[str]) -> dict[str, Group]:
-    """Return, by process group, the last collectives in torch's flight recorder (JSON)."""
+    """Return the last collectives in dumps of torch's flight recorder (JSON), by process group."""
     groups: dict[str, Group] = {}
     for trace in traces:
         with contextlib.suppress(ValueError, KeyError, TypeError):
@@ -243,12 +245,12 @@ def records(traces: Iterable[str]) -> dict[str, Group]:
                     group = use if use == "default_pg" else name
                     before = groups[group].records if group in groups else []
                     age = round(time.time() - entry["time_created_ns"] / 1e9, 3)
-                    groups[group] = Group(age, [*before, _record(entry)][-_MOST_RECORDS:])
+                    groups[group] = Group(age, [*before, _read_collective(entry)][-_MAX_RECORDS:])
     return groups
 
 
-def _record(entry: Any) -> Collective:
-    """Return a collective of the recorder; gloo's `state` stays "scheduled"."""
+def _read_collective(entry: Any) -> Collective:
+    """Return a collective of the recorder. With gloo `state` stays "scheduled"."""
     operation = str(entry["profiling_name"]).partition(":")[2] or str(entry["profiling_name"])
     over = bool(entry["retired"]) or entry["state"] == "completed"
     return Collective(entry["collective_seq_id"], operation, json.dumps(entry["input_sizes"])[:200], over)
