@@ -25,7 +25,7 @@ _COLLECTIVE = "torch/distributed/distributed_c10d.py"
 
 
 class Seen(NamedTuple):
-    """A process: its `state`, its `stack`, oldest frame first, its current frame `where`, and its `source` line."""
+    """A process: its `state`, `stack` (oldest frame first), current frame `where`, and `source` line."""
 
     pid: int
     state: str
@@ -277,7 +277,7 @@ def _judge_by_difference(members: list[Rank], group: str) -> tuple[list[int], st
             wrong = [rank for rank, call in called if call != usual_call]
             wrong_calls = {_format_call(call, usual_call) for _, call in called if call != usual_call}
             wrong_text = f"{_names(wrong)} called {', '.join(sorted(wrong_calls))}"
-            usual_text = f"the others called {_format_call(usual_call, wrong_calls)} as collective {number}"
+            usual_text = f"the others called {usual_call[0]} as collective {number}"
             return _numbers(wrong), f"{wrong_text} where {usual_text}: {_format_places(wrong)}."
     return None
 

@@ -195,7 +195,7 @@ def test_checkpoints_go_first_and_sends_that_end_are_followed_by_others_without_
     order = [*steps.saver._sending]
     assert order[0] == "node0/run/z.pt" and len(steps.saver._queue) > 300
     steps.until(lambda: len(bucket.listed()) >= 401)
-    assert steps.saver._look == 1
+    assert steps.saver._scans == 1
 
 
 def test_a_key_that_job_json_names_is_not_used_again(steps: Steps, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -286,7 +286,7 @@ def test_a_saver_that_is_started_again_goes_on_from_its_list(steps: Steps) -> No
     again = Steps(bucket, node)
     put(node.log, b"line\nline\n")
     again.step()
-    assert again.saver._shelf.checkpoint is not None
+    assert again.saver._index.checkpoint is not None
     again.end()
     assert bucket.saved("logs/rank0.log") == b"line\nline\n"
     assert bucket.saved("node0/run/model.pt~2") == b"a backup"
@@ -332,7 +332,7 @@ def test_a_folder_is_a_checkpoint_once_it_rests_on_all_nodes(bucket: Bucket) -> 
 
     def looks() -> tuple[int, int]:
         """Return how often the nodes have looked, as far as the first one knows."""
-        return first.saver._look, bucket.json("node1.json").get("look", 0)
+        return first.saver._scans, bucket.json("node1.json").get("look", 0)
 
     put(nodes[0].run / "step-1" / "__0_0.distcp", b"first")
     put(nodes[0].run / "step-1" / ".metadata", b"mark")
@@ -388,7 +388,7 @@ def test_deadlines_are_those_of_the_docs_and_of_the_node() -> None:
     assert uploader._LATE_S == 1800, "half an hour: docs/saving.md"
     stops = re.findall(r"TimeoutStopSec=(\d+)", template("user_data.yaml") + template("prepare.py"))
     assert stops and min(map(int, stops)) > uploader._HURRY_S
-    assert uploader._OTHERS_BEATS * 10 >= 10 * 60, "a request with all its attempts: store.py"
+    assert uploader._OTHER_BEATS * 10 >= 10 * 60, "a request with all its attempts: store.py"
 
 
 def test_a_saver_that_was_killed_before_its_first_file_goes_on(steps: Steps) -> None:
