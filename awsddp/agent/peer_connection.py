@@ -30,7 +30,7 @@ _RESET = struct.pack("ii", 1, 0)  # socket(7), SO_LINGER
 
 
 class Link:
-    """One end of a connection. `node` is the other side's: on the accepting side NOBODY until authenticated.
+    """One end of a connection. `node` is the other side's, UNKNOWN_NODE until it is authenticated.
 
     Never blocks: call `exchange` when the socket is ready. When the connection is lost the methods raise
     OSError: BrokenPipeError if the other side has closed it normally.

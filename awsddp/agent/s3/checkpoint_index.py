@@ -1,10 +1,10 @@
-"""What is saved of a job, by all its nodes, and which checkpoint is whole there. Pure.
+"""Select the newest complete checkpoint in S3 from the lists of all nodes. No I/O. Keys of a job:
 
-PREFIX/JOB/job.json      by the first node: the job, and the newest whole checkpoint; a reader trusts it alone
-PREFIX/JOB/nodeK.json    by node K: the pages that list its files; folders with pending ones; if it has ended
-PREFIX/JOB/lists/...     pages: the saved files, with the keys of their parts; the links (list_pages.py)
-PREFIX/JOB/node0/...     a file, under its place in the results; node0/...~2 once it has changed, in turns
-PREFIX/JOB/parts/...     the parts of a file that is appended to: to be cut to their sizes, and joined
+PREFIX/JOB/job.json      by the first node: the job, and the newest complete checkpoint; readers start here
+PREFIX/JOB/nodeK.json    by node K: the pages that list its files; folders with pending files; if it has ended
+PREFIX/JOB/lists/...     pages: the saved files with the keys of their parts, and the links (list_pages.py)
+PREFIX/JOB/node0/...     a file at its path in the results folder; later versions are node0/...~2 and so on
+PREFIX/JOB/parts/...     the parts of an append-only file, to be truncated to their sizes and joined
 """
 
 from __future__ import annotations
@@ -19,62 +19,65 @@ if TYPE_CHECKING:
 
     Rows = Mapping[str, Mapping[str, Any]]
 
-_RESTS = 2
-"""For how many looks of every node a folder must not have changed."""
+_QUIET_SCANS = 2
+"""For how many scans of every node a folder must not have changed."""
 
 
 class Shelf:
-    """Knows the newest checkpoint that is whole, {"name", "modified", "files": rows by home}."""
+    """The newest complete checkpoint: {"name", "modified", "files": rows by results path}."""
 
     def __init__(self) -> None:
         self.checkpoint: dict[str, Any] | None = None
-        self._resting: dict[str, tuple[Any, dict[int, int]]] = {}
+        self._quiet_since: dict[str, tuple[Any, dict[int, int]]] = {}
 
-    def take(self, told: Mapping[int, Mapping[str, Any]], files: Rows, links: Mapping[str, str]) -> None:
-        """Look at what all nodes of the job tell now, nodeK.json by node (an empty one has told nothing yet),
-        and at the rows of their files and links.
-        """
-        named = {_path(links.get(f"node{node}/{LATEST}", "")) for node in told}
+    def take(self, documents: Mapping[int, Mapping[str, Any]], files: Rows, links: Mapping[str, str]) -> None:
+        """Update the checkpoint from nodeK.json of all nodes ({}: not read yet), and their rows."""
+        named_paths = {_path_in_node(links.get(f"node{node}/{LATEST}", "")) for node in documents}
 
-        def rank(one: Mapping[str, Any]) -> tuple[bool, bool, float]:
-            weights = {_path(home) for home, row in one["files"].items() if row.get("weights")}
-            is_weights = Found(one["name"]).is_weights(weights)
-            return worth(one["name"], one["modified"], is_weights=is_weights, named=named)
+        def rank(checkpoint: Mapping[str, Any]) -> tuple[bool, bool, float]:
+            weights = {
+                _path_in_node(result) for result, row in checkpoint["files"].items() if row.get("weights")
+            }
+            is_weights = Found(checkpoint["name"]).is_weights(weights)
+            return worth(checkpoint["name"], checkpoint["modified"], is_weights=is_weights, named=named_paths)
 
-        chosen = max(self._whole(told, files, named), key=rank, default=None)
-        if chosen and (self.checkpoint is None or rank(chosen) >= rank(self.checkpoint)):
-            self.checkpoint = chosen
+        best = max(self._complete_checkpoints(documents, files, named_paths), key=rank, default=None)
+        if best and (self.checkpoint is None or rank(best) >= rank(self.checkpoint)):
+            self.checkpoint = best
 
-    def _whole(
-        self, told: Mapping[int, Mapping[str, Any]], files: Rows, named: set[str]
+    def _complete_checkpoints(
+        self, documents: Mapping[int, Mapping[str, Any]], files: Rows, named_paths: set[str]
     ) -> Iterator[dict[str, Any]]:
         by_path: defaultdict[str, list[str]] = defaultdict(list)
-        for home in sorted(home for home in files if home.startswith("node")):
-            by_path[_path(home)].append(home)
-        for one, paths in find_checkpoints(by_path, named).items():
-            if one.trees:
-                inside = {home: files[home] for path in paths for home in by_path[path]}
-                if self._rests(one, inside, told):
-                    yield _checkpoint(one.name, inside)
+        for result in sorted(result for result in files if result.startswith("node")):
+            by_path[_path_in_node(result)].append(result)
+        for checkpoint, paths in find_checkpoints(by_path, named_paths).items():
+            if checkpoint.trees:
+                folder_files = {result: files[result] for path in paths for result in by_path[path]}
+                if self._is_quiet(checkpoint, folder_files, documents):
+                    yield _checkpoint(checkpoint.name, folder_files)
                 continue
-            for home in by_path[one.name]:
-                if not files[home].get("torn"):
-                    yield _checkpoint(one.name, {home: files[home]})
+            for result in by_path[checkpoint.name]:
+                if not files[result].get("torn"):
+                    yield _checkpoint(checkpoint.name, {result: files[result]})
 
-    def _rests(self, one: Found, inside: Rows, told: Mapping[int, Mapping[str, Any]]) -> bool:
-        """Tell whether a folder has not changed on any node for some looks since it was seen as it is."""
-        looks = {node: document.get("look", -1) for node, document in told.items()}
+    def _is_quiet(
+        self, checkpoint: Found, folder_files: Rows, documents: Mapping[int, Mapping[str, Any]]
+    ) -> bool:
+        """Return True if no node has changed the checkpoint's folders for _QUIET_SCANS scans."""
+        scans = {node: document.get("look", -1) for node, document in documents.items()}
         is_pending = any(
-            _touches(pending, f"node{node}/{tree}/")
-            for tree in one.trees
-            for node, document in told.items()
+            _may_contain(pending, f"node{node}/{tree}/")
+            for tree in checkpoint.trees
+            for node, document in documents.items()
             for pending in document.get("pending", ())
         )
-        seen = self._resting.get(one.name)
-        if is_pending or min(looks.values()) < 0 or seen is None or seen[0] != inside:
-            self._resting[one.name] = (inside, looks)
+        previous = self._quiet_since.get(checkpoint.name)
+        if is_pending or min(scans.values()) < 0 or previous is None or previous[0] != folder_files:
+            self._quiet_since[checkpoint.name] = (folder_files, scans)
             return False
-        return all(told[node].get("ended") or look >= seen[1][node] + _RESTS for node, look in looks.items())
+        quiet_at = {node: scan + _QUIET_SCANS for node, scan in previous[1].items()}
+        return all(documents[node].get("ended") or scan >= quiet_at[node] for node, scan in scans.items())
 
 
 def keys(checkpoint: Mapping[str, Any] | None) -> set[str]:
@@ -82,14 +85,14 @@ def keys(checkpoint: Mapping[str, Any] | None) -> set[str]:
     return {part[0] for row in checkpoint["files"].values() for part in row["parts"]} if checkpoint else set()
 
 
-def _touches(pending: str, folder: str) -> bool:
-    """Tell whether pending files may lie below a folder; with a "/" at the end they lie anywhere below it."""
+def _may_contain(pending: str, folder: str) -> bool:
+    """Return True if pending files may be in `folder`; `pending` with a final "/" means all below."""
     return f"{pending}/".startswith(folder) or (pending.endswith("/") and folder.startswith(pending))
 
 
-def _path(home: str) -> str:
-    """Return a place in the results without its node."""
-    return home.partition("/")[2]
+def _path_in_node(result: str) -> str:
+    """Return a results path without its node."""
+    return result.partition("/")[2]
 
 
 def _checkpoint(name: str, files: Rows) -> dict[str, Any]:

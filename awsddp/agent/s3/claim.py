@@ -1,4 +1,4 @@
-"""Before a job that saves to S3 starts: its name there is claimed, with every right that saving needs."""
+"""Claim the name of a job in S3 before it starts, and check all rights that uploading needs."""
 
 from __future__ import annotations
 
@@ -17,34 +17,34 @@ if TYPE_CHECKING:
 _DENIED = ("AccessDenied", "AllAccessDisabled", "403")
 _BUSY = ("SlowDown", "RequestTimeout", "Throttling", "ThrottlingException", "RequestLimitExceeded")
 _CLAIM_S = 900.0
-"""After what time a name is free again that was claimed for a job that never began."""
+"""After how long a claimed name is free again if its job never started."""
 _ROLE_PAUSES_S = (0.5, 1.0, 2.0)
-"""Between questions for the role: after a token that came too late botocore asks without one, in vain."""
+"""Pauses between requests for the role: after a late token botocore sends requests without a token."""
 _ROLE_S = 10.0
-"""For how long it is asked again: a metadata service that is silent takes 30 s to give up each time."""
+"""How long to retry: each request to a silent metadata service takes 30 s to time out."""
 _TRIAL = ".awsddp"
-"""A small object below the prefix, the same for all jobs."""
+"""The key of a small test object below the prefix, the same for all jobs."""
 
 
 def store_of(order: Mapping[str, Any]) -> Store:
-    """Return the store that an order names, with the rights of the node's role and no others.
+    """Return the store of an order, with the rights of the node's role only.
 
-    boto3 lies in ~/awsddp/boto3 where the image's did not do. Raises ImportError where there is none.
+    boto3 is in ~/awsddp/boto3 if the image's was not sufficient. Raises ImportError if there is none.
     """
     sys.path.insert(0, str(Path.home() / "awsddp" / "boto3"))
     session = node_session()
-    chain = session.get_component("credential_provider").providers
-    chain[:] = [one for one in chain if one.METHOD == "iam-role"]
-    asks_until = time.monotonic() + _ROLE_S
-    for pause_s in _ROLE_PAUSES_S:  # botocore keeps what it finds, and asks again where that was nothing
-        if session.get_credentials() is not None or time.monotonic() > asks_until:
+    providers = session.get_component("credential_provider").providers
+    providers[:] = [provider for provider in providers if provider.METHOD == "iam-role"]
+    deadline = time.monotonic() + _ROLE_S
+    for pause_s in _ROLE_PAUSES_S:  # botocore caches credentials, and retries if it has none
+        if session.get_credentials() is not None or time.monotonic() > deadline:
             break
         time.sleep(pause_s)
     return Store(region=order["region"], endpoint=order["endpoint"], session=session)
 
 
 def attempt(order: Mapping[str, Any]) -> dict[str, Any]:
-    """Claim the name of the order's job at its place, and return what came of it (answers.Tried)."""
+    """Claim the name of the order's job at its S3 URI, and return the outcome (node_answers.Tried)."""
     try:
         store = store_of(order)
     except ImportError as error:
@@ -58,7 +58,7 @@ def attempt(order: Mapping[str, Any]) -> dict[str, Any]:
     )
 
     try:
-        return _tried(store, Place(*order["place"]), order)
+        return _claim_with_checks(store, Place(*order["place"]), order)
     except NoCredentialsError as error:
         return {"code": "role", "said": str(error)}
     except (EndpointConnectionError, ConnectTimeoutError) as error:
@@ -74,44 +74,44 @@ def attempt(order: Mapping[str, Any]) -> dict[str, Any]:
         return {"code": kind, "what": f"s3:{right}", "said": str(error)}
 
 
-def _tried(store: Store, top: Place, order: Mapping[str, Any]) -> dict[str, Any]:
-    """Use every right; the name is claimed as the last."""
+def _claim_with_checks(store: Store, top: Place, order: Mapping[str, Any]) -> dict[str, Any]:
+    """Use every right, then claim the name."""
     region = store.region(top.bucket)
     if region and region != order["region"]:
         return {"code": "region", "what": region}
-    at = top.below(order["job"])
-    next(store.list(at), None)
+    job_uri = top.below(order["job"])
+    next(store.list(job_uri), None)
     store.write(top, _TRIAL, {})
-    _abort_nothing(store, top)
+    _check_abort(store, top)
     store.read(top, _TRIAL)
     store.abort(top, over=())
-    if _claim(store, at, order):
+    if _claim(store, job_uri, order):
         return {"code": ""}
-    alike = store.folders(top, name=order["job"].rstrip("0123456789"))  # so that the next choice is free
-    return {"code": "taken", "names": [one for one in alike if NAME.fullmatch(one)]}
+    similar_names = store.folders(top, name=order["job"].rstrip("0123456789"))  # the client picks a free one
+    return {"code": "taken", "names": [name for name in similar_names if NAME.fullmatch(name)]}
 
 
-def _claim(store: Store, at: Place, order: Mapping[str, Any]) -> bool:
-    """Claim a job's name, which may have been claimed for a job that never began; tell whether it is ours."""
+def _claim(store: Store, job_uri: Place, order: Mapping[str, Any]) -> bool:
+    """Claim a job's name, or take over the claim of a job that never started. Return True if it is ours."""
     job = {"job": order["job"], "save": 2, "by": order["by"], "launch": order["launch"]}
     job |= {"state": "claimed", "at": time.time()}
     instead_of = ""
     for _ in range(2):
-        if store.write(at, "job.json", job, instead_of=instead_of):
+        if store.write(job_uri, "job.json", job, instead_of=instead_of):
             return True
-        found = store.document(at, "job.json")
+        document = store.document(job_uri, "job.json")
         try:
-            there = found.parse() if found is not None else None
+            holder = document.parse() if document is not None else None
         except ValueError:
             return False
-        if found is None or not isinstance(there, dict) or there.get("save") != 2:
+        if document is None or not isinstance(holder, dict) or holder.get("save") != 2:
             return False
-        if there.get("launch") == order["launch"]:  # the reply to the write was lost
+        if holder.get("launch") == order["launch"]:  # the reply to the write was lost
             return True
-        is_free = there.get("by") == order["by"] or _is_old(there.get("at"))
-        if there.get("state") != "claimed" or not is_free:
+        is_free = holder.get("by") == order["by"] or _is_old(holder.get("at"))
+        if holder.get("state") != "claimed" or not is_free:
             return False
-        instead_of = found.etag
+        instead_of = document.etag
     return False
 
 
@@ -119,8 +119,8 @@ def _is_old(claimed_at: object) -> bool:
     return isinstance(claimed_at, (int, float)) and time.time() - claimed_at > _CLAIM_S
 
 
-def _abort_nothing(store: Store, top: Place) -> None:
-    """Give up an upload that there is not, which needs the right all the same. Raises ClientError."""
+def _check_abort(store: Store, top: Place) -> None:
+    """Check the right to abort uploads, with an upload that does not exist. Raises ClientError if denied."""
     from botocore.exceptions import ClientError
 
     try:

@@ -1,10 +1,10 @@
-"""Copies data to this node, from S3 and from Hugging Face, and makes each what its listing names.
+"""Copy data sets to this node, from S3 and Hugging Face, until the files match the listing of the source.
 
-A program of its own, under the Python of the image (storage/datasets.py sends it). It reads what to copy from
-stdin, and says JSON, a line each: how far it is, and at last what it did or why it failed.
+A separate program under the Python of the image (storage/datasets.py sends it). It reads the request from
+stdin and prints lines of JSON: progress, and finally the result or the error.
 
-~/awsddp/data/NAME         the data; ~/awsddp/data is a link where an instance store has room
-~/awsddp/data/.NAME.json   its stamp: the source, and each path that it brought, with size and ETag
+~/awsddp/data/NAME         the data; ~/awsddp/data is a link if an instance store has enough space
+~/awsddp/data/.NAME.json   its stamp: the source, and the size and ETag of each copied path
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
     from typing import BinaryIO
 
-_LISTINGS = 3
-"""How often a bucket may change while it is copied."""
-_AT_ONCE = 2000
-_SENT = "folder"
-"""The source of what a client sends."""
+_MAX_LISTINGS = 3
+"""How often a bucket is listed that changes while it is copied."""
+_BATCH_FILES = 2000
+_SENT_BY_CLIENT = "folder"
+"""The source of data that a client sends."""
 _DENIED = ("AccessDenied", "AllAccessDisabled", "InvalidAccessKeyId", "ExpiredToken", "NoCredentialsError")
 _CHANGED = "Changed"
 _AGAIN = "awsddp train   # again: it goes on"
@@ -46,200 +46,208 @@ _ROLE = "awsddp down && awsddp up -o access.instance_profile=NAME   # nodes with
 
 
 class Refusal(Exception):
-    """Why data cannot be copied, and what to do; `code` is S3's, or _CHANGED."""
+    """Why data cannot be copied, and the next step; `code` is S3's, or _CHANGED."""
 
-    def __init__(self, message: str, why: str = "", next: str = "", code: str = "") -> None:
+    def __init__(self, message: str, why: str = "", next_step: str = "", code: str = "") -> None:
         super().__init__(message)
         self.code = code
         shown = "".join(letter for letter in why[-2000:] if letter.isprintable() or letter == "\n")
-        self.document: dict[str, Any] = {"failed": message, "why": shown.strip(), "next": next}
+        self.document: dict[str, Any] = {"failed": message, "why": shown.strip(), "next": next_step}
         if code == _CHANGED:
             self.document["changed"] = True
 
 
 def main(stdin: BinaryIO) -> int:
-    """Copy what stdin asks for, and say so. Returns 0 whatever comes of it, as that is said."""
-    asked = json.loads(stdin.read(int(stdin.readline())))
-    sys.path.insert(0, asked["packages"])
-    telling = _Telling()
+    """Copy the data of the request on stdin, and print the result. Returns 0, also after an error."""
+    request = json.loads(stdin.read(int(stdin.readline())))
+    sys.path.insert(0, request["packages"])
+    progress = _Progress()
     try:
-        told = (_exact if "place" in asked else _copied)(asked, telling)
+        result = (_copy_files if "place" in request else _copy_sources)(request, progress)
     except Refusal as refusal:
-        told = refusal.document
+        result = refusal.document
     except ImportError as error:
-        next = "awsddp exec -- python3 -m pip install boto3"
-        told = {"lacks": True, **Refusal("its Python cannot read S3", str(error), next).document}
+        next_step = "awsddp exec -- python3 -m pip install boto3"
+        result = {"lacks": True, **Refusal("its Python cannot read S3", str(error), next_step).document}
     except OSError as error:
-        why, need = str(error), telling.of or asked.get("bytes", 0)
+        why, need = str(error), progress.total or request.get("bytes", 0)
         if error.errno == errno.ENOSPC and need:
             why += f"; {need / 1e9:.1f} GB of data are to be copied"
-        told = Refusal("data cannot be written", why, "awsddp exec -- df -h   # the free space").document
-    telling.end()
-    _say(**told)
+        result = Refusal("data cannot be written", why, "awsddp exec -- df -h   # the free space").document
+    progress.end()
+    _print_json(**result)
     return 0
 
 
-def _say(**document: object) -> None:
+def _print_json(**document: object) -> None:
     sys.stdout.write(json.dumps(document) + "\n")
     sys.stdout.flush()
 
 
-class _Telling:
-    """Says every second how far the copy is; a client that is gone ends it, and its child.
+class _Progress:
+    """Prints the progress every second. If the client is gone, ends this process and `child`.
 
-    That is another program, which fills a folder.
+    `child` is another program, which downloads to the folder `filled`.
     """
 
     def __init__(self) -> None:
-        self.of = self.at = self.files = 0
+        self.total = self.copied = self.files = 0
         self.child: subprocess.Popen[bytes] | None = None
         self.filled: Path | None = None
         self._lock, self._over = threading.Lock(), threading.Event()
-        self._thread = threading.Thread(target=self._tell, daemon=True)
+        self._thread = threading.Thread(target=self._report, daemon=True)
         self._thread.start()
 
     def add(self, count: int) -> None:
-        """Count bytes that have arrived; a negative count takes some back."""
+        """Count received bytes; a negative count subtracts."""
         with self._lock:
-            self.at += count
+            self.copied += count
 
     def end(self) -> None:
-        """Say no more."""
+        """Stop printing."""
         self._over.set()
         self._thread.join()
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         while not self._over.wait(1):
-            at, of, far = max(self.at, 0) + sum(_sizes(self.filled)), self.of, {}
-            text = f"copying data: {at / 1e6:,.0f} MB" if at else "looking at the data"
-            if of:
-                text, far = f"copying {of / 1e6:,.0f} MB of data", {"fraction": min(1.0, at / of), "size": of}
+            copied, total, details = max(self.copied, 0) + sum(_file_sizes(self.filled)), self.total, {}
+            text = f"copying data: {copied / 1e6:,.0f} MB" if copied else "looking at the data"
+            if total:
+                text = f"copying {total / 1e6:,.0f} MB of data"
+                details = {"fraction": min(1.0, copied / total), "size": total}
             try:
-                _say(at=text, **far)
+                _print_json(at=text, **details)
             except OSError:
                 if self.child is not None:
                     self.child.kill()
                 os._exit(1)
 
 
-def _store(asked: Mapping[str, Any], *, unsigned: bool = False) -> Store:
-    """Return S3 as it is asked for. Raises ImportError where this Python lacks what that needs."""
-    payer = asked.get("payer", False)
-    return Store(region=asked["region"], endpoint=asked["endpoint"], payer=payer, unsigned=unsigned)
+def _store(request: Mapping[str, Any], *, unsigned: bool = False) -> Store:
+    """Return the store of a request. Raises ImportError if this Python has no sufficient boto3."""
+    payer = request.get("payer", False)
+    return Store(region=request["region"], endpoint=request["endpoint"], payer=payer, unsigned=unsigned)
 
 
 @contextlib.contextmanager
-def _reading(where: Place) -> Iterator[None]:
-    """Raise Refusal for what S3 refuses, where it cannot be reached, and for an object that has changed."""
+def _raise_refusals(uri: Place) -> Iterator[None]:
+    """Raise CopyError if S3 refuses a request or cannot be reached, or an object has changed."""
     from botocore.exceptions import BotoCoreError, ClientError
     from s3transfer.exceptions import RetriesExceededError
 
     try:
         yield
     except Changed as error:
-        failed = f"{where} changed while it was copied"
-        raise Refusal(failed, f"{error} is another object by now", _AGAIN, _CHANGED) from error
+        failure = f"{uri} changed while it was copied"
+        raise Refusal(failure, f"{error} is another object by now", _AGAIN, _CHANGED) from error
     except (BotoCoreError, ClientError, RetriesExceededError) as error:
         code = getattr(error, "response", {}).get("Error", {}).get("Code", type(error).__name__)
-        failed, next = "cannot be read", _AGAIN
+        failure, next_step = "cannot be read", _AGAIN
         if code in _DENIED:
-            failed, next = "may not be read", _ROLE if code == "NoCredentialsError" else _RIGHTS
+            failure = "may not be read"
+            next_step = _ROLE if code == "NoCredentialsError" else _RIGHTS
         elif code == "NoSuchBucket":
-            next = "aws s3 ls   # your buckets"
-        raise Refusal(f"{where} {failed}", str(error), next, code) from error
+            next_step = "aws s3 ls   # your buckets"
+        raise Refusal(f"{uri} {failure}", str(error), next_step, code) from error
 
 
-def _exact(asked: dict[str, Any], telling: _Telling) -> dict[str, Any]:
-    """Make the folder hold the files that are named, and nothing else; the client has checked their paths.
+def _copy_files(request: dict[str, Any], progress: _Progress) -> dict[str, Any]:
+    """Replace the folder's content with the files of the request, whose paths the client has checked.
 
-    Raises Refusal, OSError.
+    Raises CopyError, OSError.
     """
-    where, folder = Place(*asked["place"]), Path(asked["folder"])
-    files = {
-        path: [Thing(where.key(key), *rest) for key, *rest in parts] for path, parts in asked["files"].items()
+    uri, folder = Place(*request["place"]), Path(request["folder"])
+    objects_by_path = {
+        path: [Thing(uri.key(key), *fields) for key, *fields in parts]
+        for path, parts in request["files"].items()
     }
     shutil.rmtree(str(folder), ignore_errors=True)
-    telling.of = sum(thing.size for things in files.values() for thing in things)
-    with _reading(where), contextlib.closing(_store(asked)) as store:
-        store.bring(where, files, folder, telling.add)
-    return {"copied": len(files), "bytes": telling.at}
+    progress.total = sum(s3_object.size for objects in objects_by_path.values() for s3_object in objects)
+    with _raise_refusals(uri), contextlib.closing(_store(request)) as store:
+        store.bring(uri, objects_by_path, folder, progress.add)
+    return {"copied": len(objects_by_path), "bytes": progress.copied}
 
 
-def _copied(asked: dict[str, Any], telling: _Telling) -> dict[str, Any]:
-    """Copy all sources, one client's at a time, and return what was copied. Raises Refusal, OSError."""
-    folder = Path(asked["folder"])
+def _copy_sources(request: dict[str, Any], progress: _Progress) -> dict[str, Any]:
+    """Copy all sources, for one client at a time, and return the result. Raises CopyError, OSError."""
+    folder = Path(request["folder"])
     folder.parent.mkdir(parents=True, exist_ok=True)
-    make = partial(_store, asked)
+    make_store = partial(_store, request)
     with folder.with_name("data.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        listed = {
-            one["name"]: listing(Place(one["at"], one["part"]), make)
-            for one in asked["sources"]
-            if one["kind"] == "s3"
+        listings = {
+            source["name"]: listing(Place(source["at"], source["part"]), make_store)
+            for source in request["sources"]
+            if source["kind"] == "s3"
         }
-        need = sum(thing.size for _, things in listed.values() for thing in things)
-        _make_root(folder, need + asked["bytes"])
-        for one in asked["sources"]:
-            top = folder / one["name"]
-            _check_inside(top, ())
-            if one["kind"] == "s3":
-                _bring(Place(one["at"], one["part"]), listed[one["name"]], top, telling, make)
-            elif one["kind"] == "hf":
-                _download(one["at"], one["part"], top, asked, telling)
-            else:  # a folder of the client's, which sends it
+        need = sum(s3_object.size for _, objects in listings.values() for s3_object in objects)
+        _make_data_folder(folder, need + request["bytes"])
+        for source in request["sources"]:
+            top = folder / source["name"]
+            _check_no_links(top, ())
+            if source["kind"] == "s3":
+                uri, listed = Place(source["at"], source["part"]), listings[source["name"]]
+                _update_folder(uri, listed, top, progress, make_store)
+            elif source["kind"] == "hf":
+                _download_hugging_face(source["at"], source["part"], top, request, progress)
+            else:  # a folder of the client, which sends it
                 stamp = Stamp(top)
-                if stamp.source not in ("", _SENT):
-                    stamp.begin_anew(_SENT)
-                stamp.source = _SENT
+                if stamp.source not in ("", _SENT_BY_CLIENT):
+                    stamp.begin_anew(_SENT_BY_CLIENT)
+                stamp.source = _SENT_BY_CLIENT
                 stamp.write()
-    return {"copied": telling.files, "bytes": telling.at}
+    return {"copied": progress.files, "bytes": progress.copied}
 
 
 def listing(
-    where: Place, make: Callable[..., Store], *, most: int | None = None
+    uri: Place, make_store: Callable[..., Store], *, most: int | None = None
 ) -> tuple[Store, list[Thing]]:
-    """Return a store that may read a place, and what it lists (up to `most`).
+    """Return a store that may list `uri`, and its objects (at most `most`).
 
-    That is the caller's, else one of nobody, for a public bucket. Raises Refusal.
+    The store has the caller's rights, or is unsigned, for a public bucket. Raises CopyError.
     """
-    first: Refusal | None = None
+    first_refusal: Refusal | None = None
     for unsigned in (False, True):
-        store = make(unsigned=unsigned)
+        store = make_store(unsigned=unsigned)
         try:
-            with _reading(where):
-                things = list(itertools.islice(store.list(where), most))
+            with _raise_refusals(uri):
+                objects = list(itertools.islice(store.list(uri), most))
             break
         except Refusal as refusal:
             store.close()
-            first = first or refusal
+            first_refusal = first_refusal or refusal
             if unsigned or refusal.code not in _DENIED:
-                raise first from refusal
-    if not things:
-        next = f"aws s3 ls s3://{where.bucket}/   # what is there; a source is what comes before a /"
-        raise Refusal(f"{where} holds no objects", "", next)
-    return store, things
+                raise first_refusal from refusal
+    if not objects:
+        next_step = f"aws s3 ls s3://{uri.bucket}/   # what is there; a source is what comes before a /"
+        raise Refusal(f"{uri} holds no objects", "", next_step)
+    return store, objects
 
 
-def paths(where: Place, things: Iterable[Thing]) -> dict[str, Thing]:
-    """Return the objects by the path that each gets. Raises Refusal for a key that no path may have.
+def paths(uri: Place, objects: Iterable[Thing]) -> dict[str, Thing]:
+    """Return the objects by their paths below `uri`. Raises CopyError for a key that cannot be a path.
 
-    Keys that end with a "/" stand for folders, and get none.
+    Keys that end with "/" stand for folders, and are left out.
     """
-    start = len(where.key(""))
-    found = {one.key[start:]: one for one in things if one.key[start:] and not one.key.endswith("/")}
+    start = len(uri.key(""))
+    objects_by_path = {
+        s3_object.key[start:]: s3_object
+        for s3_object in objects
+        if s3_object.key[start:] and not s3_object.key.endswith("/")
+    }
     folders = {"", "/"}
-    for path in found:
+    for path in objects_by_path:
         while (path := posixpath.dirname(path)) not in folders:
             folders.add(path)
-    for path, one in found.items():
-        if why := _fault(path) or ("others lie in it, as in a folder" if path in folders else ""):
-            next = "rename the object, or name a prefix without it"
-            raise Refusal(f"{where}: the key {one.key[:200]!a} cannot be a file", why, next)
-    return found
+    for path, s3_object in objects_by_path.items():
+        if why := _path_problem(path) or ("others lie in it, as in a folder" if path in folders else ""):
+            next_step = "rename the object, or name a prefix without it"
+            raise Refusal(f"{uri}: the key {s3_object.key[:200]!a} cannot be a file", why, next_step)
+    return objects_by_path
 
 
-def _fault(path: str) -> str:
-    """Return why no file may have this path, "" where one may."""
+def _path_problem(path: str) -> str:
+    """Return why a path is not allowed, "" if it is."""
     parts = path.split("/")
     if any(part in ("", ".", "..") for part in parts):
         return "a part of it is empty, '.' or '..'"
@@ -250,75 +258,75 @@ def _fault(path: str) -> str:
     return f"{PARTS} is in use" if parts[0] == PARTS else ""
 
 
-def _make_root(folder: Path, need: int) -> None:
-    """Make the folder of all data, on the largest instance store that has room for `need` bytes, if one has.
+def _make_data_folder(folder: Path, need: int) -> None:
+    """Make the folder of all data, on the largest instance store if that has `need` bytes of free space.
 
-    A store is empty after a stop: then the folder that the link names is made again. Raises OSError.
+    After a stop, which empties instance stores, make the target of the link again. Raises OSError.
     """
     if folder.is_symlink():
         _make_folder(Path(os.readlink(str(folder))))  # noqa: PTH115
     if folder.exists():
         return
-    free = [(shutil.disk_usage(str(path)).free, path / "awsddp-data") for path in _stores()]
-    room, best = max(free, default=(-1, folder))
-    if room < need:
+    candidates = [(shutil.disk_usage(str(path)).free, path / "awsddp-data") for path in _instance_stores()]
+    free, best = max(candidates, default=(-1, folder))
+    if free < need:
         folder.mkdir()
         return
     _make_folder(best)
     folder.symlink_to(best)
 
 
-def _stores(mounts: Path = Path("/proc/self/mounts")) -> list[Path]:
-    """Return where instance stores are mounted."""
-    found = []
+def _instance_stores(mounts: Path = Path("/proc/self/mounts")) -> list[Path]:
+    """Return the mount points of instance stores."""
+    mount_points = []
     for line in mounts.read_text("utf-8", "replace").splitlines():
         path = Path(line.split()[1].replace("\\040", " "))
         with contextlib.suppress(OSError):
             if path.is_dir() and is_ephemeral(path.stat().st_dev):
-                found.append(path)
-    return found
+                mount_points.append(path)
+    return mount_points
 
 
 def _make_folder(path: Path) -> None:
-    """Make a folder of this user's, also where only root may."""
+    """Make a folder that belongs to this user, with sudo if necessary."""
     try:
         path.mkdir(exist_ok=True)
     except PermissionError:
         owner = ["-o", str(os.getuid()), "-g", str(os.getgid())]
-        words = ["sudo", "-n", "install", "-d", *owner, str(path)]
-        if subprocess.run(words, capture_output=True).returncode:
+        command = ["sudo", "-n", "install", "-d", *owner, str(path)]
+        if subprocess.run(command, capture_output=True).returncode:
             raise
 
 
-def _check_inside(top: Path, some: Iterable[str]) -> None:
-    """Raise Refusal where the folder of data, or of a path in it, is a link: it may lead anywhere."""
+def _check_no_links(top: Path, data_paths: Iterable[str]) -> None:
+    """Raise CopyError if the folder of data, or of a path in it, is a link, which could point anywhere."""
     base = real(top.parent) / top.name
-    for folder in {posixpath.dirname(path) for path in some} | {""}:
+    for folder in {posixpath.dirname(path) for path in data_paths} | {""}:
         path = top / folder
         if real(path) != base / folder:
             raise Refusal(f"{path} leads out of the folder of the data", "a link lies there", f"rm {path}")
 
 
 class Stamp:
-    """What is known of the data in a folder: its source, the files that this brought, if it is `whole`."""
+    """The stored state of a folder of data: its source, the copied files, and whether it is `whole`."""
 
     def __init__(self, top: Path) -> None:
         self._top, self._path = top, top.with_name(f".{top.name}.json")
         self._next = 0.0
         try:
-            told = json.loads(self._path.read_text("utf-8"))
-            self.source, self.whole, self.files = told["source"], told["whole"], told["files"]
+            stored = json.loads(self._path.read_text("utf-8"))
+            self.source, self.whole, self.files = stored["source"], stored["whole"], stored["files"]
         except (OSError, ValueError, KeyError, TypeError):
             self.source, self.whole, self.files = "", False, {}
 
-    def brought(self, path: str, one: Thing) -> None:
-        """Note that a file is there, and write it down at times."""
-        self.files[path] = [one.size, one.etag]
+    def brought(self, path: str, s3_object: Thing) -> None:
+        """Record a copied file, and write the stamp at intervals."""
+        self.files[path] = [s3_object.size, s3_object.etag]
         if time.monotonic() >= self._next:
             self.write()
 
     def write(self) -> None:
-        """Replace what is written down; the larger it is the longer it rests. Raises OSError."""
+        """Write the stamp; a large one is written less often by `add`. Raises OSError."""
         began, new = time.monotonic(), self._path.with_suffix(".new")
         document = {"source": self.source, "whole": self.whole, "files": self.files}
         new.write_text(json.dumps(document), "utf-8")
@@ -327,118 +335,126 @@ class Stamp:
         self._next = now + 20 * (now - began)
 
     def begin_anew(self, source: str) -> None:
-        """Remove the folder, which another source filled, and forget what was in it. Raises OSError."""
+        """Remove the folder, which holds another source, and write an empty stamp. Raises OSError."""
         shutil.rmtree(str(self._top), ignore_errors=True)
         self.source, self.whole, self.files = source, False, {}
         self.write()
 
 
-def _bring(
-    where: Place,
+def _update_folder(
+    uri: Place,
     listed: tuple[Store, list[Thing]],
     top: Path,
-    telling: _Telling,
-    make: Callable[..., Store],
+    progress: _Progress,
+    make_store: Callable[..., Store],
 ) -> None:
-    """Make the folder hold what its listing names: what differs travels. Raises Refusal, OSError."""
-    store, things = listed
-    for _ in range(_LISTINGS):
+    """Download objects that differ, until the folder matches its listing. Raises CopyError, OSError."""
+    store, objects = listed
+    for _ in range(_MAX_LISTINGS):
         try:
-            with contextlib.closing(store), _reading(where):
-                _fill(top, where, store, paths(where, things), telling)
+            with contextlib.closing(store), _raise_refusals(uri):
+                _download_missing(top, uri, store, paths(uri, objects), progress)
                 return
         except Refusal as refusal:
             if refusal.code != _CHANGED:
                 raise
-        store, things = listing(where, make)
+        store, objects = listing(uri, make_store)
     raise Refusal(
-        f"{where} changes while it is copied", f"{_LISTINGS} times", "train again once it is complete"
+        f"{uri} changes while it is copied", f"{_MAX_LISTINGS} times", "train again once it is complete"
     )
 
 
-def _fill(top: Path, where: Place, store: Store, wanted: Mapping[str, Thing], telling: _Telling) -> None:
+def _download_missing(
+    top: Path, uri: Place, store: Store, wanted: Mapping[str, Thing], progress: _Progress
+) -> None:
     stamp = Stamp(top)
-    if stamp.source == _SENT or stamp.source.startswith("hf:"):
+    if stamp.source == _SENT_BY_CLIENT or stamp.source.startswith("hf:"):
         stamp.begin_anew("")
     missing = {
-        path: one
-        for path, one in wanted.items()
-        if stamp.files.get(path) != [one.size, one.etag] or not _is_whole(top / path, one.size)
+        path: s3_object
+        for path, s3_object in wanted.items()
+        if stamp.files.get(path) != [s3_object.size, s3_object.etag]
+        or not _has_size(top / path, s3_object.size)
     }
-    gone = {path: size for path, (size, _) in stamp.files.items() if path not in wanted}
-    _check_inside(top, itertools.chain(missing, gone))
-    room, need = shutil.disk_usage(str(top.parent)).free, sum(one.size for one in missing.values())
-    if need > room:
-        why = f"{need / 1e9:.1f} GB are missing, {room / 1e9:.1f} GB are free on {top.parent}"
-        raise Refusal(f"{where} does not fit on the disk", why, "awsddp down && awsddp up --disk GB")
-    telling.of = telling.at + need
-    _remove(top, gone)
+    removed = {path: size for path, (size, _) in stamp.files.items() if path not in wanted}
+    _check_no_links(top, itertools.chain(missing, removed))
+    free = shutil.disk_usage(str(top.parent)).free
+    need = sum(s3_object.size for s3_object in missing.values())
+    if need > free:
+        why = f"{need / 1e9:.1f} GB are missing, {free / 1e9:.1f} GB are free on {top.parent}"
+        raise Refusal(f"{uri} does not fit on the disk", why, "awsddp down && awsddp up --disk GB")
+    progress.total = progress.copied + need
+    _remove(top, removed)
     top.mkdir(exist_ok=True)
-    stamp.source = str(where)
-    stamp.files = {path: held for path, held in stamp.files.items() if path in wanted and path not in missing}
+    stamp.source = str(uri)
+    stamp.files = {
+        path: entry for path, entry in stamp.files.items() if path in wanted and path not in missing
+    }
     try:
         names = iter(missing)
-        while batch := {path: [missing[path]] for path in itertools.islice(names, _AT_ONCE)}:
-            store.bring(where, batch, top, telling.add, lambda path: stamp.brought(path, missing[path]))
-            telling.files += len(batch)
+        while batch := {path: [missing[path]] for path in itertools.islice(names, _BATCH_FILES)}:
+            store.bring(uri, batch, top, progress.add, lambda path: stamp.brought(path, missing[path]))
+            progress.files += len(batch)
     finally:
         stamp.write()
 
 
-def _is_whole(path: Path, size: int) -> bool:
+def _has_size(path: Path, size: int) -> bool:
     try:
-        found = path.lstat()
+        info = path.lstat()
     except OSError:
         return False
-    return stat.S_ISREG(found.st_mode) and found.st_size == size
+    return stat.S_ISREG(info.st_mode) and info.st_size == size
 
 
-def _remove(top: Path, gone: Mapping[str, int]) -> None:
-    """Remove files that the source brought and has no more, unless they were changed; then empty folders."""
-    for path, size in gone.items():
-        if _is_whole(top / path, size):
+def _remove(top: Path, removed: Mapping[str, int]) -> None:
+    """Remove copied files that the source no longer has, unless they were changed; then empty folders."""
+    for path, size in removed.items():
+        if _has_size(top / path, size):
             (top / path).unlink()
-            with contextlib.suppress(OSError):  # it holds more
+            with contextlib.suppress(OSError):  # not empty
                 os.removedirs(str((top / path).parent))
 
 
-def _download(name: str, revision: str, top: Path, asked: dict[str, Any], telling: _Telling) -> None:
-    """Have Hugging Face's own program download a data set, once for each revision.
+def _download_hugging_face(
+    name: str, revision: str, top: Path, request: dict[str, Any], progress: _Progress
+) -> None:
+    """Download a data set with Hugging Face's program `hf`, once for each revision.
 
-    It is installed into an environment of its own where there is none. Raises Refusal.
+    `hf` is installed into its own environment if it is missing. Raises CopyError.
     """
     stamp, source = Stamp(top), f"hf://datasets/{name}@{revision}"
     if stamp.source != source:
         stamp.begin_anew(source)
     elif stamp.whole and top.is_dir():
         return
-    own = top.parent.parent / "hf"
-    places = [str(Path(sys.executable).parent), str(own / "bin"), os.environ.get("PATH", "")]
-    environ = {"NO_COLOR": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1", **asked["environ"]}
-    environ = {**os.environ, **environ, "PATH": os.pathsep.join(places)}
+    venv = top.parent.parent / "hf"
+    folders = [str(Path(sys.executable).parent), str(venv / "bin"), os.environ.get("PATH", "")]
+    environ = {"NO_COLOR": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1", **request["environ"]}
+    environ = {**os.environ, **environ, "PATH": os.pathsep.join(folders)}
 
-    def run(*words: str) -> None:
-        telling.child = child = subprocess.Popen(
-            words, env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    def run(*command: str) -> None:
+        progress.child = child = subprocess.Popen(
+            command, env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
         )
-        said, _ = child.communicate()
+        output, _ = child.communicate()
         if child.returncode:
-            next = "--env-var HF_TOKEN   # if it is private or gated\n"
-            next += "awsddp exec -- pip install huggingface_hub   # if the program hf is missing"
-            raise Refusal(f"{source} could not be downloaded", said.decode("utf-8", "replace"), next)
+            next_step = "--env-var HF_TOKEN   # if it is private or gated\n"
+            next_step += "awsddp exec -- pip install huggingface_hub   # if the program hf is missing"
+            raise Refusal(f"{source} could not be downloaded", output.decode("utf-8", "replace"), next_step)
 
     if shutil.which("hf", path=environ["PATH"]) is None:
-        run(sys.executable, "-m", "venv", str(own))
-        run(str(own / "bin/python"), "-m", "pip", "install", "--quiet", "huggingface_hub")
-    what = ("--repo-type", "dataset", "--revision", revision, "--local-dir", str(top))
-    telling.filled = top
-    run("hf", "download", name, *what)
-    sizes, telling.filled = _sizes(top), None
-    telling.add(sum(sizes))
-    telling.files += len(sizes)
+        run(sys.executable, "-m", "venv", str(venv))
+        run(str(venv / "bin/python"), "-m", "pip", "install", "--quiet", "huggingface_hub")
+    options = ("--repo-type", "dataset", "--revision", revision, "--local-dir", str(top))
+    progress.filled = top
+    run("hf", "download", name, *options)
+    sizes, progress.filled = _file_sizes(top), None
+    progress.add(sum(sizes))
+    progress.files += len(sizes)
     stamp.whole = True
     stamp.write()
 
 
-def _sizes(top: Path | None) -> list[int]:
+def _file_sizes(top: Path | None) -> list[int]:
     return [info.st_size for _, info in walk(top, lambda *_: None)] if top else []

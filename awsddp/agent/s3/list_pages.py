@@ -1,7 +1,7 @@
-"""A list in S3 that is split into pages, so that no document of it is longer than may be read.
+"""A list in S3 that is split into pages, so that no object exceeds the maximum size of a document.
 
-A document names the pages: [key, size, ETag] of each. What changed is written under another key than the one
-that is named, so that a list that was read stays whole until the next one is there.
+A document names the pages: [key, size, ETag] of each. A changed page is written to another key than the named
+one, so that the published list stays readable until the next is published.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
 PAGE_BYTES = MOST_BYTES // 2
-"""From what size on rows go to another page; a single row may be longer."""
+"""Maximum size of a page; a single row may exceed it."""
 MOST_PAGES = 64
 
 
@@ -28,7 +28,7 @@ class _Page:
         self.next: list[Any] | None = None
 
     def body(self) -> bytes:
-        """Return the page: {kind: {name: row}}."""
+        """Return the page as JSON: {kind: {name: row}}."""
         kinds: dict[str, list[str]] = {}
         for (kind, name), row in self.rows.items():
             kinds.setdefault(kind, []).append(f"{json.dumps(name)}:{row}")
@@ -37,7 +37,7 @@ class _Page:
 
 
 class Pages:
-    """The rows of a list, each of a kind and with a name; `prefix` begins the keys of its pages."""
+    """The rows of a list, each with a kind and a name; `prefix` begins the keys of its pages."""
 
     def __init__(self, prefix: str) -> None:
         self._prefix = prefix
@@ -51,8 +51,9 @@ class Pages:
         if page is not None and page.rows[kind, name] == text:
             return
         self.remove(kind, name)
-        size = _length(kind, name, text)
-        page = next((one for one in self._pages if not one.rows or one.size + size <= PAGE_BYTES), None)
+        size = _estimate_length(kind, name, text)
+        with_room = (page for page in self._pages if not page.rows or page.size + size <= PAGE_BYTES)
+        page = next(with_room, None)
         if page is None:
             page = _Page()
             self._pages.append(page)
@@ -64,60 +65,60 @@ class Pages:
         """Remove a row, if it is there."""
         page = self._page_of.pop((kind, name), None)
         if page is not None:
-            page.size -= _length(kind, name, page.rows.pop((kind, name)))
+            page.size -= _estimate_length(kind, name, page.rows.pop((kind, name)))
             page.is_written = False
 
-    def write(self, store: Store, where: Place) -> list[list[Any]]:
-        """Write the pages that changed, and return what names all of them.
+    def write(self, store: Store, uri: Place) -> list[list[Any]]:
+        """Write the changed pages, and return [key, size, ETag] of all pages.
 
-        Raises ClientError, BotoCoreError, ValueError where the list is longer than a reader takes.
+        Raises ClientError, BotoCoreError, ValueError if the list exceeds MOST_PAGES.
         """
         if len(self._pages) > MOST_PAGES:
             raise ValueError(f"{len(self._page_of):,} results are more than the list has room for")
         for number, page in enumerate(self._pages):
             if not page.is_written:
-                body, names = page.body(), [f"{self._prefix}-{number}~{turn}" for turn in (1, 2)]
-                name = next(one for one in names if page.named is None or one != page.named[0])
-                page.next = [name, len(body), store.put(where, name, body)]
+                body, names = page.body(), [f"{self._prefix}-{number}~{version}" for version in (1, 2)]
+                name = next(name for name in names if page.named is None or name != page.named[0])
+                page.next = [name, len(body), store.put(uri, name, body)]
                 page.is_written = True
         return [page.next for page in self._pages if page.next is not None]
 
-    def rewrite_missing(self, there: Mapping[str, tuple[int, str]]) -> None:
-        """Have the next `write` write the pages that S3 does not hold as they were written, by key."""
+    def rewrite_missing(self, objects: Mapping[str, tuple[int, str]]) -> None:
+        """Mark pages for the next `write` whose (size, ETag) in `objects`, by key, differs or is missing."""
         for page in self._pages:
-            if page.next is not None and there.get(page.next[0]) != tuple(page.next[1:]):
+            if page.next is not None and objects.get(page.next[0]) != tuple(page.next[1:]):
                 page.is_written = False
 
     def publish(self) -> None:
-        """Note that a document names the pages as they were last written."""
+        """Record that a document names the pages that were last written."""
         for page in self._pages:
             page.named = page.next
 
 
-def _length(kind: str, name: str, row: str) -> int:
-    """Return about how long a row is in a page: JSON writes a character of a name as 6, rarely as 12."""
+def _estimate_length(kind: str, name: str, row: str) -> int:
+    """Return about how long a row is in a page: a character of a name takes up to 6 in JSON, rarely 12."""
     return len(row) + 6 * len(name) + len(kind) + 8
 
 
 class PageReader:
-    """Reads pages, those that did not change only once."""
+    """Reads pages, and caches those that have not changed."""
 
     def __init__(self) -> None:
         self._read: dict[tuple[Any, ...], Any] = {}
 
-    def read(self, store: Store, where: Place, named: Iterable[Sequence[Any]]) -> dict[str, dict[str, Any]]:
+    def read(self, store: Store, uri: Place, page_list: Iterable[Sequence[Any]]) -> dict[str, dict[str, Any]]:
         """Return the rows of the pages that a document names, by kind and name.
 
-        Raises Changed where a page is another one by now, ValueError, ClientError, BotoCoreError.
+        Raises ObjectChanged if a page was replaced, ValueError, ClientError, BotoCoreError.
         """
-        before, self._read = self._read, {}
-        found: dict[str, dict[str, Any]] = {}
-        for key, size, etag in named:
-            if (page := before.get((key, size, etag))) is None:
+        previous, self._read = self._read, {}
+        rows_by_kind: dict[str, dict[str, Any]] = {}
+        for key, size, etag in page_list:
+            if (page := previous.get((key, size, etag))) is None:
                 if size > MOST_BYTES:
                     raise Changed(key)
-                page = parsed(store.content(where, Thing(key, size, etag)))
+                page = parsed(store.content(uri, Thing(key, size, etag)))
             self._read[key, size, etag] = page
             for kind, rows in page.items():
-                found.setdefault(kind, {}).update(rows)
-        return found
+                rows_by_kind.setdefault(kind, {}).update(rows)
+        return rows_by_kind

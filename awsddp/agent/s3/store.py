@@ -1,7 +1,7 @@
-"""Objects of S3, down and up, alike on a node and on a client: each is whole under its name, or not there.
+"""Upload, download and list objects of S3, on nodes and on clients. No file is left incomplete.
 
-It needs boto3, in the Python that runs it. Transfers of large objects are s3transfer's, retries botocore's.
-A reader gets the object that a list names, or `Changed`:
+Requires boto3. s3transfer transfers large objects, botocore retries. A reader gets the object that a list
+names, or `ObjectChanged`:
 https://docs.aws.amazon.com/AmazonS3/latest/userguide/conditional-reads.html
 """
 
@@ -28,37 +28,37 @@ _Item = TypeVar("_Item")
 ATTEMPTS = 10
 AT_ONCE = 16
 _THREADS = 8
-"""How many parts of large objects travel at once: more threads of one Python are slower, not faster."""
+"""How many parts of large objects are transferred at once: more threads of one Python are slower."""
 FOLDERS = ".data"
-"""Beside the jobs: folders of data on their way to nodes."""
-_LIVES = ("claimed", "waiting", "running")
+"""The folder next to those of the jobs, with data that clients send to nodes."""
+_ACTIVE_STATES = ("claimed", "waiting", "running")
 _DAY, _WEEK = timedelta(days=1), timedelta(days=7)
 MOST_BYTES = 2 << 20
-"""How long a document of JSON may be, written or read."""
-_MOST_ITEMS = 300_000
-"""How many objects and arrays a document may hold: parsed, it then takes less than 64 MB of memory."""
+"""Maximum size of a JSON document, written or read."""
+_MAX_ITEMS = 300_000
+"""Maximum number of objects and arrays in a document, which then takes less than 64 MB when parsed."""
 PART_BYTES = 8 << 20
-"""From what size on an object travels in parts."""
+"""Minimum size of an object for a transfer in parts."""
 MOST_PART_BYTES = 2 * PART_BYTES
-"""How long a part of a growing file may be: it is read into memory."""
+"""Maximum size of a part of a growing file, which is read into memory."""
 SIGNATURE = "awsddp-signature"
-"""The metadata of a document that names who wrote it."""
+"""The metadata key of a document's signature."""
 PARTS = ".awsddp-parts"
-"""The folder, in that of the downloads, of those that are not whole."""
+"""The subfolder for incomplete downloads."""
 
 
 class Place(NamedTuple):
-    """A bucket and a prefix in it, without slashes at its ends; "" is all of the bucket."""
+    """A bucket and a prefix without slashes at its ends; "" is the whole bucket."""
 
     bucket: str
     prefix: str
 
     def key(self, name: str) -> str:
-        """Return the key of what is called `name` below the prefix."""
+        """Return the key of `name` below the prefix."""
         return f"{self.prefix}/{name}" if self.prefix else name
 
     def below(self, name: str) -> Place:
-        """Return the place of what is called `name` below the prefix."""
+        """Return the URI of `name` below the prefix."""
         return self._replace(prefix=self.key(name))
 
     def __str__(self) -> str:
@@ -66,7 +66,7 @@ class Place(NamedTuple):
 
 
 class Thing(NamedTuple):
-    """An object as a list names it: its key, its size in bytes, and its ETag.
+    """An object in a list: its key, its size in bytes, and its ETag.
 
     With a `digest`, the SHA-256 of the first `size` bytes, the object may have grown since.
     """
@@ -78,20 +78,20 @@ class Thing(NamedTuple):
 
 
 class Document(NamedTuple):
-    """An object of JSON as it was read."""
+    """A JSON object as it was read."""
 
     body: bytes
     etag: str
     signature: str = ""
 
     def parse(self) -> Any:
-        """Return what it holds. Raises ValueError."""
+        """Return the parsed JSON. Raises ValueError."""
         return parsed(self.body)
 
 
 def parsed(body: bytes) -> Any:
-    """Return the JSON of a document whose length was checked. Raises ValueError."""
-    if body.count(b"{") + body.count(b"[") > _MOST_ITEMS:
+    """Parse a document whose size was checked. Raises ValueError."""
+    if body.count(b"{") + body.count(b"[") > _MAX_ITEMS:
         raise ValueError("it has more items than awsddp writes")
     try:
         return json.loads(body)
@@ -100,52 +100,52 @@ def parsed(body: bytes) -> Any:
 
 
 def is_refusal(error: BaseException) -> bool:
-    """Tell whether S3 refused a request, so that it has no effect, also later."""
+    """Return True if S3 refused a request, so that it cannot take effect later."""
     reply = getattr(error, "response", {}).get("ResponseMetadata", {})
     return 400 <= int(reply.get("HTTPStatusCode", 0)) < 500
 
 
 def signature(secret: str, launch: str, name: str, body: bytes) -> str:
-    """Return what shows that a node of a launch wrote a document: others do not know the secret."""
+    """Return the signature of a document by a node of a launch: an HMAC with the launch's secret."""
     return hmac.new(secret.encode(), f"{launch}/{name}\n".encode() + body, "sha256").hexdigest()
 
 
 class Changed(Exception):
-    """An object is not the one that a list names: another one by now, or gone."""
+    """An object is not the one in the list: it was replaced or deleted."""
 
 
 class Upload(Protocol):
-    """An upload under way."""
+    """An upload in progress."""
 
     def done(self) -> bool:
-        """Tell whether it has ended."""
+        """Return True if it has ended."""
 
     def cancel(self) -> object:
-        """Give it up, unless it has ended; a small one goes on."""
+        """Cancel it, unless it has ended. A small one continues."""
 
     def result(self) -> Any:
-        """Wait for its end. Raises what it failed with."""
+        """Wait for its end. Raises the error of a failed upload."""
 
 
 def node_session() -> Any:
-    """Return botocore's session for a node: with patience for its metadata service, which may be busy.
+    """Return a botocore session for a node, with retries for a busy metadata service.
 
-    Botocore itself asks it once, for a second, and then finds no role.
+    By default botocore sends one request with a timeout of 1 s, and then has no role.
     """
     import botocore.session
 
-    made: Any = botocore.session.Session()
-    made.set_config_variable("metadata_service_timeout", 5)
-    made.set_config_variable("metadata_service_num_attempts", 3)
-    return made
+    session: Any = botocore.session.Session()
+    session.set_config_variable("metadata_service_timeout", 5)
+    session.set_config_variable("metadata_service_num_attempts", 3)
+    return session
 
 
 class Store:
-    """S3 as one caller sees it. Thread-safe.
+    """A client of S3 for one caller. Thread-safe.
 
-    `session` is botocore's or None: that of the node's role, from its metadata. `endpoint` is None for AWS's.
-    With `payer` the caller pays for what it reads in the buckets of others. Raises ImportError where this
-    Python has no boto3, or one without what is used here.
+    `session` is botocore's or None for the node's role, from its metadata. `endpoint` is None for AWS. With
+    `payer` the caller pays for requests to requester-pays buckets. Raises ImportError if this Python has no
+    boto3, or too old a version.
     """
 
     def __init__(
@@ -173,8 +173,10 @@ class Store:
             s3={"addressing_style": "path"} if endpoint else None,
             **({"signature_version": UNSIGNED} if unsigned else {}),
         )
-        made = session or node_session()
-        self.client: Any = made.create_client("s3", region_name=region, endpoint_url=endpoint, config=config)
+        botocore_session = session or node_session()
+        self.client: Any = botocore_session.create_client(
+            "s3", region_name=region, endpoint_url=endpoint, config=config
+        )
         self._payer = {"RequestPayer": "requester"} if payer else {}
         self._transfers: Any = TransferManager(
             self.client, TransferConfig(max_request_concurrency=_THREADS, multipart_chunksize=PART_BYTES)
@@ -183,105 +185,105 @@ class Store:
         self._etags: dict[tuple[str, str], str] = {}
         for operation in ("PutObject", "CompleteMultipartUpload"):
             self.client.meta.events.register(f"before-parameter-build.s3.{operation}", _remember_key)
-            self.client.meta.events.register(f"after-call.s3.{operation}", self._keep_etag)
+            self.client.meta.events.register(f"after-call.s3.{operation}", self._record_etag)
 
     def close(self) -> None:
-        """Wait for what travels, and end its threads."""
+        """Wait for transfers, and end the threads."""
         self._pool.shutdown()
         self._transfers.shutdown()
 
-    def _keep_etag(self, parsed: Mapping[str, Any], context: Mapping[str, Any], **_: object) -> None:
-        """Keep the ETag of a reply to an upload: s3transfer drops the reply."""
+    def _record_etag(self, parsed: Mapping[str, Any], context: Mapping[str, Any], **_: object) -> None:
+        """Record the ETag of an upload's response, which s3transfer drops."""
         if "ETag" in parsed:
             self._etags[context["awsddp"]] = parsed["ETag"].strip('"')
 
-    def list(self, where: Place, *, name: str = "") -> Iterator[Thing]:
-        """Yield the objects below a place whose key goes on with `name`. Raises botocore's ClientError."""
+    def list(self, uri: Place, *, name: str = "") -> Iterator[Thing]:
+        """Yield the objects whose keys begin with `uri` and `name`. Raises botocore's ClientError."""
         pages = self.client.get_paginator("list_objects_v2")
-        for page in pages.paginate(Bucket=where.bucket, Prefix=where.key(name), **self._payer):
-            for one in page.get("Contents", ()):
-                yield Thing(one["Key"], one["Size"], one["ETag"].strip('"'))
+        for page in pages.paginate(Bucket=uri.bucket, Prefix=uri.key(name), **self._payer):
+            for item in page.get("Contents", ()):
+                yield Thing(item["Key"], item["Size"], item["ETag"].strip('"'))
 
-    def folders(self, where: Place, *, name: str = "") -> Iterator[str]:
-        """Yield the names below a place that begin with `name` and have objects below them.
+    def folders(self, uri: Place, *, name: str = "") -> Iterator[str]:
+        """Yield the folders directly below `uri` whose names begin with `name`.
 
         Raises botocore's ClientError.
         """
         pages = self.client.get_paginator("list_objects_v2")
-        for page in pages.paginate(Bucket=where.bucket, Prefix=where.key(name), Delimiter="/"):
-            for one in page.get("CommonPrefixes", ()):
-                yield one["Prefix"][:-1].rpartition("/")[2]
+        for page in pages.paginate(Bucket=uri.bucket, Prefix=uri.key(name), Delimiter="/"):
+            for item in page.get("CommonPrefixes", ()):
+                yield item["Prefix"][:-1].rpartition("/")[2]
 
     def region(self, bucket: str) -> str | None:
-        """Return the region of a bucket, "" where there is none; None where S3 does not tell.
+        """Return the region of a bucket, "" if the bucket does not exist; None if S3 does not return it.
 
-        It does with a refusal, too: https://docs.aws.amazon.com/AmazonS3/latest/API/API_HeadBucket.html
+        Refusals also contain it: https://docs.aws.amazon.com/AmazonS3/latest/API/API_HeadBucket.html
         """
         from botocore.exceptions import ClientError
 
         try:
-            reply = self.client.head_bucket(Bucket=bucket)
+            response = self.client.head_bucket(Bucket=bucket)
         except ClientError as error:
-            reply = error.response
-        told = reply["ResponseMetadata"]
-        found: str | None = told["HTTPHeaders"].get("x-amz-bucket-region")
-        return "" if told["HTTPStatusCode"] == 404 else found
+            response = error.response
+        metadata = response["ResponseMetadata"]
+        region: str | None = metadata["HTTPHeaders"].get("x-amz-bucket-region")
+        return "" if metadata["HTTPStatusCode"] == 404 else region
 
-    def read(self, where: Place, name: str) -> Any:
-        """Return the JSON of an object, None where there is none. Raises ClientError, ValueError."""
-        found = self.document(where, name)
-        return None if found is None else found.parse()
+    def read(self, uri: Place, name: str) -> Any:
+        """Return the JSON of an object, None if it does not exist. Raises ClientError, ValueError."""
+        document = self.document(uri, name)
+        return None if document is None else document.parse()
 
-    def document(self, where: Place, name: str) -> Document | None:
-        """Return an object of at most MOST_BYTES, None where there is none. Raises ClientError, ValueError.
+    def document(self, uri: Place, name: str) -> Document | None:
+        """Return an object of at most MOST_BYTES, None if it does not exist. Raises ClientError, ValueError.
 
-        Who may list some prefixes only is refused what is not there.
+        With the right to list only some prefixes a missing object gives AccessDenied.
         https://docs.aws.amazon.com/AmazonS3/latest/API/API_GetObject.html
         """
         from botocore.exceptions import ClientError
 
-        asked = {"Bucket": where.bucket, "Key": where.key(name)}
+        parameters = {"Bucket": uri.bucket, "Key": uri.key(name)}
         try:
-            return self._document(asked)
+            return self._document(parameters)
         except ClientError as error:
             code = error.response["Error"]["Code"]
-            if code == "NoSuchKey" or (code == "AccessDenied" and not any(self.list(where, name=name))):
+            if code == "NoSuchKey" or (code == "AccessDenied" and not any(self.list(uri, name=name))):
                 return None
-            return self._document(asked)  # it may have come meanwhile
+            return self._document(parameters)  # it may have been written since
 
-    def _document(self, asked: Mapping[str, Any]) -> Document:
-        def check(reply: Mapping[str, Any]) -> int:
-            if reply["ContentLength"] > MOST_BYTES:
-                raise ValueError(f"{reply['ContentLength']:,} bytes are more than awsddp writes")
-            return int(reply["ContentLength"])
+    def _document(self, parameters: Mapping[str, Any]) -> Document:
+        def check(response: Mapping[str, Any]) -> int:
+            if response["ContentLength"] > MOST_BYTES:
+                raise ValueError(f"{response['ContentLength']:,} bytes are more than awsddp writes")
+            return int(response["ContentLength"])
 
-        reply, body = self._get(asked, check)
-        return Document(body, reply["ETag"].strip('"'), reply["Metadata"].get(SIGNATURE, ""))
+        response, body = self._get(parameters, check)
+        return Document(body, response["ETag"].strip('"'), response["Metadata"].get(SIGNATURE, ""))
 
     def _get(
-        self, asked: Mapping[str, Any], check: Callable[[Mapping[str, Any]], int]
+        self, parameters: Mapping[str, Any], check: Callable[[Mapping[str, Any]], int]
     ) -> tuple[Mapping[str, Any], bytes]:
-        """Return a reply and its body, of as many bytes as `check` allows. What is cut is asked for again."""
+        """Return a response and its body, as many bytes as `check` returns. Retries if it is truncated."""
         from s3transfer.exceptions import RetriesExceededError
         from s3transfer.utils import S3_RETRYABLE_DOWNLOAD_ERRORS
 
-        last: BaseException = EOFError("the connection ended early")
+        last_error: BaseException = EOFError("the connection ended early")
         for _ in range(ATTEMPTS):
-            reply = self.client.get_object(**asked, **self._payer)
-            with contextlib.closing(reply["Body"]) as body:
-                size = check(reply)
+            response = self.client.get_object(**parameters, **self._payer)
+            with contextlib.closing(response["Body"]) as body:
+                size = check(response)
                 try:
                     data = body.read(size) if size else b""
                 except S3_RETRYABLE_DOWNLOAD_ERRORS as error:
-                    last = error
+                    last_error = error
                     continue
             if len(data) == size:
-                return reply, data
-        raise RetriesExceededError(last) from last
+                return response, data
+        raise RetriesExceededError(last_error) from last_error
 
     def write(
         self,
-        where: Place,
+        uri: Place,
         name: str,
         document: object,
         *,
@@ -290,220 +292,223 @@ class Store:
     ) -> str | None:
         """Write a document and return its ETag.
 
-        `instead_of` is the ETag that it must have now, "" where there must be none: else None is returned.
-        `sign` returns the signature of a name and a body. Raises ClientError, ValueError for too long a body.
+        If `instead_of` is not its current ETag ("": it must not exist) nothing is written: return None.
+        `sign` returns the signature of a name and a body. Raises ClientError, ValueError if it is too large.
         """
         from botocore.exceptions import ClientError
 
         body = json.dumps(document).encode()
         if len(body) > MOST_BYTES:
             raise ValueError(f"{name} would have {len(body):,} bytes")
-        more: dict[str, Any] = {"Metadata": {SIGNATURE: sign(name, body)}} if sign else {}
+        parameters: dict[str, Any] = {"Metadata": {SIGNATURE: sign(name, body)}} if sign else {}
         if instead_of is not None:
-            more |= {"IfMatch": f'"{instead_of}"'} if instead_of else {"IfNoneMatch": "*"}
+            parameters |= {"IfMatch": f'"{instead_of}"'} if instead_of else {"IfNoneMatch": "*"}
         try:
-            return self.put(where, name, body, **more)
+            return self.put(uri, name, body, **parameters)
         except ClientError as error:
             codes = "PreconditionFailed", "ConditionalRequestConflict", "NoSuchKey"
             if instead_of is not None and error.response["Error"]["Code"] in codes:
                 return None
             raise
 
-    def put(self, where: Place, name: str, body: bytes, **more: Any) -> str:
+    def put(self, uri: Place, name: str, body: bytes, **parameters: Any) -> str:
         """Write a small object and return its ETag. Raises ClientError, BotoCoreError."""
-        reply = self.client.put_object(Bucket=where.bucket, Key=where.key(name), Body=body, **more)
-        return str(reply["ETag"]).strip('"')
+        response = self.client.put_object(Bucket=uri.bucket, Key=uri.key(name), Body=body, **parameters)
+        return str(response["ETag"]).strip('"')
 
-    def abort(self, where: Place, *, over: Container[str] | None = None) -> None:
-        """Give up what was begun below a place and not completed, as far as the caller has the right to.
+    def abort(self, uri: Place, *, over: Container[str] | None = None) -> None:
+        """Abort incomplete uploads below `uri`, as far as the caller has the right. Raises BotoCoreError.
 
-        With `over` the place holds jobs and data, and it is that of jobs that have ended, or are named, and
-        what was begun long ago: a job that went with its cluster says for ever that it runs. Raises
-        BotoCoreError.
+        With `ended_jobs`, `uri` contains jobs and data: abort only uploads of those jobs, of other jobs that
+        have ended, and old ones, as the state of a job that was lost with its cluster remains "running".
         """
         from botocore.exceptions import ClientError
 
-        begun: list[Any] = []
+        uploads: list[Any] = []
         with contextlib.suppress(ClientError):
             pages = self.client.get_paginator("list_multipart_uploads")
-            for page in pages.paginate(Bucket=where.bucket, Prefix=where.key("")):
-                begun += page.get("Uploads", ())
-        for one in begun:
+            for page in pages.paginate(Bucket=uri.bucket, Prefix=uri.key("")):
+                uploads += page.get("Uploads", ())
+        for upload in uploads:
             with contextlib.suppress(ClientError, ValueError):
-                if over is None or self._is_left(where, one["Key"], one["Initiated"], over):
-                    named = {"Key": one["Key"], "UploadId": one["UploadId"]}
-                    self.client.abort_multipart_upload(Bucket=where.bucket, **named)
+                if over is None or self._is_abandoned(uri, upload["Key"], upload["Initiated"], over):
+                    parameters = {"Key": upload["Key"], "UploadId": upload["UploadId"]}
+                    self.client.abort_multipart_upload(Bucket=uri.bucket, **parameters)
 
-    def _is_left(self, where: Place, key: str, begun: datetime, over: Container[str]) -> bool:
-        """Tell whether nobody goes on with an upload of awsddp's. Raises ClientError, ValueError.
+    def _is_abandoned(self, uri: Place, key: str, started: datetime, over: Container[str]) -> bool:
+        """Return True if an upload of awsddp will not be continued. Raises ClientError, ValueError.
 
-        A file of data may travel for days over a slow line.
+        A file of data may take days over a slow connection.
         """
-        name, age = key[len(where.key("")) :].partition("/")[0], datetime.now(begun.tzinfo) - begun
+        name, age = key[len(uri.key("")) :].partition("/")[0], datetime.now(started.tzinfo) - started
         if name == FOLDERS:
             return age > _WEEK
-        job = self.read(where, f"{name}/job.json")
+        job = self.read(uri, f"{name}/job.json")
         if not isinstance(job, dict) or "save" not in job:
             return False
-        return name in over or job.get("state") not in _LIVES or age > _DAY
+        return name in over or job.get("state") not in _ACTIVE_STATES or age > _DAY
 
     def upload(
         self,
         path: Path,
-        where: Place,
+        uri: Place,
         name: str,
         on_bytes: Callable[[int], None] = lambda count: None,
         on_end: Callable[[], None] = lambda: None,
     ) -> Upload:
-        """Begin to upload a file, in parts where it is large. `on_end` is called in another thread.
+        """Start the upload of a file, in parts if it is large. `on_end` is called in another thread.
 
-        The result is for `etag`; it raises OSError, ClientError, BotoCoreError.
+        `pop_etag` returns its ETag afterwards. The result raises OSError, ClientError, BotoCoreError.
         """
         size = path.stat().st_size
         if size >= PART_BYTES:
-            told = [_Told(on_bytes, on_end)]
+            subscribers = [_TransferSubscriber(on_bytes, on_end)]
             upload: Upload = self._transfers.upload(
-                str(path), where.bucket, where.key(name), subscribers=told
+                str(path), uri.bucket, uri.key(name), subscribers=subscribers
             )
             return upload
 
         def put() -> None:
             with open_file(path) as file:
                 body = file.read(size)
-            self.put(where, name, body)
+            self.put(uri, name, body)
             on_bytes(len(body))
 
         future = self._pool.submit(put)
         future.add_done_callback(lambda _: on_end())
         return future
 
-    def etag(self, where: Place, name: str) -> str:
-        """Return the ETag that the last upload to a name was answered with, once. Raises KeyError."""
-        return self._etags.pop((where.bucket, where.key(name)))
+    def etag(self, uri: Place, name: str) -> str:
+        """Remove and return the ETag of the last upload to a name. Raises KeyError."""
+        return self._etags.pop((uri.bucket, uri.key(name)))
 
     def send(
-        self, files: Mapping[str, Path], where: Place, on_bytes: Callable[[int], None] = lambda count: None
+        self, files: Mapping[str, Path], uri: Place, on_bytes: Callable[[int], None] = lambda count: None
     ) -> dict[str, str]:
-        """Upload files to names below a place, several at once; return their ETags.
+        """Upload files to names below `uri`, several at once; return their ETags.
 
         Raises OSError, ClientError, BotoCoreError.
         """
         uploads: dict[str, Upload] = {}
         try:
             for name, path in files.items():
-                uploads[name] = self.upload(path, where, name, on_bytes)
-            for one in uploads.values():
-                one.result()
+                uploads[name] = self.upload(path, uri, name, on_bytes)
+            for upload in uploads.values():
+                upload.result()
         except BaseException:
-            for one in uploads.values():
-                one.cancel()
+            for upload in uploads.values():
+                upload.cancel()
             raise
-        return {name: self.etag(where, name) for name in files}
+        return {name: self.etag(uri, name) for name in files}
 
     def bring(
         self,
-        where: Place,
+        uri: Place,
         wanted: Mapping[str, Sequence[Thing]],
         folder: Path,
         on_bytes: Callable[[int], None] = lambda count: None,
         on_file: Callable[[str], None] = lambda path: None,
     ) -> None:
-        """Download files, each of its objects, to their paths in `folder`, several at once.
+        """Download files, each from its objects, to their paths in `folder`, several at once.
 
-        What is there is replaced. Each appears when it is whole, and is the one that was listed; `on_file` is
-        called in this thread.
-        Raises Changed, OSError, ClientError, BotoCoreError. Who calls has made the paths harmless.
+        Existing files are replaced. A file appears once it is complete and as listed; `on_file` is called in
+        this thread. The caller must have checked the paths.
+        Raises ObjectChanged, OSError, ClientError, BotoCoreError.
         """
-        parts = folder / PARTS
-        shutil.rmtree(parts, ignore_errors=True)
-        parts.mkdir(parents=True)
-        came = {path: parts / str(number) for number, path in enumerate(wanted)}
+        partial_folder = folder / PARTS
+        shutil.rmtree(partial_folder, ignore_errors=True)
+        partial_folder.mkdir(parents=True)
+        partial_paths = {path: partial_folder / str(number) for number, path in enumerate(wanted)}
 
         def download(path: str) -> None:
-            self.download(where.bucket, wanted[path], came[path], on_bytes)
+            self.download(uri.bucket, wanted[path], partial_paths[path], on_bytes)
 
         for path in self.each(download, wanted):
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
-            came[path].replace(folder / path)
+            partial_paths[path].replace(folder / path)
             on_file(path)
-        parts.rmdir()
+        partial_folder.rmdir()
 
     def each(self, work: Callable[[_Item], object], items: Iterable[_Item]) -> Iterator[_Item]:
-        """Do work for all items, several at once, and yield each, in their order, once it is done.
+        """Call `work` for all items, several at once, and yield each item, in order, once it is done.
 
-        Raises the first error; then no more is begun, and what is under way has ended. The work must not wait
-        for other work of this kind.
+        Raises the first error, after running calls have ended; no others are started. `work` must not call
+        `run_each` of this store.
         """
         stop = threading.Event()
 
-        def do(item: _Item) -> None:
+        def run(item: _Item) -> None:
             if not stop.is_set():
                 work(item)
 
-        begun = [(item, self._pool.submit(do, item)) for item in items]
+        futures = [(item, self._pool.submit(run, item)) for item in items]
         try:
-            for item, future in begun:
+            for item, future in futures:
                 future.result()
                 yield item
         finally:
             stop.set()
-            wait([future for _, future in begun])
+            wait([future for _, future in futures])
 
     def download(
         self,
         bucket: str,
-        things: Sequence[Thing],
+        objects: Sequence[Thing],
         path: Path,
         on_bytes: Callable[[int], None] = lambda count: None,
     ) -> None:
-        """Write a file of the objects that it consists of, each as its list names it.
+        """Write the file `path` from its listed objects.
 
-        Raises Changed where one is not, OSError, ClientError, BotoCoreError.
+        Raises ObjectChanged if one is not as listed, OSError, ClientError, BotoCoreError.
         """
-        with _as_listed(things[0].key if things else ""):
-            if len(things) == 1 and things[0].size >= PART_BYTES and not things[0].digest:
-                self._download_large(bucket, things[0], path, on_bytes)
+        with _raise_changed(objects[0].key if objects else ""):
+            if len(objects) == 1 and objects[0].size >= PART_BYTES and not objects[0].digest:
+                self._download_large(bucket, objects[0], path, on_bytes)
                 return
             with path.open("wb") as file:
-                for thing in things:
-                    on_bytes(file.write(self._download_small(bucket, thing)))
+                for s3_object in objects:
+                    on_bytes(file.write(self._download_small(bucket, s3_object)))
 
-    def content(self, where: Place, thing: Thing) -> bytes:
-        """Return a small object as it is listed, by its key below a place. Raises Changed, ClientError."""
-        with _as_listed(thing.key):
-            return self._download_small(where.bucket, thing._replace(key=where.key(thing.key)))
+    def content(self, uri: Place, s3_object: Thing) -> bytes:
+        """Return a small object, listed by its key below `uri`. Raises ObjectChanged, ClientError."""
+        with _raise_changed(s3_object.key):
+            return self._download_small(uri.bucket, s3_object._replace(key=uri.key(s3_object.key)))
 
-    def _download_large(self, bucket: str, thing: Thing, path: Path, on_bytes: Callable[[int], None]) -> None:
-        now = self.client.head_object(Bucket=bucket, Key=thing.key, **self._payer)
-        if (now["ContentLength"], now["ETag"].strip('"')) != (thing.size, thing.etag):
-            raise Changed(thing.key)
-        told = [_Told(on_bytes, listed=thing)]
-        self._transfers.download(bucket, thing.key, str(path), self._payer, subscribers=told).result()
+    def _download_large(
+        self, bucket: str, s3_object: Thing, path: Path, on_bytes: Callable[[int], None]
+    ) -> None:
+        current = self.client.head_object(Bucket=bucket, Key=s3_object.key, **self._payer)
+        if (current["ContentLength"], current["ETag"].strip('"')) != (s3_object.size, s3_object.etag):
+            raise Changed(s3_object.key)
+        subscribers = [_TransferSubscriber(on_bytes, listed=s3_object)]
+        self._transfers.download(
+            bucket, s3_object.key, str(path), self._payer, subscribers=subscribers
+        ).result()
 
-    def _download_small(self, bucket: str, thing: Thing) -> bytes:
-        """Return the bytes of an object, or those that its digest is of. Raises Changed, ClientError."""
-        if thing.size > (MOST_PART_BYTES if thing.digest else PART_BYTES) or not thing.etag:
-            raise Changed(thing.key)
-        asked = {"Bucket": bucket, "Key": thing.key}
-        if not thing.digest:
-            asked["IfMatch"] = f'"{thing.etag}"'
-        elif thing.size:
-            asked["Range"] = f"bytes=0-{thing.size - 1}"
+    def _download_small(self, bucket: str, s3_object: Thing) -> bytes:
+        """Return the bytes of an object, or those of its digest. Raises ObjectChanged, ClientError."""
+        if s3_object.size > (MOST_PART_BYTES if s3_object.digest else PART_BYTES) or not s3_object.etag:
+            raise Changed(s3_object.key)
+        parameters = {"Bucket": bucket, "Key": s3_object.key}
+        if not s3_object.digest:
+            parameters["IfMatch"] = f'"{s3_object.etag}"'
+        elif s3_object.size:
+            parameters["Range"] = f"bytes=0-{s3_object.size - 1}"
 
         def check(reply: Mapping[str, Any]) -> int:
-            if reply["ContentLength"] != thing.size and (not thing.digest or thing.size):
-                raise Changed(thing.key)
-            return thing.size
+            if reply["ContentLength"] != s3_object.size and (not s3_object.digest or s3_object.size):
+                raise Changed(s3_object.key)
+            return s3_object.size
 
-        _, body = self._get(asked, check)
-        if thing.digest and hashlib.sha256(body).hexdigest() != thing.digest:
-            raise Changed(thing.key)
+        _, body = self._get(parameters, check)
+        if s3_object.digest and hashlib.sha256(body).hexdigest() != s3_object.digest:
+            raise Changed(s3_object.key)
         return body
 
 
 @contextlib.contextmanager
-def _as_listed(key: str) -> Iterator[None]:
-    """Raise Changed where S3 says that an object is not the one that was asked for, or is gone."""
+def _raise_changed(key: str) -> Iterator[None]:
+    """Raise ObjectChanged if S3 reports that an object was replaced or deleted."""
     from botocore.exceptions import ClientError
 
     try:
@@ -518,9 +523,10 @@ def _remember_key(params: Mapping[str, Any], context: dict[str, Any], **_: objec
     context["awsddp"] = params["Bucket"], params["Key"]
 
 
-class _Told:
-    """Hears how many bytes have travelled, and of the end. s3transfer takes back what it sends again: a
-    negative count. A download asks for the very object that was listed.
+class _TransferSubscriber:
+    """Receives the progress, in bytes, and the end of a transfer; pins a download to the listed object.
+
+    Before s3transfer sends bytes again it reports a negative count.
     """
 
     def __init__(

@@ -555,7 +555,7 @@ class Saver:
     def _send_parts(self, line: Line, key: str, file: _File, is_checked: bool) -> list[list[Any]]:
         """Send new bytes of a file and return its parts. A last part that is not full is replaced.
 
-        Raises Changed if the file no longer begins with its earlier parts, OSError, ClientError.
+        Raises ObjectChanged if the file no longer begins with its earlier parts, OSError, ClientError.
         """
         parts = [*file.parts]
         with open_file(Path(line.path)) as stream:
@@ -800,7 +800,7 @@ def _digest(data: bytes) -> str:
 
 
 def _check_parts(stream: BinaryIO, parts: Iterable[Sequence[Any]], result: str) -> None:
-    """Raise Changed if a file does not begin with the parts that were sent."""
+    """Raise ObjectChanged if a file does not begin with the parts that were sent."""
     stream.seek(0)
     for _, size, _, digest in parts:
         if _digest(stream.read(size)) != digest:

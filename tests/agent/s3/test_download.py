@@ -236,17 +236,17 @@ def test_a_bucket_that_changes_is_listed_again(node: Node, monkeypatch: pytest.M
     node.put(a=b"new")
     node.s3.delete_object(Bucket=node.bucket, Key="set/b")
     node.top.parent.mkdir(parents=True)
-    telling = download._Telling()
-    download._bring(where, (store, things), node.top, telling, make)
+    progress = download._Progress()
+    download._update_folder(where, (store, things), node.top, progress, make)
     assert (node.files, len(listed)) == ({"a": b"new"}, 1)
 
     def changing(*_: object) -> None:
         raise Changed("set/a")
 
-    monkeypatch.setattr(download, "_fill", changing)
+    monkeypatch.setattr(download, "_download_missing", changing)
     with pytest.raises(Refusal, match="changes while"):
-        download._bring(where, (make(), things), node.top, telling, make)
-    telling.end()
+        download._update_folder(where, (make(), things), node.top, progress, make)
+    progress.end()
 
 
 def session(cloud: Cloud) -> Any:
@@ -379,7 +379,7 @@ def test_what_does_not_fit_is_not_begun(node: Node, monkeypatch: pytest.MonkeyPa
     node.top.parent.mkdir(parents=True)
     store: Any = None
     with pytest.raises(Refusal, match="does not fit"):
-        download._fill(node.top, Place("b", ""), store, {"a": Thing("a", 1 << 60, "e")}, store)
+        download._download_missing(node.top, Place("b", ""), store, {"a": Thing("a", 1 << 60, "e")}, store)
     assert not node.top.exists()
 
 
@@ -389,20 +389,20 @@ def test_data_lies_on_an_instance_store_that_has_room(
     store, home = tmp_path / "nvme", tmp_path / "home/awsddp"
     store.mkdir()
     home.mkdir(parents=True)
-    monkeypatch.setattr(download, "_stores", lambda: [store])
-    download._make_root(home / "data", 1 << 60)
+    monkeypatch.setattr(download, "_instance_stores", lambda: [store])
+    download._make_data_folder(home / "data", 1 << 60)
     assert not (home / "data").is_symlink()
     (home / "data").rmdir()
-    download._make_root(home / "data", 1)
+    download._make_data_folder(home / "data", 1)
     assert (home / "data").resolve() == store / "awsddp-data"
     (store / "awsddp-data").rmdir()  # the node was stopped, and started
-    download._make_root(home / "data", 1)
+    download._make_data_folder(home / "data", 1)
     assert (home / "data").is_dir()
     mounts = tmp_path / "mounts"
     mounts.write_text(f"/dev/nvme1n1 {store} ext4 rw 0 0\nproc /proc proc rw 0 0\nx /gone x x\n")
     monkeypatch.undo()
     monkeypatch.setattr(download, "is_ephemeral", lambda device: device == store.stat().st_dev)
-    assert store in download._stores(mounts)
+    assert store in download._instance_stores(mounts)
 
 
 FAKE_HF = """#!/bin/sh
