@@ -130,9 +130,10 @@ def sweep(paths: Place) -> None:
     mark = f"{paths.tag}-"
     # The daemon first: it could boot more hosts.
     if not (loopback_cleanup.end(mark) and cgroups.end(paths)):
+        pids = {*cgroups.processes(paths), *loopback_cleanup.marked(mark)}
         raise LocalCloudError(
             "processes of the local cloud do not end",
-            why=f"pids {sorted({*cgroups.processes(paths), *loopback_cleanup.marked(mark)})[:10]}",
+            why=f"pids {sorted(pids)[:10]}",
             next="awsddp local stop",
         )
     network.close_network(paths)

@@ -282,7 +282,7 @@ MAX_PAST_STATES = 1000
 
 @dataclass
 class Store:
-    """The pickled state in one file; past states are kept in memory while `keeps` returns True."""
+    """The pickled state in one file; past states are kept in memory while `keeps_history` returns True."""
 
     path: Path
     living: Path

@@ -94,7 +94,7 @@ class Stored(msgspec.Struct, frozen=True):
 class Call:
     """One request. `caller`: the signer's ARN, "" if it is unsigned; `policies`: None allows everything.
 
-    `found`: the bucket, once it is known; `cut`: a fault breaks the connection half-way through the body.
+    `bucket_info`: the bucket, once it is known; `is_cut`: a fault cuts the connection within the body.
 
     :raises NotFound: the request matches no operation of S3.
     """

@@ -19,7 +19,7 @@ DRAINED = 1 << 20  # bytes per read of an unused body
 
 
 class Body:
-    """The body of a request, without what follows on the connection. `left`: the number of unread bytes."""
+    """The body of a request, without what follows on the connection. `unread`: the number of unread bytes."""
 
     def __init__(self, source: io.BufferedIOBase, size: int) -> None:
         self._source = source
