@@ -23,7 +23,7 @@ class Body:
 
     def __init__(self, source: io.BufferedIOBase, size: int) -> None:
         self._source = source
-        self.left = size
+        self.unread = size
 
     def read(self, size: int = -1) -> bytes:
         """Return at most `size` bytes, b"" at the end."""
@@ -34,10 +34,10 @@ class Body:
         return self._count(self._source.readline(self._limit(size)))
 
     def _limit(self, size: int) -> int:
-        return self.left if size < 0 else min(size, self.left)
+        return self.unread if size < 0 else min(size, self.unread)
 
     def _count(self, data: bytes) -> bytes:
-        self.left -= len(data)
+        self.unread -= len(data)
         return data
 
 
@@ -68,7 +68,7 @@ class Handler(WSGIRequestHandler):
                 pass
         except ConnectionError:
             is_complete = False
-        must_close = is_chunked or not is_complete or body.left > 0
+        must_close = is_chunked or not is_complete or body.unread > 0
         self.close_connection = self.close_connection or must_close or not self._wait_for_request()
 
     def _respond(self, environ: dict[str, Any]) -> bool:
