@@ -68,7 +68,7 @@ def end_ranks(
 
     grace = seconds(connected.session.job_spec.job.grace) if grace_s is None else grace_s
     states = ask(connected.fleet, dict.fromkeys(connected.fleet.answering, messages.State()))
-    holders = {node for node, state in states.items() if any(seen.job == job for seen in state.jobs)}
+    holders = {node for node, state in states.items() if any(node_job.job == job for node_job in state.jobs)}
     request = messages.Cancel(job=job, grace=grace, launch=launch)
     ask(connected.fleet, dict.fromkeys(holders, request), timeout_s=grace + ANSWER_S)
 

@@ -141,7 +141,7 @@ def _explain_path(session: Session, job: JobRecord, cause: Cause, *, files: bool
                     advice = shlex.join(["ln", "-sfn", target, path])
                 return _extend(cause, f"{path} is here, and is not sent: {reason}", advice)
         if word.startswith("/") and Path(word).exists():
-            why = f"{word} is on this machine alone: only the synced folder is sent"
+            why = f"{word} is on this machine alone: only the project folder is sent"
             return _extend(cause, why, f"move it into {listing.root}, or put it on the nodes")
     return cause
 

@@ -320,9 +320,9 @@ def select(connected: ConnectedCluster, job: JobRecord, nodes: Sequence[int], ta
     return selected
 
 
-def _is_in(targets: Collection[str], home: str) -> bool:
+def _is_in(targets: Collection[str], path: str) -> bool:
     """Return True if a link of the results leads to a file, or to a folder above it."""
-    return any(home == target or home.startswith(f"{target}/") for target in targets)
+    return any(path == target or path.startswith(f"{target}/") for target in targets)
 
 
 def _is_synced(session: Session, file: ResultFile) -> bool:

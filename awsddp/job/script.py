@@ -29,7 +29,7 @@ def check_script(workdir: Path, script: str, *, module: bool) -> None:
         near = [] if module else near_files(workdir, script)
         raise UsageError(
             f"{'module' if module else 'script'} not found: {script}",
-            f"searched in the synced folder, {workdir.resolve()}",
+            f"searched in the project folder, {workdir.resolve()}",
             f"did you mean {near[0]}?" if near else "name a file there, or set sync.workdir",
         )
 

@@ -337,9 +337,8 @@ def _describe_folder(session: Session, name: str) -> str:
     """Return a text on the state of a job, if known, and on the size of its results folder."""
     folder, record = session.results / name, session.folder.read()
     job = saved_job(folder)
-    states = (
-        [job.state] if job else [seen.state for seen in record.jobs if seen.job == name] if record else []
-    )
+    recorded = [job] if job else [seen for seen in record.jobs if seen.job == name] if record else []
+    states = [seen.state for seen in recorded]
     files = [path for path in folder.rglob("*") if path.is_file()]
     content = amount(len(files), sum(path.stat().st_size for path in files)) if files else "it is empty"
     return f"{folder} exists: {', '.join([*states, content])}"

@@ -109,7 +109,7 @@ def _why_not_sent(listing: Listing, path: str, *, is_argument: bool) -> tuple[st
     copy = f"{shlex.join(['cp', '-r', path, '.'])}, and name the copy"
     if Path(path).is_absolute():
         is_mine = is_argument and Path(path).is_relative_to(Path.home())
-        return ("only the synced folder is", copy) if is_mine else ("", "")
+        return ("only the project folder is", copy) if is_mine else ("", "")
     if entry := listing.keeper(path):
         if entry[1] == "awsddp":
             return f"{entry[0]} never is", copy

@@ -195,8 +195,8 @@ def refuse_another(session: Session, job: JobRecord, *, strict: bool = False) ->
     instances = {node.instance_id for node in job.nodes}
     if strict and not instances:
         why = f"its record at {job.save_to} names no nodes: awsddp did not write it"
-        look = f"aws s3 ls {job.save_to}/{job.job}/   # others than the nodes may write there"
-        raise ConfigError(f"job {job.job} was not fetched", why, look)
+        show = f"aws s3 ls {job.save_to}/{job.job}/   # others than the nodes may write there"
+        raise ConfigError(f"job {job.job} was not fetched", why, show)
     if recorded is None or not instances:
         return
     recorded_instances = {node.instance_id for node in recorded.nodes}

@@ -176,12 +176,12 @@ class Lists:
             path: row for page in pages.values() for path, row in page.files.items()
         }
 
-    def _pages(self, refs: Sequence[Ref], known: Mapping[Ref, _Page]) -> dict[Ref, _Page]:
-        """Return the pages, taking those in `known` from there. Raises Changed."""
+    def _pages(self, refs: Sequence[Ref], earlier: Mapping[Ref, _Page]) -> dict[Ref, _Page]:
+        """Return the pages, taking those in `earlier` from there. Raises Changed."""
         pages: dict[Ref, _Page] = {}
         for ref in refs:
             with self.checked(ref.key):
-                pages[ref] = known.get(ref) or self._page(ref)
+                pages[ref] = earlier.get(ref) or self._page(ref)
                 if sum(len(page.files) + len(page.links) for page in pages.values()) > _MAX_FILES:
                     raise ValueError(f"over {_MAX_FILES:,} files")
         return pages
