@@ -1,8 +1,8 @@
-"""Runs on a node with the Python of its ranks: starts them, and ends them when the time is up.
+"""Start ranks on a node, with their Python, and end them after a timeout.
 
-Takes JSON on stdin: {"ranks": an environment for each, "seconds", "program": the source of train/probe.py}.
-What the ranks print is passed on, as lines of the same kind: {"rank", "at": "started"}, and of one that fails
-{"rank", "at": "failed", "why": its last line on stderr}.
+Reads JSON from stdin: {"ranks": an environment for each, "seconds", "program": the source of train/probe.py}.
+Passes on the output of the ranks, and adds lines of the same kind: {"rank", "at": "started"}, and for a rank
+that fails {"rank", "at": "failed", "why": its last line on stderr}.
 """
 
 import json
@@ -12,29 +12,30 @@ import sys
 import time
 
 
-def say(rank, at, **more):
-    """Print a line in one write, as ranks print to the same place."""
+def report(rank, at, **more):
+    """Print a line in a single write, because ranks print to the same pipe."""
     os.write(1, (json.dumps({"rank": rank, "at": at, **more}) + "\n").encode())
 
 
-asked = json.loads(sys.stdin.read())
-end = time.monotonic() + asked["seconds"]
-argv = [sys.executable, "-c", asked["program"], "--json"]
+request = json.loads(sys.stdin.read())
+end = time.monotonic() + request["seconds"]
+argv = [sys.executable, "-c", request["program"], "--json"]
 null, pipe = subprocess.DEVNULL, subprocess.PIPE
 started = []
 try:
-    for one in asked["ranks"]:
-        rank = int(one["RANK"])
-        say(rank, "started")
-        started.append((rank, subprocess.Popen(argv, env={**os.environ, **one}, stdin=null, stderr=pipe)))
+    for variables in request["ranks"]:
+        rank = int(variables["RANK"])
+        report(rank, "started")
+        environ = {**os.environ, **variables}
+        started.append((rank, subprocess.Popen(argv, env=environ, stdin=null, stderr=pipe)))
     for rank, process in started:
         try:
-            _, said = process.communicate(timeout=max(0.1, end - time.monotonic()))
+            _, stderr = process.communicate(timeout=max(0.1, end - time.monotonic()))
         except subprocess.TimeoutExpired:
             continue
         if process.returncode:
-            last = said.decode(errors="replace").strip().rpartition("\n")[2]
-            say(rank, "failed", why=last[:2000] or f"exit code {process.returncode}")
+            last = stderr.decode(errors="replace").strip().rpartition("\n")[2]
+            report(rank, "failed", why=last[:2000] or f"exit code {process.returncode}")
 finally:
     for _, process in started:
         process.kill()

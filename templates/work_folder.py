@@ -1,24 +1,24 @@
-"""Runs on a node (python3 3.8 or newer, standard library only): compares a folder of ours with what home has.
+"""Compare and change a synced folder. Runs on a node with its python3 (3.8 or newer, standard library only).
 
-Its first word is the folder's name below ~/awsddp. Reads one record for each path that home sends, and tells
-which paths differ here, which may differ, and which an earlier sync sent and home did not name now:
+The first argument is the folder's name below ~/awsddp. Reads a record for each path of the client, and prints
+which paths differ, which may differ, and which an earlier sync sent but the client no longer has:
 
     in:   <kind> <mode> <size> <mtime in ns> <version> <path> NUL       kind f, d or l
     out:  NUL, changed <path> NUL ... , unsure <sha256> <path> NUL ... , missing <path> NUL ...
 
-A version names what a file of home's holds: one that is written anew has another, whatever its size and time.
-A file of the right size and time is unsure unless it came with that version and was not written here since.
+The version of a client's file changes with every write, even if size and mtime do not. A file of equal size
+and mtime is unsure unless it was sent with that version and has not been written on the node since.
 
-With the second word `change` it reads three parts with NUL NUL between them: paths that are to be removed;
-records of what is here as home has it (each with NUL between them); and records, each followed by `size`
-bytes, what the file or link holds. It removes only what an earlier sync sent, and while it is as it was sent:
-what this node made or changed stays. Then it puts the records in place, each at once. What fails is told on
-stderr. May be repeated and interrupted.
+With the second argument `change` it reads three parts separated by NUL NUL: paths to remove; records of paths
+that equal the client's (both lists separated by NUL); and records that are each followed by `size` bytes, the
+content of the file or link. Paths are removed only if an earlier sync sent them and the node has not changed
+them. Then the third part is written, each path atomically. Errors go to stderr. May be repeated and
+interrupted.
 """
 
 # contextlib takes 2 ms to import, on each node.
 # ruff: noqa: SIM105
-# File names are bytes here, which pathlib does not take.
+# File names are bytes, which pathlib does not support.
 # ruff: noqa: PTH101, PTH103, PTH104, PTH106, PTH108, PTH111, PTH112, PTH114, PTH115, PTH118, PTH119, PTH120, PTH208, PTH123, PTH211
 
 import os
@@ -28,112 +28,109 @@ import sys
 HOME = os.path.expanduser(b"~")
 FOLDER = os.fsencode(sys.argv[1])
 WORK = os.path.join(HOME, b"awsddp", FOLDER)
-SENT = os.path.join(HOME, b"awsddp", FOLDER + b".sent")  # outside the folder that a job sees
-# No folder has such a name: those of data begin with no dot.
+SENT = os.path.join(HOME, b"awsddp", FOLDER + b".sent")  # outside the folder that jobs use
+# Cannot collide with a data set, whose name does not begin with a dot.
 VERSIONS = os.path.join(os.path.dirname(WORK), b"." + os.path.basename(WORK) + b".versions")
 MOST_BYTES = 4 << 30
-"""How much is read in one go to be sure; rsync compares the rest."""
+"""Bytes that are hashed per call; further files count as changed, and rsync compares them."""
 
 
 def records(data, fields):
-    """Return {path: the fields before it}."""
-    found = {}
+    """Parse records: {path: its fields}."""
+    parsed = {}
     for record in data.split(b"\0"):
         if record:
             *values, path = record.split(b" ", fields)
-            found[path] = tuple(values)
-    return found
+            parsed[path] = tuple(values)
+    return parsed
 
 
 def read(file, fields):
-    """Return the records of a file of ours; none where it is missing, or not ours."""
+    """Read a file of records, {} if it is missing or invalid."""
     try:
         with open(file, "rb") as stream:
-            found = records(stream.read(), fields)
+            parsed = records(stream.read(), fields)
     except OSError:
         return {}
-    return found if all(len(values) == fields for values in found.values()) else {}
+    return parsed if all(len(values) == fields for values in parsed.values()) else {}
 
 
-def write(file, found):
-    """Replace a file of ours by these records, at once."""
+def write(file, entries):
+    """Replace a file of records atomically."""
     with open(file + b".new", "wb") as stream:
-        for path in sorted(found):
-            stream.write(b" ".join(found[path] + (path,)) + b"\0")
+        for path in sorted(entries):
+            stream.write(b" ".join(entries[path] + (path,)) + b"\0")
     os.rename(file + b".new", file)
 
 
 def read_sent():
-    """Return what earlier syncs sent: {path: (kind, mode, size, mtime)}."""
+    """Return the paths that earlier syncs sent: {path: (kind, mode, size, mtime)}."""
     return read(SENT, 4)
 
 
 def read_versions():
-    """Return of which version of home's a path is, and its time of change and inode since: by path.
-
-    No program can set the time of change.
-    """
+    """Return the client's version and the node's stamp of sent files: {path: (version, stamp)}."""
     return read(VERSIONS, 2)
 
 
 def status(path):
-    """Return the lstat of a path, None where it is not there."""
+    """Return the lstat of a path, None if it does not exist."""
     try:
         return os.lstat(os.path.join(WORK, path))
     except (OSError, ValueError):
         return None
 
 
-def written(found):
-    """Return what changes with each write here, whatever time a program sets."""
-    return b"%d.%d" % (found.st_ctime_ns, found.st_ino)
+def stamp(info):
+    """Return ctime and inode: no program can set the ctime, so that every write changes the stamp."""
+    return b"%d.%d" % (info.st_ctime_ns, info.st_ino)
 
 
-def described(found):
-    """Return the record of what has this lstat."""
-    kind = {stat.S_IFREG: b"f", stat.S_IFDIR: b"d", stat.S_IFLNK: b"l"}.get(stat.S_IFMT(found.st_mode), b"?")
+def describe(info):
+    """Return the record of a path from its lstat."""
+    kind = {stat.S_IFREG: b"f", stat.S_IFDIR: b"d", stat.S_IFLNK: b"l"}.get(stat.S_IFMT(info.st_mode), b"?")
     if kind == b"d":
-        return (kind, b"%o" % (found.st_mode & 0o777), b"0", b"0")
-    mode = b"%o" % (0 if kind == b"l" else found.st_mode & 0o777)
-    return (kind, mode, b"%d" % found.st_size, b"%d" % found.st_mtime_ns)
+        return (kind, b"%o" % (info.st_mode & 0o777), b"0", b"0")
+    mode = b"%o" % (0 if kind == b"l" else info.st_mode & 0o777)
+    return (kind, mode, b"%d" % info.st_size, b"%d" % info.st_mtime_ns)
 
 
-def same(found, record):
-    """Whether what has this lstat is as the record says; a file system may keep whole seconds alone."""
-    if found is None:
+def is_same(info, record):
+    """Return True if an lstat matches a record; a file system may store only whole seconds."""
+    if info is None:
         return False
-    here = described(found)
-    if here[:3] != record[:3]:
+    actual = describe(info)
+    if actual[:3] != record[:3]:
         return False
-    mtime, wanted = int(here[3]), int(record[3])
-    return mtime == wanted or (mtime % 10**9 == 0 and mtime // 10**9 == wanted // 10**9)
+    mtime, expected = int(actual[3]), int(record[3])
+    return mtime == expected or (mtime % 10**9 == 0 and mtime // 10**9 == expected // 10**9)
 
 
 def compare(wanted):
-    """Return the differing, the unsure (with their digests) and the missing paths.
+    """Return the changed, the unsure (with their digests) and the missing paths.
 
-    From now on the wanted ones count as sent.
+    The wanted paths are recorded as sent.
     """
     os.makedirs(WORK, exist_ok=True)
     sent, versions = read_sent(), read_versions()
-    changed, unsure, left = [], [], MOST_BYTES
+    changed, unsure, budget = [], [], MOST_BYTES
     for path, record in wanted.items():
-        found = status(path)
-        if not same(found, record):
+        info = status(path)
+        if not is_same(info, record):
             changed.append(path)
-        elif record[0] != b"d" and versions.get(path) != (record[4], written(found)):
-            left -= found.st_size
-            if left < 0:
+        elif record[0] != b"d" and versions.get(path) != (record[4], stamp(info)):
+            budget -= info.st_size
+            if budget < 0:
                 changed.append(path)
             else:
                 unsure.append(digest(path) + b" " + path)
     missing = [path for path in sent if path not in wanted]
-    both = dict(sent)
-    both.update((path, record[:4]) for path, record in wanted.items())
-    if both != sent:
-        write(SENT, both)
+    updated = dict(sent)
+    updated.update((path, record[:4]) for path, record in wanted.items())
+    if updated != sent:
+        write(SENT, updated)
     stale = [path for path in changed if path in versions]
-    for path in stale:  # it is sent next: what is noted of it would make it look changed here
+    for path in stale:  # it is sent next: its old stamp would make it look changed by the node
         del versions[path]
     if stale:
         write(VERSIONS, versions)
@@ -141,33 +138,33 @@ def compare(wanted):
 
 
 def digest(path):
-    """Return the SHA-256 of what a file or link holds, "-" of what cannot be read."""
-    import hashlib  # 5 ms, which most syncs need not take
+    """Return the SHA-256 of the content of a file or link, "-" if it cannot be read."""
+    import hashlib  # takes 5 ms, and most syncs do not need it
 
-    found, whole = hashlib.sha256(), os.path.join(WORK, path)
+    checksum, full_path = hashlib.sha256(), os.path.join(WORK, path)
     try:
-        if os.path.islink(whole):
-            found.update(os.readlink(whole))
+        if os.path.islink(full_path):
+            checksum.update(os.readlink(full_path))
         else:
-            with open(whole, "rb") as stream:
+            with open(full_path, "rb") as stream:
                 for part in iter(lambda: stream.read(1 << 20), b""):
-                    found.update(part)
+                    checksum.update(part)
     except OSError:
         return b"-"
-    return found.hexdigest().encode()
+    return checksum.hexdigest().encode()
 
 
 def remove(paths):
-    """Remove what was sent and is still as it was sent; then the folders that this leaves empty."""
+    """Remove paths that were sent and not changed since, and the folders that become empty."""
     sent, versions = read_sent(), read_versions()
     parents = set()
     for path in paths:
-        found = status(path)
-        is_ours = path in sent and same(found, sent[path])
-        if is_ours and (path not in versions or versions[path][1] == written(found)):
-            whole = os.path.join(WORK, path)
+        info = status(path)
+        is_sent = path in sent and is_same(info, sent[path])
+        if is_sent and (path not in versions or versions[path][1] == stamp(info)):
+            full_path = os.path.join(WORK, path)
             try:
-                (os.rmdir if sent[path][0] == b"d" else os.unlink)(whole)
+                (os.rmdir if sent[path][0] == b"d" else os.unlink)(full_path)
             except OSError:
                 pass
             parents.add(os.path.dirname(path))
@@ -184,45 +181,45 @@ def remove(paths):
     write(VERSIONS, versions)
 
 
-def note(arrived):
-    """Note of which version of home's these paths are, {path: record}, where they are as the records say."""
+def record_versions(received):
+    """Record the client's versions of received paths, {path: record}, unless they have changed since."""
     versions = read_versions()
-    for path, record in arrived.items():
-        found = status(path)
-        if record[0] != b"d" and same(found, record):
-            versions[path] = (record[4], written(found))
-        forget_bytecode(path)
+    for path, record in received.items():
+        info = status(path)
+        if record[0] != b"d" and is_same(info, record):
+            versions[path] = (record[4], stamp(info))
+        remove_bytecode(path)
     write(VERSIONS, versions)
 
 
-def forget_bytecode(path):
-    """Remove what Python compiled of a module: it tells a module that changed by its size and time alone."""
-    name, dot, end = os.path.basename(path).rpartition(b".")
-    compiled = os.path.join(WORK, os.path.dirname(path), b"__pycache__")
-    if end != b"py" or not dot:
+def remove_bytecode(path):
+    """Remove the bytecode of a module, because Python detects changes only by size and mtime."""
+    name, dot, suffix = os.path.basename(path).rpartition(b".")
+    cache = os.path.join(WORK, os.path.dirname(path), b"__pycache__")
+    if suffix != b"py" or not dot:
         return
     try:
-        for one in os.listdir(compiled):
-            if one.startswith(name + b".") and one.endswith(b".pyc"):
-                os.unlink(os.path.join(compiled, one))
+        for file in os.listdir(cache):
+            if file.startswith(name + b".") and file.endswith(b".pyc"):
+                os.unlink(os.path.join(cache, file))
     except OSError:
         pass
 
 
 def receive(data):
-    """Put the paths in place that the records name; return the records by path."""
-    at, arrived = 0, {}
-    while at < len(data):
-        end = data.index(b"\0", at)
-        kind, mode, size, mtime, version, path = data[at:end].split(b" ", 5)
-        at = end + 1 + int(size)
-        put(os.path.join(WORK, path), kind, int(mode, 8), int(mtime), data[end + 1 : at])
-        arrived[path] = (kind, mode, size, mtime, version)
-    return arrived
+    """Write the paths in `data`, and return their records by path."""
+    start, received = 0, {}
+    while start < len(data):
+        end = data.index(b"\0", start)
+        kind, mode, size, mtime, version, path = data[start:end].split(b" ", 5)
+        start = end + 1 + int(size)
+        put(os.path.join(WORK, path), kind, int(mode, 8), int(mtime), data[end + 1 : start])
+        received[path] = (kind, mode, size, mtime, version)
+    return received
 
 
-def put(path, kind, mode, mtime, held):
-    """Replace a path; a folder gives way only where it is empty."""
+def put(path, kind, mode, mtime, content):
+    """Replace a path; a folder is replaced only if it is empty."""
     os.makedirs(os.path.dirname(path), exist_ok=True)
     if kind == b"d":
         if os.path.lexists(path) and (os.path.islink(path) or not os.path.isdir(path)):
@@ -233,10 +230,10 @@ def put(path, kind, mode, mtime, held):
     new = os.path.join(HOME, b"awsddp", FOLDER + b".new.%d" % os.getpid())
     try:
         if kind == b"l":
-            os.symlink(held, new)
+            os.symlink(content, new)
         else:
             with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as stream:
-                stream.write(held)
+                stream.write(content)
             os.chmod(new, mode)
         os.utime(new, ns=(mtime, mtime), follow_symlinks=False)
         if os.path.isdir(path) and not os.path.islink(path):
@@ -251,23 +248,23 @@ def put(path, kind, mode, mtime, held):
 
 
 def main():
-    """Answer on stdout."""
+    """Serve the request on stdin."""
     data = sys.stdin.buffer.read()
     if sys.argv[2:]:
-        gone, as_home, held = data.split(b"\0\0", 2)
-        if gone:
-            remove(gone.split(b"\0"))
-        arrived = records(as_home, 5)
-        arrived.update(receive(held))
-        if arrived:
-            note(arrived)
+        removed, current, packed = data.split(b"\0\0", 2)
+        if removed:
+            remove(removed.split(b"\0"))
+        received = records(current, 5)
+        received.update(receive(packed))
+        if received:
+            record_versions(received)
         return
     changed, unsure, missing = compare(records(data, 5))
     out = sys.stdout.buffer
-    out.write(b"\0")  # ends whatever the login shell's own files have printed
-    for word, paths in ((b"changed ", changed), (b"unsure ", unsure), (b"missing ", missing)):
+    out.write(b"\0")  # ends output of the login shell's startup files
+    for prefix, paths in ((b"changed ", changed), (b"unsure ", unsure), (b"missing ", missing)):
         for path in paths:
-            out.write(word + path + b"\0")
+            out.write(prefix + path + b"\0")
 
 
 if __name__ == "__main__":

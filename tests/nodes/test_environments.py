@@ -379,7 +379,7 @@ def test_environments_stay_while_the_disk_has_room_and_the_oldest_goes(
     """One in which a program runs stays, too."""
     program: dict[str, Any] = {"__name__": "environment"}
     exec(template("environment.py"), program)
-    program.update(PLACE=tmp_path, ROOM=room)
+    program.update(ENVIRONMENTS=tmp_path, FREE_SHARE=room)
     for number, name in enumerate("abcd"):
         ready = tmp_path / name / "ready.json"
         ready.parent.mkdir()
@@ -388,7 +388,7 @@ def test_environments_stay_while_the_disk_has_room_and_the_oldest_goes(
     used = subprocess.Popen([tmp_path / "a/bin/python", "400"], executable=shutil.which("sleep"))
     until(lambda: Path(f"/proc/{used.pid}/cmdline").read_bytes() != b"")
     try:
-        program["forget"](tmp_path / "d")
+        program["remove_old"](tmp_path / "d")
         assert {path.parent.name for path in tmp_path.glob("*/ready.json")} == left
     finally:
         used.kill()

@@ -340,9 +340,9 @@ def test_an_image_without_rsync_gets_it_by_its_package_manager_or_says_why_not(
     monkeypatch.setenv("PATH", str(tmp_path))  # no other package manager is within reach
     names: dict[str, Any] = {"__name__": "prepare"}
     exec(compile(template("prepare.py"), "prepare.py", "exec"), names)
-    there, said = names["rsync"]()
+    there, said = names["install_rsync"]()
     assert (there, told in said) == (is_there, True), said
-    assert names["rsync"]()[0] is is_there
+    assert names["install_rsync"]()[0] is is_there
 
 
 @pytest.mark.parametrize("name", ["prepare.py", "work_folder.py"])

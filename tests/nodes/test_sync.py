@@ -519,7 +519,7 @@ def test_what_came_last_before_the_connection_was_lost_is_removed_when_it_is_gon
     (home / "x.py").write_text("a = 12\n")
     program = sync.template("work_folder.py")
     with monkeypatch.context() as patched:  # it comes, and is not noted
-        lost = program.replace("            note(arrived)", "            os._exit(1)")
+        lost = program.replace("            record_versions(received)", "            os._exit(1)")
         assert lost != program
         patched.setattr(sync, "template", lambda name: lost)
         with pytest.raises(NodesFailed):
