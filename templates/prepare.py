@@ -262,9 +262,8 @@ def inspect(request):
         folder.mkdir(exist_ok=True)
         if not is_rootless():
             shutil.chown(folder, request["user"], pwd.getpwnam(request["user"]).pw_gid)
-    if (
-        not is_rootless()
-    ):  # else shared memory of jobs is removed with the last login (RemoveIPC, logind.conf(5))
+    # Else shared memory of jobs is removed with the last login (RemoveIPC, logind.conf(5)).
+    if not is_rootless():
         run("loginctl", "enable-linger", request["user"])
     facts = dict(
         find_environment(home),
