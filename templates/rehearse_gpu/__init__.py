@@ -1,10 +1,9 @@
-"""On a node of a rehearsal: answers torch's CUDA calls with the CPU, and nccl with gloo.
+"""Simulate torch's CUDA on the CPU, and NCCL with gloo, on a node of a rehearsal.
 
-A .pth file beside it calls `pretend`. Knows nothing but the standard library and torch, which it waits
-for: nothing is imported before the script does so. All is computed on the CPU. A tensor remembers on which
-GPU it would be, as far as Python sees it made, so that what a true node refuses is refused here: a GPU that
-it would not have, a tensor that was not moved, nccl for one on the CPU, two ranks on one GPU. What cannot be
-pretended says so.
+A .pth file in the same folder calls `pretend`. Uses only the standard library and torch, which is patched
+when the script imports it. All computation runs on the CPU. Each tensor created from Python records the GPU
+that it would be on, so that errors of a real node are raised: a GPU that it does not have, a tensor that was
+not moved, NCCL for a CPU tensor, two ranks on one GPU. Calls that cannot be simulated raise an error.
 """
 
 import importlib.machinery
@@ -13,24 +12,24 @@ import sys
 import types
 
 GPUS = types.SimpleNamespace(count=0, used=False, forked=False)
-"""The GPUs of the node that is rehearsed, all alike. Used: by this process; forked: it began after that."""
-TOLD = "AWSDDP_REHEARSAL_TOLD"  # set for the processes that a rank starts: they need not say it again
-BUILDS = "PIP_BUILD_TRACKER", "PIP_REQ_TRACKER"
-"""What pip, by its release, sets while it builds packages: one that finds CUDA looks for its compiler."""
+"""The identical GPUs of the node. `used`: by this process; `forked`: it was forked after that."""
+ANNOUNCED = "AWSDDP_REHEARSAL_TOLD"  # inherited by child processes of a rank, which do not repeat the notes
+PIP_BUILD_VARIABLES = "PIP_BUILD_TRACKER", "PIP_REQ_TRACKER"
+"""Set by pip during builds, depending on its version: packages that find CUDA would need its compiler."""
 
 
 def pretend(**facts):
-    """From now on torch finds so many GPUs (`count`), each of this name, memory_bytes and capability (8, 9).
+    """Make torch find simulated GPUs: `count`, `name`, `memory_bytes` and `capability`, such as (8, 9).
 
-    Without them it finds none. What builds a package sees torch as it is.
+    Without a count it finds none. torch is not patched in builds of packages.
     """
     GPUS.__dict__.update(facts)
-    if GPUS.count and not any(name in os.environ for name in BUILDS):
-        sys.meta_path.insert(0, _Waits())
+    if GPUS.count and not any(name in os.environ for name in PIP_BUILD_VARIABLES):
+        sys.meta_path.insert(0, _PatchingFinder())
 
 
-class _Waits:
-    """Finds torch as everybody else does, and has it patched once it is loaded."""
+class _PatchingFinder:
+    """An import finder that patches torch once it is loaded."""
 
     def find_spec(self, name, path=None, target=None):
         patch = {"torch": _patch, "torch.distributed.fsdp": _without_fsdp}.get(name)
@@ -46,50 +45,50 @@ class _Waits:
         return spec
 
 
-def say(what, why):
-    """Tell it once in a job: rank 0 does, and not the processes that it starts."""
-    told = os.environ.get(TOLD, "")
-    if os.environ.get("RANK", "0") == "0" and what not in told:
-        os.environ[TOLD] = f"{told};{what}"
-        sys.stderr.write(f"rehearsal: {what}: {why}\n")
+def announce(note, why):
+    """Print a note once per job: on rank 0, and not in its child processes."""
+    announced = os.environ.get(ANNOUNCED, "")
+    if os.environ.get("RANK", "0") == "0" and note not in announced:
+        os.environ[ANNOUNCED] = f"{announced};{note}"
+        sys.stderr.write(f"rehearsal: {note}: {why}\n")
 
 
 def _patch(torch):
-    """Put the answers of a node with GPUs in place of torch's own."""
-    say(
+    """Replace functions of torch to simulate a node with GPUs."""
+    announce(
         f"{GPUS.count} x {GPUS.name} simulated",
         "CUDA runs on the CPU, NCCL on gloo; speed, memory, precision and kernels of GPUs are not tested",
     )
     from rehearse_gpu import devices, groups, tensors
 
-    devices.answer_device()
-    devices.answer_cuda(torch.cuda)
-    devices.answer_accelerator(torch.accelerator)
-    tensors.keep_places()
+    devices.patch_device()
+    devices.patch_cuda(torch.cuda)
+    devices.patch_accelerator(torch.accelerator)
+    tensors.track_gpus()
     if torch.distributed.is_available():
-        groups.answer_nccl(torch.distributed)
-        groups.end_after_peers(torch.distributed)
-    _leave_out(torch)
+        groups.patch_nccl(torch.distributed)
+        groups.delay_destroy(torch.distributed)
+    _skip_gpu_kernels(torch)
 
 
-def _leave_out(torch):
-    """Do what needs kernels of a GPU in the simplest way that gives the same, and say so."""
+def _skip_gpu_kernels(torch):
+    """Replace features that need GPU kernels by simple equivalents, and announce it."""
     nn = torch.nn
 
-    def compile(model=None, **named):
-        say("torch.compile is left out", "the model runs as it is written")
-        return (lambda later: later) if model is None else model
+    def compile_model(model=None, **kwargs):
+        announce("torch.compile is left out", "the model runs as it is written")
+        return (lambda decorated: decorated) if model is None else model
 
-    def whole_batch(self, *inputs, **named):
-        say("DataParallel does not split its batch", "its module gets all of it")
-        return self.module(*inputs, **named)
+    def whole_batch(self, *inputs, **kwargs):
+        announce("DataParallel does not split its batch", "its module gets all of it")
+        return self.module(*inputs, **kwargs)
 
     def own_batch(self, values):
-        say("SyncBatchNorm does not average over ranks", "each rank takes its own batch")
+        announce("SyncBatchNorm does not average over ranks", "each rank takes its own batch")
         return nn.modules.batchnorm._BatchNorm.forward(self, values)
 
-    torch.compile = compile
-    nn.Module.compile = lambda self, *args, **named: compile(self) and None
+    torch.compile = compile_model
+    nn.Module.compile = lambda self, *args, **kwargs: compile_model(self) and None
     nn.DataParallel.forward = whole_batch
     nn.SyncBatchNorm.forward = own_batch
 

@@ -1,4 +1,4 @@
-"""Process groups and DistributedDataParallel: gloo where nccl was asked for."""
+"""Process groups and DistributedDataParallel with gloo instead of NCCL."""
 
 import contextlib
 import functools
@@ -10,78 +10,78 @@ import zlib
 
 import torch
 
-from rehearse_gpu.devices import NCCL, current_device, index, visible
+from rehearse_gpu.devices import NCCL, current_device, gpu_index, visible_gpus
 from rehearse_gpu.reductions import Reduction, as_bytes, real_type, refuse_type
-from rehearse_gpu.tensors import Tensor, place_of, places, put
+from rehearse_gpu.tensors import Tensor, gpu_of, set_gpu, tensors_with_gpus
 
 FLAT = "all_gather_into_tensor", "all_gather_single", "reduce_scatter_tensor", "reduce_scatter_single"
 FLAT += "_all_gather_base", "_reduce_scatter_base"
 
 
 class Groups:
-    """By process group: the backends that it was asked for with, whether its ranks have met, and what is done
-    `later`, when the collectives that a script has put together have ended.
+    """State of process groups: their requested backends, whether their ranks have connected, and functions
+    to call after coalesced collectives.
     """
 
     def __init__(self, distributed):
         self.distributed, self.core = distributed, distributed.distributed_c10d
-        self.asked, self.met, self.later = {}, set(), {}
+        self.requested, self.connected, self.pending = {}, set(), {}
 
     def backends(self, group):
-        return self.asked.get(group or self.core._get_default_group(), "")
+        return self.requested.get(group or self.core._get_default_group(), "")
 
-    def refuse_the_host(self, group):
-        """As a group of NCCL alone has nothing for a tensor that is on the CPU."""
+    def check_cpu_backend(self, group):
+        """Raise RuntimeError if a group has only NCCL, which does not support CPU tensors."""
         if self.backends(group) == "nccl":
             raise RuntimeError("No backend type associated with device type cpu")
 
-    def meet(self, place, group):
-        """As NCCL does when its ranks first meet, refuse a wrong interface, and two of them on one GPU."""
+    def connect(self, gpu, group):
+        """At first use of NCCL, raise for a wrong interface and for two ranks on one GPU, as NCCL does."""
         group = group or self.core._get_default_group()
-        if "nccl" not in self.backends(group) or group in self.met:
+        if "nccl" not in self.backends(group) or group in self.connected:
             return
-        self.met.add(group)
-        _find_interface(self.distributed)
+        self.connected.add(group)
+        _check_interface(self.distributed)
         host = f"{socket.gethostname()} {os.environ.get('GROUP_RANK')}"
-        own = torch.tensor([zlib.crc32(host.encode()), visible()[place]])
-        everybody = [torch.empty_like(own) for _ in range(self.core.get_world_size(group))]
-        self.core.all_gather(everybody, own, group)
-        everybody = [one.tolist() for one in everybody]
-        for rank, one in enumerate(everybody):
-            if (other := everybody.index(one)) != rank:
+        own_gpu = torch.tensor([zlib.crc32(host.encode()), visible_gpus()[gpu]])
+        gathered = [torch.empty_like(own_gpu) for _ in range(self.core.get_world_size(group))]
+        self.core.all_gather(gathered, own_gpu, group)
+        gpus = [values.tolist() for values in gathered]
+        for rank, rank_gpu in enumerate(gpus):
+            if (other := gpus.index(rank_gpu)) != rank:
                 raise self.distributed.DistBackendError(
                     f"NCCL error: Duplicate GPU detected : rank {rank} and rank {other} both on CUDA device "
-                    f"{one[1]}. Call torch.cuda.set_device(local_rank) before anything is moved"
+                    f"{rank_gpu[1]}. Call torch.cuda.set_device(local_rank) before anything is moved"
                 )
 
 
-def answer_nccl(distributed):
-    """Have process groups meet over gloo, DistributedDataParallel take modules that are on the CPU."""
+def patch_nccl(distributed):
+    """Make process groups use gloo, and DistributedDataParallel accept modules on the CPU."""
     groups = Groups(distributed)
-    _answer_making(distributed, groups)
-    _answer_collectives(distributed, groups)
-    _answer_coalescing(distributed, groups)
-    _answer_ddp(torch.nn.parallel.DistributedDataParallel, groups)
-    _answer_hooks(distributed.GradBucket)
+    _patch_constructors(distributed, groups)
+    _patch_collectives(distributed, groups)
+    _patch_coalescing(distributed, groups)
+    _patch_ddp(torch.nn.parallel.DistributedDataParallel, groups)
+    _patch_hooks(distributed.GradBucket)
 
 
-def _answer_making(distributed, groups):
+def _patch_constructors(distributed, groups):
     core = groups.core
-    begin, divide = core.init_process_group, core.new_group
+    init, new = core.init_process_group, core.new_group
 
-    @functools.wraps(begin)
-    def init_process_group(backend=None, *args, **named):
-        index(named.pop("device_id", None))
+    @functools.wraps(init)
+    def init_process_group(backend=None, *args, **kwargs):
+        gpu_index(kwargs.pop("device_id", None))
         text = str(backend or "cpu:gloo,cuda:nccl").lower()
-        begin("gloo" if "nccl" in text else backend, *args, **named)
-        groups.asked[core._get_default_group()] = text
+        init("gloo" if "nccl" in text else backend, *args, **kwargs)
+        groups.requested[core._get_default_group()] = text
 
-    @functools.wraps(divide)
-    def new_group(*args, **named):
-        named.pop("device_id", None)
-        text = str(named.get("backend") or groups.backends(None)).lower()
-        group = divide(*args, **{**named, "backend": "gloo" if "nccl" in text else named.get("backend")})
-        groups.asked[group] = text
+    @functools.wraps(new)
+    def new_group(*args, **kwargs):
+        kwargs.pop("device_id", None)
+        text = str(kwargs.get("backend") or groups.backends(None)).lower()
+        group = new(*args, **{**kwargs, "backend": "gloo" if "nccl" in text else kwargs.get("backend")})
+        groups.requested[group] = text
         return group
 
     for module in (distributed, core):
@@ -90,26 +90,28 @@ def _answer_making(distributed, groups):
     distributed.get_backend = lambda group=None: groups.backends(group) or core.get_backend(group)
 
 
-def _answer_collectives(distributed, groups):
+def _patch_collectives(distributed, groups):
     core = groups.core
-    together = "all_reduce broadcast reduce all_gather all_gather_into_tensor gather scatter reduce_scatter"
-    together += " reduce_scatter_tensor all_to_all all_to_all_single all_gather_single reduce_scatter_single"
-    together += " all_reduce_coalesced all_gather_coalesced _all_gather_base _reduce_scatter_base"
-    for name in f"{together} send recv isend irecv".split():  # as scripts call them; torch's own calls stay
+    names = "all_reduce broadcast reduce all_gather all_gather_into_tensor gather scatter reduce_scatter"
+    names += " reduce_scatter_tensor all_to_all all_to_all_single all_gather_single reduce_scatter_single"
+    names += " all_reduce_coalesced all_gather_coalesced _all_gather_base _reduce_scatter_base"
+    for (
+        name
+    ) in f"{names} send recv isend irecv".split():  # for calls of scripts; calls within torch are not changed
         if hasattr(core, name):
             setattr(distributed, name, _collective(getattr(core, name), groups))
     coalesced = distributed._broadcast_coalesced
 
     def broadcast_coalesced(group, tensors, *others):
-        """What DistributedDataParallel begins with, per GPU; C++ sees but one device."""
-        for goal in dict.fromkeys(map(place_of, tensors)):
-            coalesced(group, [one for one in tensors if place_of(one) == goal], *others)
+        """Used by DistributedDataParallel; called per GPU, because C++ sees a single device."""
+        for gpu in dict.fromkeys(map(gpu_of, tensors)):
+            coalesced(group, [tensor for tensor in tensors if gpu_of(tensor) == gpu], *others)
 
     def barrier(group=None, async_op=False, device_ids=None):
         for device in device_ids or ():
-            index(device)
+            gpu_index(device)
         if groups.backends(group) == "nccl":
-            groups.meet(current_device(), group)
+            groups.connect(current_device(), group)
         return core.barrier(group, async_op)
 
     distributed._broadcast_coalesced = broadcast_coalesced
@@ -118,41 +120,44 @@ def _answer_collectives(distributed, groups):
 
 
 def _collective(function, groups):
-    name, core, known = function.__name__, groups.core, inspect.signature(function)
+    name, core, signature = function.__name__, groups.core, inspect.signature(function)
 
-    def flattened(tensor):
-        """As nccl takes it, in whatever shape; gloo compares shapes."""
+    def flatten(tensor):
+        """Return a flat view, because gloo compares shapes and NCCL does not."""
         return tensor.view(-1) if tensor.is_contiguous() else tensor
 
-    def change(given, what):
-        given.update(torch.utils._pytree.tree_map_only(Tensor, what, dict(given)))
+    def map_tensors(arguments, convert):
+        arguments.update(torch.utils._pytree.tree_map_only(Tensor, convert, dict(arguments)))
 
-    def call_as_nccl(asked, group, tensors):
-        """Call it with what nccl carries or reduces; what gloo lacks of that is done here."""
-        given = asked.arguments
-        if "op" not in given:
-            for one in tensors:
-                refuse_type(real_type(one.dtype))
-            change(given, as_bytes)
-            return function(*asked.args, **asked.kwargs)
-        into, dtype = given.get("output"), tensors[0].dtype
-        if into is None:  # torch gives nccl complex numbers as two, but not to scatter them
+    def call_as_nccl(bound, group, tensors):
+        """Call `function` with NCCL's types and reductions; convert those that gloo does not support."""
+        arguments = bound.arguments
+        if "op" not in arguments:
+            for tensor in tensors:
+                refuse_type(real_type(tensor.dtype))
+            map_tensors(arguments, as_bytes)
+            return function(*bound.args, **bound.kwargs)
+        output, dtype = arguments.get("output"), tensors[0].dtype
+        if output is None:  # torch passes complex numbers to NCCL as two, except to reduce_scatter
             dtype = real_type(dtype)
-        plan = Reduction(groups.distributed, given["op"], dtype, group.size())
-        given["op"] = plan.op
-        keeps = into is not None or (name == "reduce" and not _is_root(given, group, core))
-        sent = {id(one): plan.result(one) if one is into else plan.before(one, keeps) for one in tensors}
-        change(given, lambda one: sent.get(id(one), one))
+        reduction = Reduction(groups.distributed, arguments["op"], dtype, group.size())
+        arguments["op"] = reduction.op
+        keeps = output is not None or (name == "reduce" and not _is_root(arguments, group, core))
+        sent = {
+            id(tensor): reduction.result(tensor) if tensor is output else reduction.before(tensor, keeps)
+            for tensor in tensors
+        }
+        map_tensors(arguments, lambda tensor: sent.get(id(tensor), tensor))
 
         def finish():
-            for one in tensors if into is None else [into]:
-                plan.after(one, sent[id(one)])
+            for tensor in tensors if output is None else [output]:
+                reduction.after(tensor, sent[id(tensor)])
 
-        if (keeps and into is None) or not plan.is_later:
-            return function(*asked.args, **asked.kwargs)
-        work = function(*asked.args, **asked.kwargs)
-        if group in groups.later:
-            groups.later[group].append(finish)
+        if (keeps and output is None) or not reduction.is_later:
+            return function(*bound.args, **bound.kwargs)
+        work = function(*bound.args, **bound.kwargs)
+        if group in groups.pending:
+            groups.pending[group].append(finish)
             return work
         if work is not None:
             work.wait()
@@ -160,67 +165,67 @@ def _collective(function, groups):
         return work
 
     @functools.wraps(function)
-    def call(*args, **named):
+    def call(*args, **kwargs):
         try:
-            asked = known.bind(*args, **named)
+            bound = signature.bind(*args, **kwargs)
         except TypeError:
-            return function(*args, **named)
-        asked.apply_defaults()
-        group = asked.arguments.get("group") or core._get_default_group()
+            return function(*args, **kwargs)
+        bound.apply_defaults()
+        group = bound.arguments.get("group") or core._get_default_group()
         if name in FLAT:
-            change(asked.arguments, flattened)
-        found = places(asked.arguments.values())
-        if any(place is None for _, place in found):
-            groups.refuse_the_host(group)
-        elif found and "nccl" in groups.backends(group):
+            map_tensors(bound.arguments, flatten)
+        pairs = tensors_with_gpus(bound.arguments.values())
+        if any(gpu is None for _, gpu in pairs):
+            groups.check_cpu_backend(group)
+        elif pairs and "nccl" in groups.backends(group):
             if not name.endswith(("send", "recv")):
-                groups.meet(found[0][1], group)
-                if not all(map(_is_dense, found)):
+                groups.connect(pairs[0][1], group)
+                if not all(_is_dense(tensor) for tensor, _ in pairs):
                     raise ValueError("Tensors must be contiguous")
-            return call_as_nccl(asked, group, [tensor for tensor, _ in found])
-        return function(*asked.args, **asked.kwargs)
+            return call_as_nccl(bound, group, [tensor for tensor, _ in pairs])
+        return function(*bound.args, **bound.kwargs)
 
     return call
 
 
-def _is_root(given, group, core):
-    """Whether this rank gets what is reduced."""
-    if given.get("group_dst") is not None:
-        return given["group_dst"] == group.rank()
-    return given["dst"] == core.get_rank()
+def _is_root(arguments, group, core):
+    """Return True if this rank receives the result of a reduce."""
+    if arguments.get("group_dst") is not None:
+        return arguments["group_dst"] == group.rank()
+    return arguments["dst"] == core.get_rank()
 
 
-def _answer_coalescing(distributed, groups):
-    """What is done after collectives that a script puts together is done when they have ended."""
+def _patch_coalescing(distributed, groups):
+    """Convert results of coalesced collectives after all of them have ended."""
     core = groups.core
-    together = core._coalescing_manager
+    original = core._coalescing_manager
 
     @contextlib.contextmanager
-    def coalescing_manager(group=None, device=None, *others, **named):
+    def coalescing_manager(group=None, device=None, *others, **kwargs):
         group = group or core._get_default_group()
-        later = groups.later[group] = []
+        pending = groups.pending[group] = []
         try:
-            with together(
-                group, None if "nccl" in groups.backends(group) else device, *others, **named
+            with original(
+                group, None if "nccl" in groups.backends(group) else device, *others, **kwargs
             ) as begun:
                 yield begun
-            if later:
+            if pending:
                 begun.wait()
         finally:
-            del groups.later[group]
-            core._world.pg_coalesce_state.pop(group, None)  # torch leaves it where one was refused
-        for finish in later:
+            del groups.pending[group]
+            core._world.pg_coalesce_state.pop(group, None)  # torch does not remove it after an error
+        for finish in pending:
             finish()
 
     distributed._coalescing_manager = core._coalescing_manager = coalescing_manager
 
 
-def _is_dense(found):
-    return found[0].is_contiguous(memory_format=torch._prims_common.suggest_memory_format(found[0]))
+def _is_dense(tensor):
+    return tensor.is_contiguous(memory_format=torch._prims_common.suggest_memory_format(tensor))
 
 
-def end_after_peers(distributed):
-    """Destroy a group a moment later: else gloo may abort a peer in its last collective (seen with 2.13)."""
+def delay_destroy(distributed):
+    """Delay the destruction of a group: gloo may abort a peer in its last collective (seen with 2.13)."""
     core = distributed.distributed_c10d
     destroy = core.destroy_process_group
 
@@ -232,73 +237,74 @@ def end_after_peers(distributed):
     distributed.destroy_process_group = core.destroy_process_group = destroy_process_group
 
 
-def chosen(pattern):
-    """The interfaces of this node that a pattern of NCCL's lets through.
+def matching_interfaces(pattern):
+    """Return the interfaces of this node that match a value of NCCL_SOCKET_IFNAME.
 
-    Prefixes with commas between; `=` before them: whole names; `^` before all: every other interface.
+    It has prefixes separated by commas, exact names after `=`, or after `^` the interfaces to exclude.
     https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-socket-ifname
     """
     excluding = pattern.startswith("^")
     pattern = pattern.removeprefix("^")
     exact = pattern.startswith("=")
-    asked = [one.partition(":")[0] for one in pattern.removeprefix("=").split(",") if one]
+    names = [name.partition(":")[0] for name in pattern.removeprefix("=").split(",") if name]
 
-    def named(interface):
-        return not asked or any(interface == one if exact else interface.startswith(one) for one in asked)
+    def matches(interface):
+        return not names or any(interface == name if exact else interface.startswith(name) for name in names)
 
-    return [name for _, name in socket.if_nameindex() if named(name) != excluding]
+    return [interface for _, interface in socket.if_nameindex() if matches(interface) != excluding]
 
 
-def _find_interface(distributed):
-    """NCCL_SOCKET_IFNAME is find or fail; one letter is as good as none."""
+def _check_interface(distributed):
+    """Raise if NCCL_SOCKET_IFNAME matches no interface; NCCL ignores a value of one letter."""
     pattern = os.environ.get("NCCL_SOCKET_IFNAME", "")
-    if len(pattern) > 1 and not chosen(pattern):
-        there = " ".join(name for _, name in socket.if_nameindex())
+    if len(pattern) > 1 and not matching_interfaces(pattern):
+        interfaces = " ".join(name for _, name in socket.if_nameindex())
         raise distributed.DistBackendError(
             f"NCCL error: invalid usage, NCCL version {'.'.join(map(str, NCCL))}\n"
             "ncclInvalidUsage: This usually reflects invalid usage of NCCL library.\n"
             "Last error:\nBootstrap : no socket interface found\n"
-            f"NCCL_SOCKET_IFNAME is {pattern}; this node has {there}"
+            f"NCCL_SOCKET_IFNAME is {pattern}; this node has {interfaces}"
         )
 
 
-def _answer_ddp(kind, groups):
-    begin, forward = kind.__init__, kind.forward
+def _patch_ddp(ddp, groups):
+    init, forward = ddp.__init__, ddp.forward
 
-    @functools.wraps(begin)
-    def without_devices(self, module, device_ids=None, output_device=None, *args, **named):
+    @functools.wraps(init)
+    def without_devices(self, module, device_ids=None, output_device=None, *args, **kwargs):
         for device in (*(device_ids or ()), output_device):
-            index(device)
+            gpu_index(device)
         if len(device_ids or ()) > 1:
             raise ValueError("device_ids can only be None or contain a single element.")
-        first, group = next(module.parameters(), None), named.get("process_group")
+        first, group = next(module.parameters(), None), kwargs.get("process_group")
         if first is not None and first.is_cuda:
-            groups.meet(place_of(first), group)
-            begin(self, module, None, None, *args, **named)
+            groups.connect(gpu_of(first), group)
+            init(self, module, None, None, *args, **kwargs)
         else:
-            begin(self, module, device_ids, output_device, *args, **named)
-            groups.refuse_the_host(group)
-        self.inputs_to = index(device_ids[0]) if device_ids else None
+            init(self, module, device_ids, output_device, *args, **kwargs)
+            groups.check_cpu_backend(group)
+        self.input_gpu = gpu_index(device_ids[0]) if device_ids else None
 
     @functools.wraps(forward)
-    def with_inputs(self, *inputs, **named):
-        if self.inputs_to is not None:
-            inputs, named = torch.utils._pytree.tree_map_only(
-                Tensor, lambda one: one.cuda(self.inputs_to), (inputs, named)
+    def with_inputs(self, *inputs, **kwargs):
+        if self.input_gpu is not None:
+            inputs, kwargs = torch.utils._pytree.tree_map_only(
+                Tensor, lambda tensor: tensor.cuda(self.input_gpu), (inputs, kwargs)
             )
-        return forward(self, *inputs, **named)
+        return forward(self, *inputs, **kwargs)
 
-    kind.__init__, kind.forward = without_devices, with_inputs
+    ddp.__init__, ddp.forward = without_devices, with_inputs
 
 
-def _answer_hooks(bucket):
-    """The bucket of gradients that a communication hook gets: C++ made it without a place."""
+def _patch_hooks(bucket):
+    """Set the GPU of the gradients passed to communication hooks, which C++ creates without one."""
     for name in ("buffer", "gradients"):
         get = getattr(bucket, name)
 
-        def placed(self, get=get):
-            found = get(self)
-            put(found if isinstance(found, Tensor) else found[0], place_of(self.parameters()[0]))
-            return found
+        def on_gpu(self, get=get):
+            gradients = get(self)
+            first = gradients if isinstance(gradients, Tensor) else gradients[0]
+            set_gpu(first, gpu_of(self.parameters()[0]))
+            return gradients
 
-        setattr(bucket, name, placed)
+        setattr(bucket, name, on_gpu)

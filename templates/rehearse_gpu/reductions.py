@@ -1,7 +1,7 @@
-"""What NCCL reduces, and with which types: gloo does the sum, and what gloo does not know is done around it.
+"""NCCL's reductions and data types on gloo, with conversions for those that gloo does not support.
 
-The table is NCCL's with torch's own limits around it (torch/csrc/distributed/c10d/NCCLUtils.hpp and
-ProcessGroupNCCL.cpp, nccl's src/enqueue.cc), in the words of both.
+Types and error texts are those of NCCL and of torch's checks around it
+(torch/csrc/distributed/c10d/NCCLUtils.hpp and ProcessGroupNCCL.cpp, nccl's src/enqueue.cc).
 """
 
 import torch
@@ -10,13 +10,15 @@ from rehearse_gpu import GPUS
 from rehearse_gpu.devices import NCCL
 
 Tensor = torch.Tensor
-WHOLE = {torch.int8, torch.uint8, torch.int32, torch.int64}
-PARTED = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
+INTEGERS = {torch.int8, torch.uint8, torch.int32, torch.int64}
+FLOATS = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
 EIGHT_BITS = {getattr(torch, name, None) for name in ("float8_e4m3fn", "float8_e5m2")} - {None}
-"""Floats of 8 bits that NCCL adds, on GPUs of 9.0 and later."""
-BYTES = {getattr(torch, f"float8_{name}", None) for name in ("e4m3fnuz", "e5m2fnuz", "e8m0fnu")} - {None}
-"""Those that it only carries."""
-_KNOWN = WHOLE | PARTED | EIGHT_BITS | BYTES | {torch.bool}
+"""Floats of 8 bits that NCCL reduces, on GPUs of capability 9.0 and later."""
+TRANSFER_ONLY = {getattr(torch, f"float8_{name}", None) for name in ("e4m3fnuz", "e5m2fnuz", "e8m0fnu")} - {
+    None
+}
+"""Floats of 8 bits that NCCL transfers but does not reduce."""
+_SUPPORTED = INTEGERS | FLOATS | EIGHT_BITS | TRANSFER_ONLY | {torch.bool}
 _NAMES = {
     "int16": "Short",
     "complex32": "ComplexHalf",
@@ -24,12 +26,12 @@ _NAMES = {
     "complex128": "ComplexDouble",
     **{f"uint{bits}": f"UInt{bits}" for bits in (16, 32, 64)},
 }
-"""Torch's names of other types in its C++."""
+"""Names of other types in torch's C++."""
 
 
 def refuse_type(dtype):
-    """Refuse a type that NCCL does not carry."""
-    if dtype not in _KNOWN:
+    """Raise TypeError for a type that NCCL does not transfer."""
+    if dtype not in _SUPPORTED:
         name = str(dtype).removeprefix("torch.")
         raise TypeError(
             f"Input tensor data type is not supported for NCCL process group: {_NAMES.get(name, name)}"
@@ -37,14 +39,14 @@ def refuse_type(dtype):
 
 
 def as_bytes(tensor):
-    """A tensor of floats of 8 bits as gloo carries it; all others as they are."""
-    return tensor.view(torch.uint8) if tensor.dtype in EIGHT_BITS | BYTES else tensor
+    """Return a view as bytes of a tensor of 8-bit floats, which gloo does not support; others unchanged."""
+    return tensor.view(torch.uint8) if tensor.dtype in EIGHT_BITS | TRANSFER_ONLY else tensor
 
 
 class Reduction:
-    """A reduction that NCCL does: gloo's `op`, what is done to a tensor before it, to the result after it.
+    """A reduction of NCCL: gloo's `op`, and conversions of tensors before and after it.
 
-    `is_later`: something is done after it.
+    `is_later`: `after` must be called.
     """
 
     def __init__(self, distributed, op, dtype, ranks):
@@ -57,45 +59,45 @@ class Reduction:
             self.op, self._factor = operations.SUM, op.__getstate__()[1]
         elif kind == operations.AVG:
             self.op = operations.SUM
-            self._factor, self._ranks = (None, ranks) if dtype in WHOLE else (1 / ranks, None)
+            self._factor, self._ranks = (None, ranks) if dtype in INTEGERS else (1 / ranks, None)
         elif dtype == torch.bool and kind == operations.SUM:
             self.op = operations.MAX
-        self._is_other = self._dtype != dtype
-        self.is_later = self._is_other or self._ranks is not None
+        self._is_converted = self._dtype != dtype
+        self.is_later = self._is_converted or self._ranks is not None
 
     @torch.no_grad()
     def before(self, tensor, keeps):
-        """What gloo reduces for a tensor: the tensor itself, or another one where that `keeps` its values."""
-        sent = tensor.to(self._dtype) if self._is_other else tensor
+        """Return the tensor that gloo reduces: `tensor`, or with `keeps` a copy, if gloo would change it."""
+        sent = tensor.to(self._dtype) if self._is_converted else tensor
         if self._factor is None:
             return sent.clone() if keeps and sent is tensor else sent
         return sent * self._scale() if keeps else sent.mul_(self._scale())
 
     def result(self, tensor):
-        """What gloo writes to for a tensor that gets the result, each time that one waits for it."""
+        """Return the tensor that gloo writes to, for the output `tensor`."""
         return torch.empty_like(tensor, dtype=self._dtype) if self.is_later else tensor
 
     @torch.no_grad()
     def after(self, tensor, sent):
-        """Bring what gloo has made of `sent` to the tensor where NCCL leaves its result."""
-        if self._ranks is not None:  # a sum of its type, then divided toward zero
+        """Convert gloo's result in `sent`, and write it to `tensor`."""
+        if self._ranks is not None:  # NCCL sums in this type, then divides toward zero
             sent.div_(self._ranks, rounding_mode="trunc")
         if sent is not tensor:
             tensor.copy_(sent)
 
     def _scale(self):
-        """The factor as NCCL has it, in the type of the tensors."""
+        """Return the factor in the type of the tensors, as NCCL uses it."""
         return torch.as_tensor(self._factor, dtype=self._dtype, device="cpu").reshape(())
 
 
 def real_type(dtype):
-    """The type that a complex number consists of; torch gives NCCL the numbers as two."""
+    """Return the real type of a complex type, as which torch passes complex numbers to NCCL."""
     return torch.empty(0, dtype=dtype, device="cpu").real.dtype if dtype.is_complex else dtype
 
 
 def _refuse(distributed, kind, dtype):
     operations, name = distributed.ReduceOp, getattr(kind, "name", kind)
-    if dtype in BYTES:
+    if dtype in TRANSFER_ONLY:
         raise RuntimeError("Unsupported Float8 type for NCCL reduction")
     refuse_type(dtype)
     if dtype in EIGHT_BITS and GPUS.capability < (9, 0):
@@ -106,7 +108,7 @@ def _refuse(distributed, kind, dtype):
         )
     if kind == operations.AVG and dtype == torch.bool:
         raise TypeError("Cannot use ReduceOp.AVG with boolean inputs")
-    if kind == operations.PREMUL_SUM and dtype not in PARTED:
+    if kind == operations.PREMUL_SUM and dtype not in FLOATS:
         raise TypeError("PreMulSum Data type must be half, float, bfloat16 or double")
     if kind in (operations.BAND, operations.BOR, operations.BXOR):
         raise ValueError(f"Cannot use ReduceOp.{name} with NCCL")

@@ -1,4 +1,4 @@
-"""What needs a GPU and cannot be pretended."""
+"""Errors for calls that need a GPU and cannot be simulated."""
 
 import functools
 import linecache
@@ -9,17 +9,17 @@ from pathlib import Path
 import torch
 
 
-def refusal(call):
-    """Why a call is refused, and which line of the script it came from."""
+def refusal_text(call):
+    """Return the error text for a call, with the line of the script that made it."""
     return (
-        f"rehearsal: {call} needs a true GPU and cannot be pretended{_line()}. Leave it out of the "
+        f"rehearsal: {call} needs a true GPU and cannot be simulated{_calling_line()}. Leave it out of the "
         "rehearsal: there torch.cuda.get_device_name() ends with (rehearsed); or rehearse on the CPU: "
         "-o local.gpus=off"
     )
 
 
-def _line():
-    """The innermost line that is not of a package: " (train.py, line 3: loss.backward())"."""
+def _calling_line():
+    """Return the innermost line outside packages: " (train.py, line 3: loss.backward())"."""
     folders = Path(torch.__file__).parent.parent, Path(os.__file__).parent, Path(__file__).parent
     for frame, number in traceback.walk_stack(None):
         file = Path(frame.f_code.co_filename)
@@ -29,13 +29,13 @@ def _line():
 
 
 def refuse(owner, name):
-    """Refuse to call a function, or to make what is of a class: who only asks a class is answered."""
-    found, call = getattr(owner, name), f"{owner.__name__}.{name}"
+    """Make a function, or the construction of a class, raise; the class itself stays for isinstance()."""
+    original, call = getattr(owner, name), f"{owner.__name__}.{name}"
 
-    def refused(*args, **named):
-        raise RuntimeError(refusal(call))
+    def refused(*args, **kwargs):
+        raise RuntimeError(refusal_text(call))
 
-    if isinstance(found, type):
-        found.__new__ = refused
+    if isinstance(original, type):
+        original.__new__ = refused
     else:
-        setattr(owner, name, functools.wraps(found)(refused))
+        setattr(owner, name, functools.wraps(original)(refused))

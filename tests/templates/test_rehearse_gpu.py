@@ -108,7 +108,7 @@ found["a failed collective"] = refused(lambda: together("lo"))
 found["no such interface"] = refused(lambda: together("ens3"))
 groups.socket.if_nameindex = lambda: list(enumerate(("lo", "ens5", "ens50", "docker0")))
 patterns = "ens5", "=ens5", "ens3,docker", "=ens,eth0", "^lo,docker", "^=ens5", "=ens5:4000,lo", "^"
-found["interfaces"] = {pattern: groups.chosen(pattern) for pattern in patterns}
+found["interfaces"] = {pattern: groups.matching_interfaces(pattern) for pattern in patterns}
 found["too many"] = [refused(lambda: cuda.set_device(2)), refused(lambda: torch.zeros(2, device="cuda:7"))]
 found["to numpy"] = refused(x.numpy)
 found["no graphs"] = refused(cuda.CUDAGraph)
