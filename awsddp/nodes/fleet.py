@@ -189,7 +189,7 @@ class Fleet:
 
     Entering connects to all nodes at once and raises NodesFailed if any is unreachable; with `partial` the
     others are used, and `failures` holds the errors. Connections in `preconnect` are used if they are open.
-    `on_event` is called from the caller's thread, and so is `while_waiting` during connection attempts.
+    `on_event` is called from the caller's thread, and so is `on_idle` during connection attempts.
     """
 
     initial: InitVar[Iterable[Endpoint]]

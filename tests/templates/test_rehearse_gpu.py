@@ -555,7 +555,7 @@ def test_what_a_true_node_refuses_is_refused_in_its_words(answers: dict[str, Any
     assert answers["two devices"].endswith("device_ids can only be None or contain a single element.")
     assert answers["DDP of the host"] == "RuntimeError: No backend type associated with device type cpu"
     assert answers["a strided collective"] == "ValueError: Tensors must be contiguous"
-    assert "needs a true GPU and cannot be pretended" in answers["no graphs"]
+    assert "needs a true GPU and cannot be simulated" in answers["no graphs"]
 
 
 def test_a_mixture_of_devices_is_refused_wherever_a_gpu_refuses_it(answers: dict[str, Any]) -> None:
