@@ -89,7 +89,7 @@ _ROWS = {
     ("RequestTimeTooSkewed",): _SKEWED,
     ("OptInRequired",): _Row(next="enable the region, or accept the image's terms, in the AWS console"),
     ("PendingVerification",): _Row(
-        next="AWS is verifying the account here: wait for its email, or use another --region"
+        next="AWS is verifying the account in this region: wait for its email, or use another --region"
     ),
     ("Blocked",): _Row(next="the account is blocked: contact AWS support"),
     ("AuthFailure.ServiceLinkedRoleCreationNotPermitted",): _Row(
@@ -111,7 +111,7 @@ _ROWS = {
     ),
     ("OSError",): _Row("config", "invalid AWS configuration", "see: aws configure list"),
     ("ProgramFailed",): _Row(
-        "credentials", "credential_process does not give credentials", "{login}", login=True
+        "credentials", "credential_process returned no credentials", "{login}", login=True
     ),
     ("MissingDependencyException",): _Row(
         "config",

@@ -145,7 +145,7 @@ class Aws:
         say: Callable[[str], None] = lambda text: None,
     ) -> None:
         self._target = target
-        self._say = say
+        self._report_wait = say
         self._on_call = on_call
         self._clients: dict[tuple[str, int], Any] = {}
         self._login = login
@@ -185,15 +185,15 @@ class Aws:
             reply = dict(error.response)
             code = str(reply.get("Error", {}).get("Code", ""))
             encoded = encoded_denial(error)
-            if code in CLOSED and self._is_closed():
+            if code in CLOSED and self._is_region_disabled():
                 raise closed(self.region, str(error)) from error
-            raise self._translated(error, error.operation_name) from error
+            raise self._translate(error, error.operation_name) from error
         except (BotoCoreError, ResponseParserError, OSError) as error:
             code = type(error).__name__
-            translated = self._translated(error, operation)
+            translated = self._translate(error, operation)
             if ".amazonaws.com" in translated.why and self.region not in known_regions():
                 # No such region: that is why its endpoint was not reached.
-                translated = self._no_region(self.region, translated.why)
+                translated = self._unknown_region(self.region, translated.why)
             raise translated from error
         finally:
             metadata = reply.get("ResponseMetadata", {})
@@ -213,7 +213,7 @@ class Aws:
             )
         return reply
 
-    def _translated(self, error: Exception, operation: str) -> AwsddpError:
+    def _translate(self, error: Exception, operation: str) -> AwsddpError:
         is_local, login = self._target.name == "local", ""
         with contextlib.suppress(BotoCoreError):  # the profile does not exist
             login = login_command(self._session, self._target)
@@ -222,9 +222,9 @@ class Aws:
     def _is_new(self, parameters: Reply) -> bool:
         """Return True if a call names a resource that this client created within seconds."""
         now = CLOCK.monotonic()
-        return any(0 <= now - self._created.get(text, -_NEW_S) < _NEW_S for text in _texts(parameters))
+        return any(0 <= now - self._created.get(text, -_NEW_S) < _NEW_S for text in _strings(parameters))
 
-    def _is_closed(self) -> bool:
+    def _is_region_disabled(self) -> bool:
         """Return True if EC2 lists the region as not enabled for the account."""
         if self._target.endpoint or self.region == OPEN_REGION:
             return False
@@ -281,7 +281,7 @@ class Aws:
     def _session(self) -> botocore.session.Session:
         if self._login is not None:
             return self._login._session
-        return session_of(self._target, say=self._say)
+        return session_of(self._target, say=self._report_wait)
 
     def _region(self) -> str:
         try:
@@ -295,10 +295,10 @@ class Aws:
                 f"set one: aws configure set region us-east-1   # or type --region us-east-1\n{WITHOUT_AWS}",
             )
         if not _REGION.fullmatch(region):
-            raise self._no_region(region)
+            raise self._unknown_region(region)
         return region
 
-    def _no_region(self, region: str, why: str = "") -> ConfigError:
+    def _unknown_region(self, region: str, why: str = "") -> ConfigError:
         import difflib
 
         variables = ("AWS_REGION", "AWS_DEFAULT_REGION")  # in the order in which they count
@@ -365,12 +365,12 @@ def known_types() -> list[str]:
     return list(model.shape_for("InstanceType").metadata["enum"])
 
 
-def _texts(part: object) -> Iterator[str]:
+def _strings(part: object) -> Iterator[str]:
     """Yield every string in the parameters of a call."""
     if isinstance(part, str):
         yield part
     elif isinstance(part, Mapping):
-        yield from _texts(list(part.values()))
+        yield from _strings(list(part.values()))
     elif isinstance(part, list | tuple):
         for item in part:
-            yield from _texts(item)
+            yield from _strings(item)

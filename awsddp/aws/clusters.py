@@ -181,7 +181,7 @@ def node_of(described: Reply) -> Node:
     """Return an instance as a node: the tag `awsddp:nodes` lists the node numbers of its launch."""
     tags, index = tags_of(described), described.get("AmiLaunchIndex", 0)
     default = -1 if tags.get("awsddp:nodes") == NUMBER_GIVEN_UP else index
-    number = dict(enumerate(_numbers(tags))).get(index, default)
+    number = dict(enumerate(_launch_numbers(tags))).get(index, default)
     reason, placement = described.get("StateReason", {}), described.get("Placement", {})
     key, placement_group = described.get("KeyName", ""), placement.get("GroupName", "")
     groups = described.get("SecurityGroups", ())
@@ -200,10 +200,10 @@ def node_of(described: Reply) -> Node:
         private_ip=described.get("PrivateIpAddress") or None,
         public_ip=described.get("PublicIpAddress") or None,
         launched=described.get("LaunchTime"),
-        expires=_moment(tags, "awsddp:expires"),
+        expires=_parse_time(tags, "awsddp:expires"),
         spot=described.get("InstanceLifecycle") == "spot",
         unfetched=tuple(tags.get("awsddp:unfetched", "").split()),
-        changed=_changed(described.get("StateTransitionReason") or ""),
+        changed=_parse_changed(described.get("StateTransitionReason") or ""),
         profile=described.get("IamInstanceProfile", {}).get("Arn"),
         tags=tags,
         reason=(reason.get("Code", ""), reason.get("Message", "")),
@@ -219,9 +219,11 @@ def nodes_of(described: Iterable[Reply]) -> list[Node]:
     nodes = [node_of(instance) for instance in described]
     launches: dict[tuple[str | None, ...], list[Node]] = defaultdict(list)
     for node in nodes:
-        if len(_numbers(node.tags)) > 1:
+        if len(_launch_numbers(node.tags)) > 1:
             launches[_launch_of(node)].append(node)
-    numbers = {key: number for launch in launches.values() for key, number in _by_id(launch, nodes).items()}
+    numbers = {
+        key: number for launch in launches.values() for key, number in _numbers_by_id(launch, nodes).items()
+    }
     return [
         node
         if numbers.get(node.instance_id, node.node) == node.node
@@ -234,7 +236,7 @@ def _launch_of(node: Node) -> tuple[str | None, ...]:
     return tuple(node.tags.get(f"awsddp:{tag}") for tag in ("id", "owner", "created"))
 
 
-def _by_id(launch: Sequence[Node], nodes: Sequence[Node]) -> dict[str, int]:
+def _numbers_by_id(launch: Sequence[Node], nodes: Sequence[Node]) -> dict[str, int]:
     """Return new numbers, by instance id, for nodes of one launch that all have the same number; else {}.
 
     Numbers that a node of the launch has by a tag of its own are not given again. A copy that a user launches
@@ -244,13 +246,13 @@ def _by_id(launch: Sequence[Node], nodes: Sequence[Node]) -> dict[str, int]:
     if len({node.node for node in launch}) > 1 or (times and max(times) - min(times) > _ONE_LAUNCH):
         return {}
     same = [node for node in nodes if _launch_of(node) == _launch_of(first)]
-    taken = {node.node for node in same if len(_numbers(node.tags)) == 1}
-    free = sorted({number for node in launch for number in _numbers(node.tags)} - taken)
+    taken = {node.node for node in same if len(_launch_numbers(node.tags)) == 1}
+    free = sorted({number for node in launch for number in _launch_numbers(node.tags)} - taken)
     ids = sorted(node.instance_id for node in launch)
     return dict(zip(ids, free, strict=False)) if 1 < len(ids) <= len(free) else {}
 
 
-def _numbers(tags: Mapping[str, str]) -> tuple[int, ...]:
+def _launch_numbers(tags: Mapping[str, str]) -> tuple[int, ...]:
     """Return the node numbers of an instance's launch; () without the tag, or if it has no numbers."""
     try:
         return read_numbers(tags["awsddp:nodes"])
@@ -264,13 +266,13 @@ def end_of(node: Node) -> tuple[str, str]:
     return _KINDS.get(code, "node_lost"), text or "no reason was given"
 
 
-def _changed(reason: str) -> datetime | None:
+def _parse_changed(reason: str) -> datetime | None:
     """Return the time in a reason such as "User initiated (2026-11-22 09:24:31 GMT)"."""
     match = _WHEN.search(reason)
     return datetime.fromisoformat(match[1]).replace(tzinfo=UTC) if match else None
 
 
-def _moment(tags: Mapping[str, str], name: str) -> datetime | None:
+def _parse_time(tags: Mapping[str, str], name: str) -> datetime | None:
     try:
         return datetime.fromisoformat(tags[name])
     except (KeyError, ValueError):
@@ -307,7 +309,7 @@ def find_clusters(
     """
     filters = _filters(name, owner)
     nodes, other_resources = both(partial(describe, aws, filters), partial(resources, aws, filters, kinds))
-    untagged = _untagged(aws, nodes, remembered, name, owner)
+    untagged = _find_untagged(aws, nodes, remembered, name, owner)
     clusters = [cluster for cluster, _ in _clusters(aws.region, [*nodes, *other_resources, *untagged])]
     clusters.sort(key=lambda cluster: (not cluster.live, cluster.created or _LAST, cluster.id))
     return tuple(filter(exists, clusters))
@@ -334,7 +336,7 @@ def _filters(name: str, owner: str) -> Filters:
     return [*tagged("awsddp:cluster", name), *tagged("awsddp:owner", owner)]
 
 
-def _untagged(
+def _find_untagged(
     aws: Aws, listed: Iterable[Node], remembered: Remembered | None, name: str, owner: str
 ) -> list[Node]:
     """Return the remembered instances that are not listed by their tags, with the missing tags filled in."""
@@ -380,7 +382,7 @@ def _cluster(
     nodes = [node for node in lost_first if node.state not in ENDED or node.node not in replaced]
     newest = max(instances, key=lambda node: node.launched or _FIRST, default=None)
     group = next((resource for resource in standalone if resource.ssh_cidrs is not None), None)
-    created = [_moment(resource.tags, "awsddp:created") for resource in resources]
+    created = [_parse_time(resource.tags, "awsddp:created") for resource in resources]
     return Listed(
         name=name,
         id=cluster_id,

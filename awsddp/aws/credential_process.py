@@ -57,7 +57,7 @@ class Program(ProcessProvider):
         self, profile: str, session: botocore.session.Session, failures: Failures, say: Callable[[str], None]
     ) -> None:
         super().__init__(profile, lambda: session.full_config)
-        self._profile, self._failures, self._say = profile, failures, say
+        self._profile, self._failures, self._report_wait = profile, failures, say
 
     def _retrieve_credentials_using(self, command: str) -> dict[str, str | None]:
         failed_at, failure = self._failures.get(command, (0.0, None))
@@ -106,7 +106,7 @@ class Program(ProcessProvider):
             try:
                 output, errors = process.communicate(timeout=QUIET_S)
             except subprocess.TimeoutExpired:
-                self._say(
+                self._report_wait(
                     f"waiting for credential_process of profile {self._profile}: {arguments[0]} "
                     f"(at most {PROGRAM_S:g} s)"
                 )

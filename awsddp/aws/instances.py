@@ -106,10 +106,10 @@ def _run(aws: Aws, parameters: Reply, *, on_event: OnEvent) -> tuple[Node, ...]:
     """Send RunInstances; repeat it unchanged while its outcome is unknown or its resources not visible."""
     call = partial(aws.call, "RunInstances", parameters)
     reply = patiently(call, passes=_is_eventual_consistency, on_event=on_event)
-    return _numbered(aws, nodes_of(reply["Instances"]))
+    return _tag_numbers(aws, nodes_of(reply["Instances"]))
 
 
-def _numbered(aws: Aws, nodes: Collection[Node]) -> tuple[Node, ...]:
+def _tag_numbers(aws: Aws, nodes: Collection[Node]) -> tuple[Node, ...]:
     """Return the nodes of a launch by number, after writing the number of each renumbered node to its tag.
 
     Without the tag its number would change when another node of the launch terminates. Raises AwsRefused of
@@ -189,7 +189,7 @@ def appear(aws: Aws, intent: Intent, *, on_event: OnEvent) -> tuple[Node, ...] |
     poll(all_listed, deadline_s=VISIBLE_S)
     alive = [node for node in nodes if node.state not in ENDED]
     members = [node for node in alive if node.tags.get("awsddp:nodes") != NUMBER_GIVEN_UP]
-    return _numbered(aws, members) or None
+    return _tag_numbers(aws, members) or None
 
 
 def wait_running(

@@ -318,12 +318,12 @@ def _image(described: Reply) -> Image:
         root_gb=int(disks.get(root, {}).get("VolumeSize", 0)),
         ssh_user=tags.get("awsddp:ssh-user") or releases.ssh_user(name),
         owner=described.get("ImageOwnerAlias") or described.get("OwnerId", ""),
-        deprecated=_past(described.get("DeprecationTime", "")),
+        deprecated=_if_past(described.get("DeprecationTime", "")),
         platform=described.get("PlatformDetails", "Linux/UNIX"),
         tags=tags,
     )
 
 
-def _past(moment: str) -> str:
+def _if_past(moment: str) -> str:
     """Return a time of EC2 if it is past, else "": AWS sets a deprecation time in advance."""
     return moment if moment and datetime.fromisoformat(moment) < datetime.now(UTC) else ""

@@ -93,7 +93,7 @@ def keep_on_poweroff(aws: Aws, nodes: Sequence[Node], job: str) -> None:
         unfetched = {node.instance_id: list(node.unfetched) for node in nodes} | unfetched_of(aws, nodes)
         for key, jobs in unfetched.items():
             unfetched[key] = [*jobs, job] if job not in jobs else jobs
-        _write(aws, unfetched)
+        _write_tags(aws, unfetched)
 
     calls: list[Callable[[], None]] = [add]
     for node in nodes:
@@ -119,12 +119,12 @@ def release(
     no longer exist are skipped. Raises CloudError.
     """
     jobs_by_node = unfetched_of(aws, nodes) if tagged is None else tagged
-    named = {key: _resolved(jobs, (older or {}).get(key, (MORE,))) for key, jobs in jobs_by_node.items()}
+    named = {key: _replace_more(jobs, (older or {}).get(key, (MORE,))) for key, jobs in jobs_by_node.items()}
     unfetched = {key: [other for other in jobs if other != job] for key, jobs in named.items()}
     spot = {node.instance_id for node in nodes if node.spot}
     freed = [key for key, jobs in unfetched.items() if not jobs and key not in spot]
     poweroff(aws, freed, "terminate")
-    _write(aws, unfetched)
+    _write_tags(aws, unfetched)
 
 
 def poweroff(aws: Aws, instance_ids: Iterable[str], behaviour: str) -> None:
@@ -146,14 +146,14 @@ def _on_poweroff(aws: Aws, instance_id: str, behaviour: str) -> None:
     aws.call("ModifyInstanceAttribute", {"InstanceId": instance_id, **changed})
 
 
-def _write(aws: Aws, unfetched: dict[str, list[str]]) -> None:
+def _write_tags(aws: Aws, unfetched: dict[str, list[str]]) -> None:
     """Write each list of jobs to the tag of its node, in one call for all nodes with the same list."""
-    texts = {key: _text(jobs) for key, jobs in unfetched.items()}
+    texts = {key: _tag_value(jobs) for key, jobs in unfetched.items()}
     for text in sorted(set(texts.values())):
         tag(aws, [key for key in texts if texts[key] == text], TAG, text)
 
 
-def _text(jobs: Sequence[str]) -> str:
+def _tag_value(jobs: Sequence[str]) -> str:
     """Return jobs, the oldest first, as the tag's value: MORE and the newest if not all fit."""
     named, has_older = [job for job in jobs if job != MORE], MORE in jobs
     while len(text := " ".join([MORE, *named] if has_older else named)) > TAG_VALUE:
@@ -161,7 +161,7 @@ def _text(jobs: Sequence[str]) -> str:
     return text
 
 
-def _resolved(jobs: Sequence[str], older: Sequence[str]) -> list[str]:
+def _replace_more(jobs: Sequence[str], older: Sequence[str]) -> list[str]:
     """Return jobs with `older` in place of MORE."""
     if MORE not in jobs:
         return list(jobs)

@@ -54,7 +54,7 @@ def before_launch(
     check; checks that depend on it are shown as not checked.
     """
     try:
-        checks = _caller(aws)
+        checks = _check_caller(aws)
     except ConfigError as error:
         return (failed(CONFIGURATION, error), *not_checked(CONFIGURATION, *OF_REGION))
     except AwsddpError as error:
@@ -130,7 +130,7 @@ def _plan_and_quota(spec: ClusterSpec, facts: Facts) -> tuple[LaunchPlan, Check 
         return make_plan(spec, replace(facts, quotas={})), failed("quota", error)
 
 
-def _caller(aws: Aws) -> list[Check]:
+def _check_caller(aws: Aws) -> list[Check]:
     """Return the checks of the credentials and of this machine's clock. Raises CloudError."""
     reply = aws.call("GetCallerIdentity", {}, service="sts")
     end = aws.credentials_end()

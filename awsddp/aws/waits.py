@@ -82,7 +82,7 @@ def patiently(
         return True
 
     result = poll(lambda: (act(),), deadline_s=VISIBLE_S, passes=will_pass)
-    assert result is not None, "an act that ends returns something, and one that does not is refused"
+    assert result is not None, "the result of the check is a tuple, and at the deadline its error is raised"
     return result[0]
 
 
@@ -99,5 +99,5 @@ def deadline_s(instance_types: Iterable[str]) -> float:
 
     Bare metal and P4 and later take longer than the 10 minutes of AWS's own waiters to be terminated.
     """
-    slow = any(".metal" in name or name.startswith(("p4", "p5", "p6")) for name in instance_types)
-    return 1800.0 if slow else 600.0
+    is_slow = any(".metal" in name or name.startswith(("p4", "p5", "p6")) for name in instance_types)
+    return 1800.0 if is_slow else 600.0

@@ -1,4 +1,4 @@
-"""Which instance types, GPUs, drivers, torch releases and images fit each other. Tables and pure functions.
+"""Tables of compatible instance types, GPUs, drivers, torch releases and images, and pure functions of them.
 
-A row is a dated fact with its source; what exists now is asked from AWS.
+Each row is dated and has its source; availability is read from AWS.
 """

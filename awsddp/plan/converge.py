@@ -75,7 +75,7 @@ class Convergence:
 
 
 def converge(
-    spec: ClusterSpec, standing: Standing, *, image_id: str, callers: tuple[str, ...], now: datetime
+    spec: ClusterSpec, existing: Standing, *, image_id: str, callers: tuple[str, ...], now: datetime
 ) -> Convergence:
     """Return the steps that reconcile the cluster with `spec`; a setting that is not set stays as it is.
 
@@ -83,44 +83,44 @@ def converge(
     Raises ConfigError for an invalid `network.ssh_cidr` or `cluster.gpus`, if Systems Manager could not
     connect to a node, and if the budget is spent.
     """
-    requested = spec.cluster.nodes if "cluster.nodes" in spec.explicit else standing.nodes
+    requested = spec.cluster.nodes if "cluster.nodes" in spec.explicit else existing.nodes
     kept_nodes: dict[int, Node] = {}
     ends = []
-    for node in sorted(standing.cluster.live, key=_precedence):
-        why = _why_ended(spec, standing, node, image_id, requested)
+    for node in sorted(existing.cluster.live, key=_precedence):
+        why = _why_terminated(spec, existing, node, image_id, requested)
         if not why and node.node in kept_nodes:
             why = f"{kept_nodes[node.node].instance_id} is {node_name(node.node)} already"
         if why:
             ends.append(_step("end", [node], why=why))
         else:
             kept_nodes[node.node] = node
-    for other in standing.others:
+    for other in existing.others:
         why = f"of a second cluster {other.name} ({other.id}), made at the same time elsewhere"
         ends.append(_step("end", other.live, value=other.id, why=why))
     nodes = tuple(kept_nodes.values())
     starts = [node for node in nodes if node.state in ("stopped", "stopping")]
     missing = tuple(sorted(set(range(requested)) - set(kept_nodes)))
-    check_profiles(spec, nodes, region=standing.cluster.region)
+    check_profiles(spec, nodes, region=existing.cluster.region)
     if missing:
         check_session(spec)
-    full_term = _expiry(spec, standing, now, is_restart=bool(starts) or not nodes)
-    expires, why = _within_budget(spec, standing, now, requested if nodes else 0, full_term)
+    full_term = _expiry(spec, existing, now, is_restart=bool(starts) or not nodes)
+    expires, why = _within_budget(spec, existing, now, requested if nodes else 0, full_term)
     outdated = tuple(node.instance_id for node in nodes if node.expires != expires)
-    cidrs = _cidrs(spec, standing.cluster.ssh_cidrs, callers)
+    cidrs = _cidrs(spec, existing.cluster.ssh_cidrs, callers)
     steps = [
-        *_open_steps(cidrs, standing.cluster.ssh_cidrs),
+        *_open_steps(cidrs, existing.cluster.ssh_cidrs),
         *ends,
         *([_step("start", starts)] if starts else ()),
-        *([_launch_step(standing, missing, ends)] if missing else ()),
+        *([_launch_step(existing, missing, ends)] if missing else ()),
         *([Step(do="expire", instances=outdated, value=utc(expires), why=why)] if outdated else ()),
     ]
     return Convergence(
-        spec=_launch_spec(spec, standing, nodes, requested, cidrs, int((expires - now).total_seconds())),
+        spec=_launch_spec(spec, existing, nodes, requested, cidrs, int((expires - now).total_seconds())),
         steps=tuple(steps),
         nodes=nodes,
         zone=nodes[0].zone if nodes else None,
         expires=expires,
-        spent_usd=_spent_usd(standing, now),
+        spent_usd=_spent_usd(existing, now),
     )
 
 
@@ -134,20 +134,20 @@ def _step(do: Literal["end", "start"], nodes: Sequence[Node], *, value: str = ""
     return Step(do=do, numbers=tuple(numbers), instances=tuple(instances), value=value, why=why)
 
 
-def _launch_step(standing: Standing, missing: tuple[int, ...], ends: list[Step]) -> Step:
+def _launch_step(existing: Standing, missing: tuple[int, ...], ends: list[Step]) -> Step:
     replaced = {number for step in ends for number in step.numbers}
-    lost = [number for number in missing if number < standing.nodes and number not in replaced]
+    lost = [number for number in missing if number < existing.nodes and number not in replaced]
     why = f"{', '.join(map(node_name, lost))} ended" if lost else ""
     return Step(do="launch", numbers=missing, why=why)
 
 
-def _why_ended(spec: ClusterSpec, standing: Standing, node: Node, image_id: str, nodes: int) -> str:
+def _why_terminated(spec: ClusterSpec, existing: Standing, node: Node, image_id: str, nodes: int) -> str:
     """Return why a live node must terminate, "" if it stays. `nodes` is the requested number of nodes."""
     if not 0 <= node.node < nodes:
         return f"{nodes} node{'s' * (nodes != 1)} requested"
     if node.instance_id in spec.cluster.replace:
-        return "its replacement is requested, and it is lost also where AWS has no other machine"
-    if node.instance_id in standing.impaired:
+        return "its replacement is requested; it is lost even if AWS has no other machine"
+    if node.instance_id in existing.impaired:
         return "AWS's status checks report it impaired"
     if not is_of_type(spec, node.instance_type):
         requested = spec.cluster.instance_type or spec.cluster.gpus
@@ -155,10 +155,10 @@ def _why_ended(spec: ClusterSpec, standing: Standing, node: Node, image_id: str,
     market, market_text = ("spot", "a spot") if node.spot else ("on-demand", "an on-demand")
     if "cluster.spot" in spec.explicit and market not in spec.cluster.markets:
         return f"it is {market_text} machine, the other market is requested"
-    if spec.cluster.image not in (None, standing.image) and node.image_id != image_id:
+    if spec.cluster.image not in (None, existing.image) and node.image_id != image_id:
         return f"its image is {node.image_id}, {image_id} is requested: it is rebuilt"
-    if spec.local.gpus != standing.gpus:
-        return f"local.gpus is {standing.gpus}, {spec.local.gpus} is requested: it is rebuilt"
+    if spec.local.gpus != existing.gpus:
+        return f"local.gpus is {existing.gpus}, {spec.local.gpus} is requested: it is rebuilt"
     return ""
 
 
@@ -170,24 +170,24 @@ def is_of_type(spec: ClusterSpec, name: str) -> bool:
     return gpus is None or (kind is not None and gpus.of(kind))
 
 
-def _expiry(spec: ClusterSpec, standing: Standing, now: datetime, *, is_restart: bool) -> datetime:
+def _expiry(spec: ClusterSpec, existing: Standing, now: datetime, *, is_restart: bool) -> datetime:
     """Return the expiry of the nodes.
 
     A duration on the command line, or when all nodes start or are new (`is_restart`), counts from now. A
     duration in the configuration counts from the launch and never moves the expiry to an earlier time.
     """
     term = timedelta(seconds=seconds(spec.cluster.expires))
-    expires = standing.expires
+    expires = existing.expires
     if is_restart or "cluster.expires" in spec.from_cli:
         expires = now + term
-    elif "cluster.expires" in spec.explicit and standing.cluster.created is not None:
-        expires = max(expires, standing.cluster.created + term)
-    is_same = abs((expires - standing.expires).total_seconds()) <= _SAME_S
-    return standing.expires if is_same else expires
+    elif "cluster.expires" in spec.explicit and existing.cluster.created is not None:
+        expires = max(expires, existing.cluster.created + term)
+    is_same = abs((expires - existing.expires).total_seconds()) <= _SAME_S
+    return existing.expires if is_same else expires
 
 
 def _within_budget(
-    spec: ClusterSpec, standing: Standing, now: datetime, nodes: int, expires: datetime
+    spec: ClusterSpec, existing: Standing, now: datetime, nodes: int, expires: datetime
 ) -> tuple[datetime, str]:
     """Return the expiry and "", or the earlier time at which the budget of all `nodes` is spent and why.
 
@@ -195,26 +195,26 @@ def _within_budget(
     """
     if spec.cluster.budget_usd is None or not nodes:
         return expires, ""
-    all_usd = standing.rate.usd_per_hour
+    all_usd = existing.rate.usd_per_hour
     budget = Budget(
         usd=spec.cluster.budget_usd,
-        spent_usd=_spent_usd(standing, now),
-        usd_per_hour=None if all_usd is None else all_usd / standing.nodes * nodes,
-        source=standing.rate.source,
+        spent_usd=_spent_usd(existing, now),
+        usd_per_hour=None if all_usd is None else all_usd / existing.nodes * nodes,
+        source=existing.rate.source,
     )
     spent = now + timedelta(seconds=int(min(budget.lasts_s, 1e9)))
     if spent >= expires:
         return expires, ""
-    is_same = abs((spent - standing.expires).total_seconds()) <= _SAME_S
-    return standing.expires if is_same else spent, f"the budget of {budget}"
+    is_same = abs((spent - existing.expires).total_seconds()) <= _SAME_S
+    return existing.expires if is_same else spent, f"the budget of {budget}"
 
 
-def _spent_usd(standing: Standing, now: datetime) -> float:
+def _spent_usd(existing: Standing, now: datetime) -> float:
     """Return the cost of the cluster so far; if it is unknown, an upper bound by the assumed rate."""
-    if standing.spent_usd is not None:
-        return standing.spent_usd
-    hours = (now - (standing.cluster.created or now)).total_seconds() / 3600
-    return hours * (standing.rate.usd_per_hour or 0.0)
+    if existing.spent_usd is not None:
+        return existing.spent_usd
+    hours = (now - (existing.cluster.created or now)).total_seconds() / 3600
+    return hours * (existing.rate.usd_per_hour or 0.0)
 
 
 def _cidrs(
@@ -245,7 +245,7 @@ def _open_steps(cidrs: tuple[str, ...] | None, opened: tuple[str, ...] | None) -
 
 def _launch_spec(
     spec: ClusterSpec,
-    standing: Standing,
+    existing: Standing,
     nodes: tuple[Node, ...],
     requested: int,
     cidrs: tuple[str, ...] | None,
@@ -261,5 +261,5 @@ def _launch_spec(
             cluster, instance_type=first.instance_type, gpus=None, image=first.image_id, spot=first.spot
         )
     elif not (cluster.instance_type or cluster.gpus):
-        cluster = replace(cluster, instance_type=standing.instance_type)
+        cluster = replace(cluster, instance_type=existing.instance_type)
     return replace(spec, cluster=cluster, capacity=capacity, network=network)

@@ -75,12 +75,12 @@ def make_environment_plan(
     kind = env.kind or ("conda" if requirements.conda else "image")
     _check_kind(env, kind, is_conda_file=bool(requirements.conda))
     packages_from = env.packages_from or ("client" if internet is False else None)
-    torch = () if kind == "image" or requirements.conda else _torch(env, requirements, driver)
-    indexes = Indexes(index_url=env.index_url or "", ca=_ca(env)).otherwise(requirements.indexes)
+    torch = () if kind == "image" or requirements.conda else _torch_arguments(env, requirements, driver)
+    indexes = Indexes(index_url=env.index_url or "", ca=_read_ca(env)).otherwise(requirements.indexes)
     if packages_from == "node":
         _check_folders(indexes.find_links)
     is_image_python = kind == "venv" and packages_from == "client"  # another Python is too large to send
-    projects = _synced(requirements.projects, workdir)
+    projects = _synced_projects(requirements.projects, workdir)
     return EnvironmentPlan(
         **vars(dataclasses.replace(requirements, indexes=indexes, projects=projects)),
         kind=kind,
@@ -94,7 +94,7 @@ def make_environment_plan(
     )
 
 
-def _synced(projects: Sequence[Project], workdir: Path) -> tuple[Project, ...]:
+def _synced_projects(projects: Sequence[Project], workdir: Path) -> tuple[Project, ...]:
     """Return the projects in the synced folder, with their source folders relative to it."""
     root = workdir.resolve()
     synced = []
@@ -149,7 +149,7 @@ def _python(requirements: Requirements) -> str:
     return row.pythons[len(row.pythons) // 2] if row else "3.12"
 
 
-def _torch(env: EnvSection, requirements: Requirements, driver: str | None) -> tuple[str, ...]:
+def _torch_arguments(env: EnvSection, requirements: Requirements, driver: str | None) -> tuple[str, ...]:
     """Return pip's arguments that install torch, for the newest CUDA that the driver supports."""
     pinned = _release(requirements)
     row = release(pinned)
@@ -190,7 +190,7 @@ def _environ(env: EnvSection) -> dict[str, str]:
     return dict.fromkeys(names, env.proxy) | {"no_proxy": direct, "NO_PROXY": direct}
 
 
-def _ca(env: EnvSection) -> str:
+def _read_ca(env: EnvSection) -> str:
     if not env.ca_bundle:
         return ""
     try:

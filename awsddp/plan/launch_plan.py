@@ -93,7 +93,7 @@ def _plan(
     quota, unread = quota_line(kind, spec.cluster.nodes, facts, market)
     _check_image(spec, facts, kind)
     _check_reservation(facts, len(numbers))
-    disk_gb = _disk(spec, facts, kind)
+    disk_gb = _disk_gb(spec, facts, kind)
     tried = zones(spec, facts, kind, market, len(numbers))
     routes = [
         text
@@ -162,7 +162,7 @@ def _price(spec: ClusterSpec, facts: Facts, kind: GpuType, market: Market, zones
     addresses = types.ADDRESS_USD_PER_HOUR * nodes if spec.network.address == "public" else 0.0
     return Price(
         machines=None if each is None else each * nodes,
-        disks=types.disk_usd_per_hour(_disk(spec, facts, kind)) * nodes,
+        disks=types.disk_usd_per_hour(_disk_gb(spec, facts, kind)) * nodes,
         addresses=addresses,
         date=date,
         source=source,
@@ -283,7 +283,7 @@ def _check_reservation(facts: Facts, nodes: int) -> None:
     raise ConfigError(f"capacity.reservation: {reservation.id} {fault}", why, next_step)
 
 
-def _disk(spec: ClusterSpec, facts: Facts, kind: GpuType) -> int:
+def _disk_gb(spec: ClusterSpec, facts: Facts, kind: GpuType) -> int:
     """Return the size of the root disk in GB, with room for data that the instance store is too small for."""
     requested, image = spec.cluster.disk_gb, facts.image
     if requested is None:
@@ -345,9 +345,7 @@ def _warnings(spec: ClusterSpec, facts: Facts, plan: LaunchPlan) -> list[str]:
     if image.newer:
         warnings.append(f"a newer image is not known to this version of awsddp: {image.newer}")
     if not (spec.access.user or image.ssh_user):
-        warnings.append(
-            f"the name {image.name} does not tell its login user, {_USER} is assumed: -o access.user=NAME"
-        )
+        warnings.append(f"the login user of {image.name} is unknown, {_USER} is assumed: -o access.user=NAME")
     if image.deprecated:
         warnings.append(f"{image.id} is deprecated since {image.deprecated[:10]}; AWS may remove it")
     if kind.bare_metal:

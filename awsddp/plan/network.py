@@ -44,7 +44,7 @@ def ssh_cidrs(spec: ClusterSpec, callers: Iterable[str]) -> tuple[str, ...]:
             world = "the whole world" if network.prefixlen == 0 else "a large part of the world"
             raise ConfigError(
                 f"network.ssh_cidr: {text} opens port 22 to {world}",
-                "who reaches a node's port can attack it",
+                "a host that can connect to a node's port can attack it",
                 "name your own network, such as 203.0.113.0/24, or leave the key out",
             )
         cidrs.append(str(network))
@@ -52,7 +52,7 @@ def ssh_cidrs(spec: ClusterSpec, callers: Iterable[str]) -> tuple[str, ...]:
     return tuple(cidrs)
 
 
-_BY_ROLE = "Systems Manager knows a node by its role, with the policy AmazonSSMManagedInstanceCore"
+_BY_ROLE = "Systems Manager identifies a node by its role, with the policy AmazonSSMManagedInstanceCore"
 
 
 def check_session(spec: ClusterSpec) -> None:
@@ -138,7 +138,7 @@ def placement(spec: ClusterSpec, facts: Facts, kind: GpuType) -> tuple[dict[str,
         return None, "none: no GPUs"
     if not spec.capacity.placement_group:
         return None, "none: capacity.placement_group is false"
-    condition = "" if spec.capacity.efa else " where AWS has room for them so"
+    condition = "" if spec.capacity.efa else " if AWS has room for them"
     return {"$ref": "name"}, f"cluster: the {nodes} nodes are placed close together{condition}"
 
 

@@ -47,17 +47,17 @@ def least_policy(spec: ClusterSpec, job: JobSpec = _NO_JOB) -> dict[str, Any]:
 
     It allows changes only to resources whose tag `awsddp:owner` is the caller's.
     """
-    saved, folders = _saved(job), []
+    saved, folders = _save_prefixes(job), []
     if any(source.kind == "folder" for source in data_sources(job.data.sources)):
         folders = [(bucket, f"{prefix}/.data".lstrip("/")) for bucket, prefix in saved]
-    objects = [*_objects(_data(job), _READ), *_objects(saved, (*_READ, _ABORT))]
-    objects += [*_objects(folders, (*SAVE, "s3:DeleteObject")), *_uploads(job)]
+    objects = [*_object_statements(_data_prefixes(job), _READ), *_object_statements(saved, (*_READ, _ABORT))]
+    objects += [*_object_statements(folders, (*SAVE, "s3:DeleteObject")), *_upload_statements(job)]
     facts = _facts(spec) | {
         "s3": ("",) if objects else (),
         "saved bucket": tuple(bucket for bucket, _ in saved),
         "saving role": ("",) if saved and spec.access.instance_profile else (),
     }
-    filled = _filled(json.loads(template("policy.json")), facts)
+    filled = _fill(json.loads(template("policy.json")), facts)
     return _document([*(statement for statement in filled if "Resource" in statement), *objects])
 
 
@@ -67,11 +67,15 @@ def role_policy(spec: ClusterSpec, job: JobSpec) -> dict[str, Any]:
     Raises ConfigError if the jobs do not use S3.
     https://docs.aws.amazon.com/AmazonS3/latest/userguide/using-with-s3-policy-actions.html
     """
-    statements = [*_objects(_data(job), _READ), *_objects(_saved(job), SAVE), *_uploads(job)]
+    statements = [
+        *_object_statements(_data_prefixes(job), _READ),
+        *_object_statements(_save_prefixes(job), SAVE),
+        *_upload_statements(job),
+    ]
     if not statements:
         raise ConfigError(
             "the nodes need no rights",
-            "neither data.sources nor job.save_to names a place in S3",
+            "neither data.sources nor job.save_to has an S3 URI",
             "awsddp doctor --iam-policy nodes -o job.save_to=s3://my-bucket/runs",
         )
     if key := _facts(spec)["disk key"]:  # buckets may be encrypted with it as well
@@ -85,17 +89,19 @@ def _document(statements: list[dict[str, Any]]) -> dict[str, Any]:
     return {"Version": "2012-10-17", "Statement": statements}
 
 
-def _data(job: JobSpec) -> list[tuple[str, str]]:
+def _data_prefixes(job: JobSpec) -> list[tuple[str, str]]:
     """Return the bucket and the prefix of each source of data in S3."""
     return [(source.at, source.part) for source in data_sources(job.data.sources) if source.kind == "s3"]
 
 
-def _saved(job: JobSpec) -> list[tuple[str, str]]:
+def _save_prefixes(job: JobSpec) -> list[tuple[str, str]]:
     """Return the bucket and the prefix that results are uploaded to, if they are."""
     return [s3_place(job.job.save_to)] if job.job.save_to is not None else []
 
 
-def _objects(locations: Iterable[tuple[str, str]], actions: Iterable[str]) -> Iterator[dict[str, Any]]:
+def _object_statements(
+    locations: Iterable[tuple[str, str]], actions: Iterable[str]
+) -> Iterator[dict[str, Any]]:
     """Yield statements that allow the actions on the objects of these prefixes, and to list them."""
     for bucket, prefix in locations:
         keys = f"{_literal(prefix)}/*" if prefix else "*"
@@ -116,17 +122,17 @@ def _literal(text: str) -> str:
     return re.sub(r"[*?$]", r"${\g<0>}", text)
 
 
-def _uploads(job: JobSpec) -> Iterator[dict[str, Any]]:
+def _upload_statements(job: JobSpec) -> Iterator[dict[str, Any]]:
     """Yield statements that allow listing uploads of whole buckets: IAM cannot limit that to a prefix."""
-    for bucket, _ in _saved(job):
+    for bucket, _ in _save_prefixes(job):
         resources = [f"arn:*:s3:::{bucket}"]
         yield {"Effect": "Allow", "Action": ["s3:ListBucketMultipartUploads"], "Resource": resources}
 
 
-def _filled(part: Any, facts: Mapping[str, tuple[str, ...]]) -> Any:
+def _fill(part: Any, facts: Mapping[str, tuple[str, ...]]) -> Any:
     """Return a part of the template with the values of its facts, without empty lists."""
     if isinstance(part, dict):
-        filled = {key: _filled(value, facts) for key, value in part.items()}
+        filled = {key: _fill(value, facts) for key, value in part.items()}
         return {key: value for key, value in filled.items() if value}
     if not isinstance(part, list):
         return part
@@ -136,7 +142,7 @@ def _filled(part: Any, facts: Mapping[str, tuple[str, ...]]) -> Any:
             [(fact, text)] = item.items()
             items += [text.replace("@", value) for value in facts[fact]]
         else:
-            items.append(_filled(item, facts))
+            items.append(_fill(item, facts))
     return items
 
 

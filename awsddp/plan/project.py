@@ -48,7 +48,7 @@ def read_toml(file: Path) -> Table:
 
 def toml_list(table: Any, *keys: str) -> list[Any]:
     """Return the value at a path of keys in a TOML document as a list: [] if missing, a text as one item."""
-    value = _at(table, *keys)
+    value = _get(table, *keys)
     return value if isinstance(value, list) else [value] if isinstance(value, str) else []
 
 
@@ -58,9 +58,9 @@ def dependencies_of(document: Table, folder: Path, extras: Sequence[str], *, pla
     `place` is the line that requests them, for the error. Raises ConfigError if something else than [project]
     determines them.
     """
-    if elsewhere := next(_elsewhere(document, folder, extras), ""):
+    if other_source := next(_other_sources(document, folder, extras), ""):
         raise ConfigError(
-            f"env.file: {place}: {elsewhere} decides what the project needs",
+            f"env.file: {place}: {other_source} decides what the project needs",
             "only [project] dependencies of pyproject.toml are read: no code of a project runs here",
             "list them in a requirements.txt, in place of `-e .`, and name it: --env requirements.txt",
         )
@@ -82,7 +82,7 @@ def _lines(document: Table, extras: Sequence[str], visited: tuple[str, ...] = ()
             yield line
 
 
-def _elsewhere(document: Table, folder: Path, extras: Sequence[str]) -> Iterator[str]:
+def _other_sources(document: Table, folder: Path, extras: Sequence[str]) -> Iterator[str]:
     """Yield the parts of the project other than [project] that determine its requirements."""
     dynamic = toml_list(document, "project", "dynamic")
     for key in ("dependencies", *["optional-dependencies"] * any(extras)):
@@ -92,7 +92,7 @@ def _elsewhere(document: Table, folder: Path, extras: Sequence[str]) -> Iterator
         return
     tool = document.get("tool", {})
     for keys in (("poetry", "dependencies"), ("flit", "metadata", "requires")):
-        if _at(tool, *keys):
+        if _get(tool, *keys):
             yield f"[tool.{'.'.join(keys)}]"
     for name in ("setup.py", "setup.cfg"):
         file = folder / name
@@ -100,7 +100,7 @@ def _elsewhere(document: Table, folder: Path, extras: Sequence[str]) -> Iterator
             yield name
 
 
-def _at(table: Any, *keys: str) -> Any:
+def _get(table: Any, *keys: str) -> Any:
     for key in keys:
         table = table.get(key) if isinstance(table, dict) else None
     return table
@@ -111,15 +111,15 @@ def read_project(document: Table, folder: Path) -> Project | None:
 
     A version that only a build determines is UNKNOWN_VERSION.
     """
-    name = _at(document, "project", "name")
+    name = _get(document, "project", "name")
     if not isinstance(name, str):
         return None
     name_on_disk = re.sub(r"[-_.]+", "_", name).lower()
     version = next(filter(_VERSION.fullmatch, _versions(document, folder, name_on_disk)), UNKNOWN_VERSION)
     dependencies = toml_list(document, "project", "dependencies")
     requires = "".join(f"Requires-Dist: {requirement}\n" for requirement in dependencies)
-    groups = {group: _at(document, "project", key) for key, group in _SCRIPTS}
-    if isinstance(entry_points := _at(document, "project", "entry-points"), dict):
+    groups = {group: _get(document, "project", key) for key, group in _SCRIPTS}
+    if isinstance(entry_points := _get(document, "project", "entry-points"), dict):
         groups |= entry_points
     sections = [
         f"[{group}]\n" + "".join(f"{key} = {value}\n" for key, value in entries.items())
@@ -148,9 +148,9 @@ def _versions(document: Table, folder: Path, name_on_disk: str) -> Iterator[str]
         path = module.replace(".", "/")
         for source in (*source_folders(folder), "."):
             for end in (".py", "/__init__.py"):
-                yield _assigned(variable, _read(folder / source / f"{path}{end}"))
+                yield _assigned_text(variable, _read(folder / source / f"{path}{end}"))
     for name in toml_list(tool, "hatch", "version", "path"):
-        yield _assigned("__version__|VERSION", _read(folder / str(name)))
+        yield _assigned_text("__version__|VERSION", _read(folder / str(name)))
     for variable in (f"{SCM_VERSION}_FOR_{name_on_disk.upper()}", SCM_VERSION):
         yield os.environ.get(variable, "")
     yield _built_version(name_on_disk, folder)
@@ -173,7 +173,7 @@ def _read(file: Path) -> str:
         return ""
 
 
-def _assigned(variable: str, text: str) -> str:
+def _assigned_text(variable: str, text: str) -> str:
     """Return the string literal that a module assigns to a variable; "" if it assigns an expression."""
     literal = r"""["']([^"']+)["'][ \t]*(?:[#;].*)?$"""
     match = re.search(rf"^(?:{variable})\s*(?::[^=\n]*)?=\s*{literal}", text, re.MULTILINE)

@@ -61,17 +61,19 @@ def requests(plan: LaunchPlan, spec: ClusterSpec, facts: Facts) -> tuple[Request
     calls = []
     if spec.access.key is None:
         key = {"KeyName": {"$ref": "name"}, "PublicKeyMaterial": {"$secret": "public_key"}}
-        calls.append(Request("ImportKeyPair", {**key, "TagSpecifications": [_tagged("key-pair", common)]}))
+        calls.append(
+            Request("ImportKeyPair", {**key, "TagSpecifications": [_tag_specification("key-pair", common)]})
+        )
     if facts.group is None:
-        calls += _group(plan, facts.subnets[0].vpc, common)
+        calls += _group_requests(plan, facts.subnets[0].vpc, common)
     if plan.placement:
         placement = {"GroupName": plan.placement, "Strategy": "cluster"}
-        tagged = {"TagSpecifications": [_tagged("placement-group", common)]}
+        tagged = {"TagSpecifications": [_tag_specification("placement-group", common)]}
         calls.append(Request("CreatePlacementGroup", placement | tagged))
     return (*calls, _run_instances(plan, spec, facts, common))
 
 
-def _group(plan: LaunchPlan, vpc: str, common: Parameters) -> list[Request]:
+def _group_requests(plan: LaunchPlan, vpc: str, common: Parameters) -> list[Request]:
     group = {"$ref": "security_group"}
     inside = {"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": group}]}
     return [
@@ -81,7 +83,7 @@ def _group(plan: LaunchPlan, vpc: str, common: Parameters) -> list[Request]:
                 "GroupName": {"$ref": "name"},
                 "Description": f"awsddp cluster {plan.cluster}",
                 "VpcId": vpc,
-                "TagSpecifications": [_tagged("security-group", common)],
+                "TagSpecifications": [_tag_specification("security-group", common)],
             },
         ),
         Request(
@@ -102,7 +104,7 @@ def ssh_permission(cidr: str) -> Parameters:
     return {"IpProtocol": "tcp", "FromPort": 22, "ToPort": 22, **source}
 
 
-def _tagged(kind: str, tags: Parameters) -> Parameters:
+def _tag_specification(kind: str, tags: Parameters) -> Parameters:
     return {"ResourceType": kind, "Tags": [{"Key": key, "Value": value} for key, value in tags.items()]}
 
 
@@ -138,7 +140,10 @@ def _run_instances(plan: LaunchPlan, spec: ClusterSpec, facts: Facts, common: Pa
             **_market(plan, facts),
             **({"Placement": {"GroupName": plan.placement}} if plan.placement else {}),
             **({"IamInstanceProfile": {by: profile}} if profile else {}),
-            "TagSpecifications": [_tagged("instance", instance), *(_tagged(kind, named) for kind in kinds)],
+            "TagSpecifications": [
+                _tag_specification("instance", instance),
+                *(_tag_specification(kind, named) for kind in kinds),
+            ],
         },
     )
 

@@ -76,7 +76,7 @@ def read_requirements(file: Path) -> Requirements:
     """
     if file.name == "uv.lock":
         project = file.parent / "pyproject.toml"
-        projects = _installed(_toml(project) if project.is_file() else {}, file.parent)
+        projects = _read_projects(_toml(project) if project.is_file() else {}, file.parent)
         return replace(_collect(_export_lock(file, _text(file)), file), projects=projects)
     if file.suffix == ".toml":
         document = _toml(file)
@@ -87,7 +87,7 @@ def read_requirements(file: Path) -> Requirements:
                 "only these are installed; a tool that keeps them elsewhere can export them",
                 "write a requirements.txt, and name it: --env requirements.txt",
             )
-        return replace(_collect("\n".join(lines), file), projects=_installed(document, file.parent))
+        return replace(_collect("\n".join(lines), file), projects=_read_projects(document, file.parent))
     if file.suffix in CONDA_SUFFIXES:
         return _conda(_text(file), file)
     return _collect(_text(file), file)
@@ -126,7 +126,7 @@ def _toml(file: Path) -> Table:
         raise ConfigError(f"env.file: {file} is not valid TOML", str(error)) from error
 
 
-def _installed(document: Table, folder: Path) -> tuple[Project, ...]:
+def _read_projects(document: Table, folder: Path) -> tuple[Project, ...]:
     project = read_project(document, folder)
     return (project,) if project else ()
 
@@ -140,7 +140,9 @@ def _collect(text: str, file: Path, *, including: tuple[Path, ...] = ()) -> Requ
     projects: list[Project] = []
     including = (*including, file.resolve())
     for match in _LINE.finditer(text):
-        line = _filled(" ".join(_HASH.sub("", _COMMENT.sub("", match[0]).replace("\\\n", " ")).split()))
+        line = _expand_variables(
+            " ".join(_HASH.sub("", _COMMENT.sub("", match[0]).replace("\\\n", " ")).split())
+        )
         number = text.count("\n", 0, match.start()) + 1
         location = str(file) if file.suffix in _OTHER_KINDS else f"{file}, line {number}"
         if not line:
@@ -150,7 +152,7 @@ def _collect(text: str, file: Path, *, including: tuple[Path, ...] = ()) -> Requ
             pyproject = file.parent / "pyproject.toml"
             document = _toml(pyproject) if pyproject.is_file() else {}
             new_lines = dependencies_of(document, file.parent, extras, place=location)
-            projects += _installed(document, file.parent)
+            projects += _read_projects(document, file.parent)
         elif include := _INCLUDE.fullmatch(line):
             included = file.parent / include[2].strip()
             if included.resolve() not in including:
@@ -167,7 +169,7 @@ def _collect(text: str, file: Path, *, including: tuple[Path, ...] = ()) -> Requ
         else:
             new_lines = [_EDITABLE.sub("", line)]
         for new_line in new_lines:
-            _check(new_line, location)
+            _check_line(new_line, location)
             locations[new_line] = location
         lines += new_lines
     return Requirements(
@@ -179,12 +181,12 @@ def _collect(text: str, file: Path, *, including: tuple[Path, ...] = ()) -> Requ
     )
 
 
-def _filled(text: str) -> str:
+def _expand_variables(text: str) -> str:
     """Return a text with the values of its environment variables; as in pip, an unset one stays as it is."""
     return _VARIABLE.sub(lambda match: os.environ.get(match[1]) or match[0], text)
 
 
-def _check(line: str, location: str) -> None:
+def _check_line(line: str, location: str) -> None:
     """Raise ConfigError for a line with a path of this machine, or an option that is not passed to pip."""
     if _PATH.match(line):
         raise ConfigError(
@@ -239,10 +241,10 @@ def _conda(text: str, file: Path) -> Requirements:
         why = "a package is a text, as 'numpy=1.26'; below '- pip:' is a list of texts, without constraints"
         raise ConfigError(f"env.file: {file}: dependencies that conda does not take", why)
     for entry in (*names, *(f"./{folder}" for folder in filter(is_folder_here, pip.indexes.find_links))):
-        _check(entry, str(file))
+        _check_line(entry, str(file))
     environment: Table = {}
     for key in ("channels", "platforms"):
-        if values := [_filled(str(value)) for value in table.get(key) or ()]:
+        if values := [_expand_variables(str(value)) for value in table.get(key) or ()]:
             environment[key] = values
     environment["dependencies"] = [*names, {"pip": pip.lines}] if pip.lines else names
     return Requirements(

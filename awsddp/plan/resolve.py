@@ -58,8 +58,8 @@ class Target:
 
 def target_of(plan: EnvironmentPlan, platform: Platform) -> Target:
     """Return the target for the packages of a plan on a node with this platform."""
-    fixed = _torch_of(plan)
-    has, is_image, packages = _releases(fixed), plan.kind == "image", platform.packages.items()
+    fixed = _torch_pins(plan)
+    has, is_image, packages = _pinned_releases(fixed), plan.kind == "image", platform.packages.items()
     return Target(
         python=plan.python or platform.version,
         machine=platform.machine,
@@ -78,13 +78,13 @@ def check(plan: EnvironmentPlan, *, image_torch: str | None, machine: str, cache
     for one that its torch supports.
     """
     row = release(image_torch or "")
-    fixed = _torch_of(plan)
+    fixed = _torch_pins(plan)
     if row and plan.kind == "image":
         fixed = (f"torch=={row.torch}.*", f"torchaudio=={row.torch}.*", f"torchvision=={row.torchvision}.*")
     pythons, read_indexes = (row or RELEASES[0]).pythons, functools.cache(indexes_here)
     without_urls = replace(plan, lines=tuple(line for line in plan.lines if "://" not in line))
     for python in [plan.python] if plan.python else [pythons[-1], pythons[0]]:
-        target = Target(python=python, machine=machine, has=_releases(fixed), fixed=fixed)
+        target = Target(python=python, machine=machine, has=_pinned_releases(fixed), fixed=fixed)
         try:
             return choose(without_urls, target, cache=cache, here=read_indexes)[1]
         except ConfigError as error:
@@ -131,7 +131,7 @@ def _compile(
         env["SSL_CERT_FILE"] = str(scratch / "ca.pem")
     has.mkdir()
     for name, version in target.has:
-        _stub(has, name, version)
+        _write_stub(has, name, version)
     preferred = [f"{name}=={version}" for name, version in target.has] if target.exact else []
     files = {
         "asked": [_BUILD.sub(r"\1", line) for line in plan.lines],
@@ -140,7 +140,7 @@ def _compile(
         **dict.fromkeys(("of-wheels", "chosen"), preferred),
     }
     if not (target.fixed or target.exact):  # any torch meets the requirements
-        _stub(has, "torch", "9999")
+        _write_stub(has, "torch", "9999")
         files["replaced"] = ["torch==9999"]
     for name, lines in files.items():
         (scratch / name).write_text("".join(f"{line}\n" for line in lines))
@@ -148,7 +148,7 @@ def _compile(
     glibc = next((minor for minor in _GLIBC if minor <= target.glibc), _GLIBC[-1])
     arguments += [f"{target.machine}-manylinux_2_{glibc}", *["--no-index"] * indexes.no_index]
 
-    def compiled(output: str, how: str) -> Said:
+    def run_compile(output: str, how: str) -> Said:
         while True:
             python = sys.executable if how == "--no-build" else python_without_builds(scratch)
             result = run_uv([*arguments, "-o", output, how], env, folder=scratch, python=python)
@@ -167,23 +167,23 @@ def _compile(
     # no wheel. If the metadata of such a package does not list its dependencies, uv would run its code.
     output, result, unbuilt = "of-wheels", Said(failure="not run"), None
     if indexes.prefer_binary:
-        result = compiled(output, "--no-build")
+        result = run_compile(output, "--no-build")
     if result.failure:
         output = "chosen"
-        result = compiled(output, "--no-build-isolation")
+        result = run_compile(output, "--no-build-isolation")
         unbuilt = _TO_BUILD.search(result.failure)
     if unbuilt:  # apart from its dependencies, the other requirements may still be in conflict
-        result = compiled("of-wheels", "--no-build")
+        result = run_compile("of-wheels", "--no-build")
         if not result.failure or _BUILT.search(result.failure):
             return None, f"a node must build {CREDENTIALS.sub('//', unbuilt[1])}"
     is_open = indexes.no_index and not target.exact and "provided package loc" in result.failure
     if result.failure:
-        return None, "" if is_open else _explained(result.failure, plan, target)
+        return None, "" if is_open else _explain(result.failure, plan, target)
     pins = (scratch / output).read_text().splitlines()
     return tuple(pin for pin in pins if (name_of(pin), pin.partition("==")[2]) not in target.has), ""
 
 
-def _explained(failure: str, plan: EnvironmentPlan, target: Target) -> str:
+def _explain(failure: str, plan: EnvironmentPlan, target: Target) -> str:
     """Return why uv cannot decide. Raises ConfigError for requirements that cannot be met or are invalid."""
     text = CREDENTIALS.sub("//", failure)
     lines = (*plan.lines, *plan.constraints)
@@ -216,12 +216,12 @@ def _explained(failure: str, plan: EnvironmentPlan, target: Target) -> str:
     raise ConfigError(f"env.file: {location}: {' and '.join(blamed)} {fault}", why, advice)
 
 
-def _torch_of(plan: EnvironmentPlan) -> tuple[str, ...]:
+def _torch_pins(plan: EnvironmentPlan) -> tuple[str, ...]:
     """Return the pins of torch and torchvision, which a separate Python gets first."""
     return tuple(requirement for requirement in plan.torch if "==" in requirement)
 
 
-def _releases(fixed: Sequence[str]) -> tuple[tuple[str, str], ...]:
+def _pinned_releases(fixed: Sequence[str]) -> tuple[tuple[str, str], ...]:
     """Return each pinned package with every release that its pin allows."""
     pins = [pin.partition("==") for pin in fixed]
     numbers = [("", *map(str, range(_PATCHES))) if of.endswith("*") else ("",) for _, _, of in pins]
@@ -232,7 +232,7 @@ def _releases(fixed: Sequence[str]) -> tuple[tuple[str, str], ...]:
     )
 
 
-def _stub(folder: Path, name: str, version: str) -> None:
+def _write_stub(folder: Path, name: str, version: str) -> None:
     """Write an empty wheel that stands for an installed package."""
     base = f"{name.replace('-', '_')}-{version}"
     with zipfile.ZipFile(folder / f"{base}-py3-none-any.whl", "w") as wheel:

@@ -120,9 +120,12 @@ def _offered_type(name: str, facts: Facts) -> GpuType:
     if (retired := RETIRED.get(name)) is not None:
         why = f"{name} ({retired.gpus} x {retired.gpu}) has been offered in no region since {retired.since}"
         why += f"; EC2 says: {refusal}" if refusal else ""
-        advice = _instead(nearest(min(retired.gpus, 8), _usable(facts)))
+        advice = _suggest(nearest(min(retired.gpus, 8), _usable_types(facts)))
     elif isinstance(kind, GpuType):
-        why, advice = "no zone of this region has it", _instead(_like(kind, facts)) + ", or another --region"
+        why, advice = (
+            "no zone of this region has it",
+            _suggest(_similar_types(kind, facts)) + ", or another --region",
+        )
     else:
         matches = difflib.get_close_matches(name.lower(), [*GPU_TYPES, *RETIRED], n=1)
         raise ConfigError(
@@ -133,23 +136,23 @@ def _offered_type(name: str, facts: Facts) -> GpuType:
     raise CloudError(f"AWS does not offer {name} in {facts.region}", why, advice)
 
 
-def _offered(facts: Facts) -> tuple[GpuType, ...]:
+def _offered_types(facts: Facts) -> tuple[GpuType, ...]:
     """Return the types of the table that at least one zone of the region offers."""
     return tuple(GPU_TYPES[name] for name, zones in facts.offers.items() if zones and name in GPU_TYPES)
 
 
-def _usable(facts: Facts) -> tuple[GpuType, ...]:
+def _usable_types(facts: Facts) -> tuple[GpuType, ...]:
     """Return the offered types that can be recommended: with whole GPUs, and of the image's architecture."""
     cpu = facts.image.architecture
-    return tuple(kind for kind in _offered(facts) if kind.share == 1 and kind.cpu == cpu)
+    return tuple(kind for kind in _offered_types(facts) if kind.share == 1 and kind.cpu == cpu)
 
 
-def _like(kind: GpuType, facts: Facts) -> tuple[GpuType, ...]:
+def _similar_types(kind: GpuType, facts: Facts) -> tuple[GpuType, ...]:
     price = kind.price_usd_per_hour or 0.0
-    return nearest(kind.gpus, _usable(facts), price=price, but=kind.name)
+    return nearest(kind.gpus, _usable_types(facts), price=price, but=kind.name)
 
 
-def _instead(kinds: Iterable[GpuType]) -> str:
+def _suggest(kinds: Iterable[GpuType]) -> str:
     options = [
         f"{kind.name} ({kind.gpus} x {kind.gpu}, ${kind.price_usd_per_hour:.2f} per hour)" for kind in kinds
     ]
@@ -166,10 +169,10 @@ def _cheapest(spec: ClusterSpec, gpus: Gpus | None, facts: Facts, market: Market
         requirement = str(gpus if gpus.count or needed == 1 else replace(gpus, count=needed))
     candidates = [
         kind
-        for kind in (_usable(facts) if gpus is None else filter(gpus.of, _offered(facts)))
+        for kind in (_usable_types(facts) if gpus is None else filter(gpus.of, _offered_types(facts)))
         if (gpus is not None or float(kind.capability) >= _LEAST_CAPABILITY)
         and not kind.bare_metal
-        and _rank(kind, facts, market) is not None
+        and _comparable_price(kind, facts, market) is not None
         and (gpus is not None or not unlisted(kind, facts.image.name))
     ]
     # If the image supports none of them, the plan raises the error about the image.
@@ -177,7 +180,7 @@ def _cheapest(spec: ClusterSpec, gpus: Gpus | None, facts: Facts, market: Market
     offered = [kind for kind in fitting if kind.gpus >= needed]
     if not offered:
         raise _not_offered(requirement, needed, gpus, fitting, spec, facts)
-    offered.sort(key=lambda kind: (_rank(kind, facts, market) or 0, kind.name))
+    offered.sort(key=lambda kind: (_comparable_price(kind, facts, market) or 0, kind.name))
     for kind in offered:
         if fits(kind, spec.cluster.nodes, facts, market) is not False:
             why = f"the cheapest with {requirement} in {facts.region} that fits the image and the quota"
@@ -189,10 +192,12 @@ def _not_offered(
     requirement: str, needed: int, gpus: Gpus | None, fitting: list[GpuType], spec: ClusterSpec, facts: Facts
 ) -> CloudError:
     """Return the error for GPUs that no type of the region has, with the counts that are offered."""
-    why, advice = _gone(gpus), []
+    why, advice = _why_retired(gpus), []
     if gpus is not None and (wanted := gpus.count) is not None:
         any_count = replace(gpus, count=None)
-        counts = sorted({kind.gpus for kind in _usable(facts) if any_count.of(kind) and not kind.bare_metal})
+        counts = sorted(
+            {kind.gpus for kind in _usable_types(facts) if any_count.of(kind) and not kind.bare_metal}
+        )
         if counts:
             *smaller, last = map(str, counts)
             why = f"a node has {', '.join(smaller)}{' or ' * bool(smaller)}{last} x {gpus.model}"
@@ -207,12 +212,12 @@ def _not_offered(
     )
 
 
-def _gone(gpus: Gpus | None) -> str:
+def _why_retired(gpus: Gpus | None) -> str:
     old = [retired for retired in RETIRED.values() if gpus and retired.gpu == gpus.name]
     return f"the last one, {old[0].name.split('.')[0]}, went on {old[0].since}" if old else ""
 
 
-def _rank(kind: GpuType, facts: Facts, market: Market) -> float | None:
+def _comparable_price(kind: GpuType, facts: Facts, market: Market) -> float | None:
     """Return the price to compare types by: the spot price of the best zone, else the on-demand price."""
     spot = facts.spot_prices.get(kind.name)
     if market == "spot" and spot:
@@ -268,20 +273,20 @@ def _over_quota(kinds: Iterable[GpuType], spec: ClusterSpec, facts: Facts, marke
     return CloudError(
         f"the vCPU quota of this account is too small for {nodes} nodes",
         "; ".join(f"{quota}: {', '.join(demands)}" for quota, demands in needs.items()),
-        f"{_largest(kinds, spec, facts, market)}\nawsddp doctor --request-quota   # request more from AWS",
+        f"{_best_up(kinds, spec, facts, market)}\nawsddp doctor --request-quota   # request more from AWS",
         kind="quota",
     )
 
 
-def _largest(kinds: tuple[GpuType, ...], spec: ClusterSpec, facts: Facts, market: Market) -> str:
+def _best_up(kinds: tuple[GpuType, ...], spec: ClusterSpec, facts: Facts, market: Market) -> str:
     """Return the command for the most GPUs that the quota allows, with its price.
 
     It has at most the requested nodes; ties are resolved by a requested type, more nodes, the lower price.
     """
     gpus = wanted_gpus(spec)
     options: list[tuple[tuple[float, ...], GpuType, int]] = []
-    for kind in dict.fromkeys((*kinds, *_usable(facts))):
-        price, free = _rank(kind, facts, market), max(0, _free_vcpus(kind, facts, market) or 0)
+    for kind in dict.fromkeys((*kinds, *_usable_types(facts))):
+        price, free = _comparable_price(kind, facts, market), max(0, _free_vcpus(kind, facts, market) or 0)
         nodes = min(spec.cluster.nodes, int(free // kind.vcpus))
         usable = not kind.bare_metal and not misfit(kind, facts.image.name)
         if nodes and price is not None and usable and (gpus is None or gpus.name == kind.gpu):
@@ -304,7 +309,7 @@ def zones(spec: ClusterSpec, facts: Facts, kind: GpuType, market: Market, nodes:
     offered = facts.offers.get(kind.name, ())
     if facts.reservation is not None:
         offered = (facts.reservation.zone,)
-    allowed = _allowed(spec, facts, kind, offered)
+    allowed = _allowed_zones(spec, facts, kind, offered)
     subnets = [subnet for subnet in facts.subnets if subnet.zone in allowed]
     # If no subnet is reachable, the plan raises the error about the route.
     subnets = [subnet for subnet in subnets if answers(spec, subnet)] or subnets
@@ -326,7 +331,9 @@ def zones(spec: ClusterSpec, facts: Facts, kind: GpuType, market: Market, nodes:
     raise _no_subnet(spec, facts, kind, allowed)
 
 
-def _allowed(spec: ClusterSpec, facts: Facts, kind: GpuType, offered: tuple[str, ...]) -> tuple[str, ...]:
+def _allowed_zones(
+    spec: ClusterSpec, facts: Facts, kind: GpuType, offered: tuple[str, ...]
+) -> tuple[str, ...]:
     """Return the offered zones that the spec allows. Raises ConfigError if a listed zone is not offered."""
     listed = spec.capacity.zones
     if not listed:
@@ -373,7 +380,7 @@ def _no_subnet(
 
 def choices(facts: Facts, kind: GpuType, nodes: int, market: Market) -> tuple[Choice, ...]:
     """Return the three most similar other types that are offered."""
-    return tuple(_choice(other, facts, nodes, market) for other in _like(kind, facts))
+    return tuple(_choice(other, facts, nodes, market) for other in _similar_types(kind, facts))
 
 
 def offers(facts: Facts, spec: ClusterSpec) -> tuple[Choice, ...]:
@@ -383,10 +390,10 @@ def offers(facts: Facts, spec: ClusterSpec) -> tuple[Choice, ...]:
     Raises ConfigError for invalid GPUs, CloudError if no type has them.
     """
     gpus = wanted_gpus(spec) if "cluster.gpus" in spec.from_cli else None
-    kinds = [kind for kind in _offered(facts) if gpus is None or gpus.of(kind)]
+    kinds = [kind for kind in _offered_types(facts) if gpus is None or gpus.of(kind)]
     if gpus is not None and not kinds:
         raise CloudError(
-            f"AWS offers no type with {gpus} in {facts.region}", _gone(gpus), "omit --gpus: all types"
+            f"AWS offers no type with {gpus} in {facts.region}", _why_retired(gpus), "omit --gpus: all types"
         )
     rows = [_choice(kind, facts, spec.cluster.nodes, "on-demand") for kind in kinds]
     return tuple(sorted(rows, key=lambda offer: (offer.price_usd_per_hour or math.inf, offer.instance_type)))

@@ -113,7 +113,7 @@ CASES: dict[str, tuple[ClusterSpec, Standing, tuple[Step, ...]]] = {
                 do="end",
                 numbers=(1,),
                 instances=("i-1",),
-                why="its replacement is requested, and it is lost also where AWS has no other machine",
+                why="its replacement is requested; it is lost even if AWS has no other machine",
             ),
             Step(do="launch", numbers=(1,)),
         ),

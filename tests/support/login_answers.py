@@ -51,7 +51,7 @@ class Answers(BaseHTTPRequestHandler):
         pass
 
 
-PROGRAM = "credential_process does not give credentials"
+PROGRAM = "credential_process returned no credentials"
 
 LATER = datetime.now(UTC) + timedelta(minutes=14)
 
