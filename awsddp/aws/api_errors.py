@@ -190,9 +190,9 @@ class Refused(CloudError):
 def unless_refused(
     act: Callable[[], T], expected: Callable[[Refused], bool] = lambda refusal: True
 ) -> T | None:
-    """Return the result of `act`, or None if it raises a Refused that is `expected` (default: any).
+    """Return the result of `act`, or None if it raises an AwsRefused that is `expected` (default: any).
 
-    Raises any other Refused.
+    Raises any other AwsRefused.
     """
     try:
         return act()
@@ -230,7 +230,7 @@ def translate(
 ) -> AwsddpError:
     """Return awsddp's error for an error that botocore raised in the call `operation`.
 
-    `where` is the region or the endpoint, for the message; `is_local` is True for the local cloud.
+    `location` is the region or the endpoint, for the message; `is_local` is True for the local cloud.
     `login` is the command to log in again, `now` the time by this machine's clock.
     """
     if isinstance(error, ClientError):

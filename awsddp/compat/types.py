@@ -271,7 +271,7 @@ def quota_of(instance_type: str, market: Market = "on-demand") -> tuple[str, str
 
 
 def nearest(gpus: int, among: Iterable[GpuType], *, price: float = 0.0, but: str = "") -> tuple[GpuType, ...]:
-    """Return the three types nearest in GPUs, then in price, without `but`, bare metal and unpriced types."""
+    """Return the three types nearest in GPUs, then in price; not `excluded`, bare metal or unpriced types."""
 
     def distance(kind: GpuType) -> tuple[float, float, str]:
         return abs(kind.gpus - gpus), abs((kind.price_usd_per_hour or 0.0) - price), kind.name

@@ -55,8 +55,8 @@ def toml_list(table: Any, *keys: str) -> list[Any]:
 def dependencies_of(document: Table, folder: Path, extras: Sequence[str], *, place: str) -> list[str]:
     """Return the requirements in a project's pyproject.toml, with those of its extras.
 
-    `place` is the line that requests them, for the error. Raises ConfigError if something else than [project]
-    determines them.
+    `location` is the line that requests them, for the error. Raises ConfigError if something else than
+    [project] determines them.
     """
     if other_source := next(_other_sources(document, folder, extras), ""):
         raise ConfigError(

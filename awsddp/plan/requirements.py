@@ -53,7 +53,7 @@ _YAML_KEY = re.compile(r"^[\"']?(\w+)[\"']?\s*:", re.MULTILINE)
 
 @dataclass(frozen=True, kw_only=True)
 class Requirements:
-    """Requirement lines for pip, the file and line of each (`places`), and the indexes for them.
+    """Requirement lines for pip, the file and line of each (`locations`), and the indexes for them.
 
     `projects` are installed without their code, which is synced. `conda` is the content of an
     environment.yml for conda, and `variables` are the environment variables that it sets.
