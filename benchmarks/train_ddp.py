@@ -7,7 +7,7 @@ as long as they do, worth a tenth: so there are several such pairs, and a ratio 
 all, which others on the machine disturbed least, of the median times, and of the median CPU times of both.
 
     resnet18    a step of batch 32 at 224 pixels: DDP against two processes that do not talk
-    digits      epochs of the digits recipe: train/main.py's whole train() (logging, SIGTERM's agreement,
+    digits      epochs of the digits recipe: train/main.py's whole Trainer (logging, SIGTERM's agreement,
                 checkpoint, evaluation and all) against a loop that has nothing but DDP, with the same batches
     settings    a step of DDP with a setting changed against one as train/main.py sets it up, which is right
                 where this is above 1
@@ -97,7 +97,7 @@ def stepper(
     return step
 
 
-def resnet18(place: group.Place) -> dict[str, Run]:
+def resnet18(world: group.World) -> dict[str, Run]:
     """Return a step with DDP and one without."""
     return {name: stepper("resnet18", batch=32, ddp=name == "ddp") for name in ("ddp", "alone")}
 
@@ -118,18 +118,18 @@ def bare(epochs: int, rank: int) -> None:
             optimizer.step()
 
 
-def digits(place: group.Place, *, epochs: int = 40) -> dict[str, Run]:
+def digits(world: group.World, *, epochs: int = 40) -> dict[str, Run]:
     """Return train/main.py and the bare loop."""
-    args = recipes.arguments(None, ["--epochs", str(epochs), "--evaluate-every", str(epochs)])
+    args = recipes.parse_arguments(None, ["--epochs", str(epochs), "--evaluate-every", str(epochs)])
     args.place = []
 
     def ours() -> None:
         folder = os.environ["AWSDDP_RUN_DIR"] = tempfile.mkdtemp()
         with contextlib.redirect_stdout(io.StringIO()):
-            program.train(args, place, CPU)
+            program.Trainer(args, world, CPU).train()
         shutil.rmtree(folder)
 
-    return {"ours": ours, "bare": lambda: bare(epochs, place.rank)}
+    return {"ours": ours, "bare": lambda: bare(epochs, world.rank)}
 
 
 CHANGED: dict[str, dict[str, bool]] = {
@@ -140,7 +140,7 @@ CHANGED: dict[str, dict[str, bool]] = {
 }
 
 
-def settings(place: group.Place) -> dict[str, Run]:
+def settings(world: group.World) -> dict[str, Run]:
     """Return steps of both networks as they are, and with one setting changed."""
     runs = {}
     for name, batch, times in (("resnet18", 4, 5), ("digits-net", 32, 200)):
@@ -174,11 +174,11 @@ RATIOS = {
 def measure(argv: list[str]) -> int:
     """Be one of two processes, and leave their times in a file."""
     args = arguments(argv)
-    place = group.find_place([], env=os.environ)
+    world = group.find_world()
     torch.set_num_threads(1)
-    group.join(place, device=CPU)
-    found = in_turns(KINDS[args.only](place), args.rounds)
-    if place.rank == 0:
+    group.join(world, device=CPU)
+    found = in_turns(KINDS[args.only](world), args.rounds)
+    if world.rank == 0:
         torch.save(found, args.into)
     group.leave()
     return 0

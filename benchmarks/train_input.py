@@ -68,7 +68,7 @@ def pipelines(images: image_files.Images) -> dict[str, Callable[[], int]]:
     planes = images.pixels(images.gather(torch.arange(len(images)))).contiguous()
     sampler = DistributedSampler[object](images, 1, 0)
     ours = batches.Batches(images, sampler, batch_size=BATCH, device=torch.device("cpu"))
-    prepare = batches.Prepare(images, mean=half, std=half, size=224)
+    transform = batches.Transform(images, mean=half, std=half, size=224)
 
     def with_v2(pixels: torch.Tensor) -> int:
         return sum(len(new(pixels[index])) for index in torch.randperm(len(images)).split(BATCH))
@@ -77,7 +77,7 @@ def pipelines(images: image_files.Images) -> dict[str, Callable[[], int]]:
     return {
         "published": lambda: sum(len(pixels) for pixels, _ in published),
         **{name: (lambda pixels=pixels: with_v2(pixels)) for name, pixels in layouts.items()},
-        "ours": lambda: sum(len(prepare(batch.records)) for batch in ours.epoch(1)),
+        "ours": lambda: sum(len(transform(batch.records)) for batch in ours.epoch(1)),
         "handed": lambda: sum(len(batch.records) for batch in ours.epoch(1)),
     }
 

@@ -1,4 +1,4 @@
-"""From images in files to tensors on the device: gathered, moved ahead, then augmented and resized."""
+"""Batches of images: read from files, copied to the device, then augmented, resized and normalised."""
 
 from __future__ import annotations
 
@@ -6,30 +6,30 @@ import argparse
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import chain
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import image_files
 import torch
 import torch.nn.functional as F
-from group import Place
+from group import LaunchError, World
 from image_files import Images
 from torch import Tensor
 from torch.utils.data import DataLoader, DistributedSampler, Sampler
 
 
 class Batch(NamedTuple):
-    """`records` [B, bytes] uint8 as the file holds them, `labels` [B], `draws` [B, 3] where wanted."""
+    """`records` [B, bytes] uint8 as in the file, `labels` [B], `draws` [B, 3] random numbers to augment."""
 
     records: Tensor
     labels: Tensor
     draws: Tensor | None
 
 
-class Prepare:
-    """Turns records into what the model eats, where they are: cropped, mirrored, resized, normalised.
+class Transform:
+    """Turns records into the network's input, on their device: crop, mirror, resize, normalise.
 
-    `size`: the side that images are resized to (bilinear), None leaves them. `mean` and `std`: one a channel,
-    of pixels between 0 and 1. `crop`: random crops from images padded with that many zeros a side.
+    `mean` and `std`: one per channel, of pixels between 0 and 1. `size`: the side to resize to (bilinear),
+    None: no resizing. `crop`: random crops of images padded with that many zeros on each side.
     """
 
     def __init__(
@@ -46,20 +46,20 @@ class Prepare:
         pixel = torch.tensor([[1 / (scale * s), -m / s] for m, s in zip(mean, std, strict=True)])
         self.rows = {side: pixel.repeat(side, 1).T.contiguous() for side in {width, size or width}}
 
-    def to(self, device: torch.device) -> Prepare:
-        """Move its constants; return itself."""
+    def to(self, device: torch.device) -> Transform:
+        """Move the constants to `device`; return self."""
         self.rows = {side: row.to(device) for side, row in self.rows.items()}
         return self
 
     def __call__(self, records: Tensor, draws: Tensor | None = None) -> Tensor:
-        """Return [B, C, H, W] float32 in channels_last. With `draws` [B, 3] (down, right, flip) augment."""
+        """Return [B, C, H, W] float32 in channels_last; with `draws` [B, 3] cropped and mirrored."""
         pixels = self.images.pixels(records)
         if draws is not None and self.crop:
             pixels = crop_and_flip(pixels, draws, padding=self.crop)
         pixels = pixels.contiguous(memory_format=torch.channels_last)
         if self.size is None:
             return self._normalise(pixels)
-        # The order does not matter. On a CPU it is fastest to resize the bytes; a GPU has no kernel for that.
+        # Either order is right. On a CPU it is fastest to resize the bytes; a GPU has no kernel for that.
         if pixels.is_cuda:
             return F.interpolate(self._normalise(pixels), (self.size, self.size), mode="bilinear")
         return self._normalise(F.interpolate(pixels, (self.size, self.size), mode="bilinear", antialias=True))
@@ -68,14 +68,14 @@ class Prepare:
         """Normalise whole rows of pixels: on a CPU much faster than to broadcast over 3 channels."""
         rows = pixels.permute(0, 2, 3, 1).flatten(2)
         factor, shift = self.rows[pixels.shape[3]]
-        even = torch.addcmul(shift, rows.float(), factor)
-        return even.unflatten(2, (pixels.shape[3], -1)).permute(0, 3, 1, 2)
+        normalised = torch.addcmul(shift, rows.float(), factor)
+        return normalised.unflatten(2, (pixels.shape[3], -1)).permute(0, 3, 1, 2)
 
 
 def crop_and_flip(pixels: Tensor, draws: Tensor, *, padding: int) -> Tensor:
-    """Return random crops [B, C, H, W] of `pixels` padded with zeros, some mirrored.
+    """Return crops [B, C, H, W] of `pixels` padded with zeros, some mirrored.
 
-    `draws` [B, 3]: rows down and columns right, 0 to 2 * padding, and 1 where the image is mirrored.
+    `draws` [B, 3]: rows down and columns right, 0 to 2 * padding, and 1 to mirror the image.
     """
     count, _, height, width = pixels.shape
     padded = F.pad(pixels, (padding,) * 4)
@@ -89,10 +89,10 @@ def crop_and_flip(pixels: Tensor, draws: Tensor, *, padding: int) -> Tensor:
 
 
 class Batches:
-    """The batches of one rank, epoch by epoch; the same sampler position yields the same batch.
+    """The batches of one rank, epoch by epoch. The same sampler position yields the same batch.
 
-    Gathered here without a loop over samples, or by `workers` processes of a DataLoader where a set does not
-    fit into memory. On a GPU the next batch is pinned and moved while this one is worked on.
+    This process gathers them without a loop over samples; for a set that does not fit into memory, `workers`
+    DataLoader processes do. On a GPU the next batch is pinned and copied during the work on this one.
     """
 
     def __init__(
@@ -107,55 +107,57 @@ class Batches:
         workers: int = 0,
     ) -> None:
         self.images, self.sampler, self.device, self.crop, self.seed = images, sampler, device, crop, seed
-        self.chunks = Chunks(sampler, batch_size)
+        self.batch_sampler = BatchSampler(sampler, batch_size)
+        # Not fork: a forked worker can deadlock on a lock that another thread held. Not the global generator:
+        # the numbers that the loader draws would be missing in the model's dropout.
         self.loader = DataLoader(
             images,
-            batch_sampler=self.chunks,
+            batch_sampler=self.batch_sampler,
             num_workers=workers,
-            collate_fn=_as_it_is,
+            collate_fn=_unchanged,
             pin_memory=device.type == "cuda",
             persistent_workers=workers > 0,
-            multiprocessing_context="forkserver" if workers else None,  # fork can deadlock with threads about
-            generator=torch.Generator().manual_seed(seed),  # not the global one: that belongs to the model
+            multiprocessing_context="forkserver" if workers else None,
+            generator=torch.Generator().manual_seed(seed),
         )
 
     def __len__(self) -> int:
-        return len(self.chunks)
+        return len(self.batch_sampler)
 
     def images_of_step(self, number: int, passes: int) -> int:
-        """Return how many images this rank gives to the step of batch `number`, of `passes` batches."""
-        first = (number - 1) // passes * passes * self.chunks.batch_size
-        return min(passes * self.chunks.batch_size, len(self.sampler) - first)
+        """Return this rank's number of images in the step, of `passes` batches, that has batch `number`."""
+        first = (number - 1) // passes * passes * self.batch_sampler.batch_size
+        return min(passes * self.batch_sampler.batch_size, len(self.sampler) - first)
 
     def epoch(self, epoch: int, *, start: int = 0) -> Iterator[Batch]:
         """Yield the batches of `epoch` on the device, from number `start` on."""
-        self.sampler.set_epoch(epoch)
-        draws = self._draws(epoch) if self.crop else None
+        self.sampler.set_epoch(epoch)  # without it every epoch has the same order
+        draws = self._draw(epoch) if self.crop else None
         batches = (
             Batch(records, labels, None if draws is None else draws[index])
-            for records, labels, index in self._gathered(start)
+            for records, labels, index in self._read(start)
         )
-        return ahead(batches, self.device) if self.device.type == "cuda" else batches
+        return prefetch(batches, self.device) if self.device.type == "cuda" else batches
 
-    def _gathered(self, start: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    def _read(self, start: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Yield records, labels and sample numbers of the batches from `start` on."""
-        self.chunks.start = start
+        self.batch_sampler.start = start
         if self.loader.num_workers:
             yield from self.loader
             return
-        size, pinned = self.chunks.batch_size, self.device.type == "cuda"
+        size, pinned = self.batch_sampler.batch_size, self.device.type == "cuda"
         for index in torch.tensor(list(self.sampler))[start * size :].split(size):
             if len(index):  # an empty tensor splits into one empty part
                 yield self.images.gather(index, pinned=pinned), self.images.labels[index], index
 
-    def _draws(self, epoch: int) -> Tensor:
-        """Return [N, 3] for augmentation: a function of seed, epoch and sample, whoever gets the sample."""
+    def _draw(self, epoch: int) -> Tensor:
+        """Return the draws [N, 3] of all samples. They depend on seed, epoch and sample, not on the rank."""
         random = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
         limits = (2 * self.crop + 1, 2 * self.crop + 1, 2)
         return torch.stack([torch.randint(n, (len(self.images),), generator=random) for n in limits], 1)
 
 
-class Chunks(Sampler[list[int]]):
+class BatchSampler(Sampler[list[int]]):
     """A batch sampler that can begin at batch number `start`."""
 
     def __init__(self, sampler: DistributedSampler[object], batch_size: int) -> None:
@@ -170,45 +172,44 @@ class Chunks(Sampler[list[int]]):
             yield samples[first : first + self.batch_size]
 
 
-def _as_it_is(batch: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-    return batch
+def _unchanged(batch: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    return batch  # a lambda cannot be sent to a worker process
 
 
-def ahead(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]:
-    """Yield `batches` on the GPU, each copied on a stream of its own while the one before it is worked on."""
+def prefetch(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]:
+    """Yield `batches` on the GPU; each is copied on a second stream during the work on the one before."""
     copies = torch.cuda.Stream(device)
 
     def move(tensor: Tensor) -> Tensor:
         pinned = tensor if tensor.is_pinned() else tensor.pin_memory()
-        return pinned.to(device, non_blocking=True)
+        return pinned.to(device, non_blocking=True)  # asynchronous from pinned memory only
 
     def send(batch: Batch) -> Batch:
         with torch.cuda.stream(copies):
             draws = None if batch.draws is None else move(batch.draws)
             return Batch(move(batch.records), move(batch.labels), draws)
 
-    waiting: Batch | None = None
+    sent: Batch | None = None
     for batch in chain(batches, [None]):
-        ready = waiting
+        ready = sent
         if ready is not None:
             torch.cuda.current_stream(device).wait_stream(copies)
-            for tensor in filter(torch.is_tensor, ready):
+            for tensor in filter(torch.is_tensor, ready):  # else its memory may be used again too early
                 tensor.record_stream(torch.cuda.current_stream(device))
-        waiting = send(batch) if batch is not None else None
+        sent = send(batch) if batch is not None else None
         if ready is not None:
             yield ready
 
 
 class Synthetic:
-    """`steps` times the same images, on the device and ready: training without input, to measure against."""
+    """The same images `steps` times, ready on the device: the speed of training without its input."""
 
     def __init__(
         self, shape: tuple[int, int, int], *, classes: int, batch_size: int, device: torch.device, steps: int
     ) -> None:
         self.steps = steps
-        self.inputs = torch.randn(batch_size, *shape, device=device).contiguous(
-            memory_format=torch.channels_last
-        )
+        images = torch.randn(batch_size, *shape, device=device)
+        self.images = images.contiguous(memory_format=torch.channels_last)
         labels = torch.randint(0, classes, (batch_size,), device=device)
         self.batch = Batch(torch.empty(0, device=device), labels, None)
 
@@ -216,56 +217,47 @@ class Synthetic:
         return self.steps
 
     def images_of_step(self, number: int, passes: int) -> int:
-        """Return how many images the step of batch `number` (from 1) takes in, in `passes` batches."""
+        """Return the number of images in the step, of `passes` batches, that has batch `number`."""
         first = (number - 1) // passes * passes
-        return min(passes, self.steps - first) * len(self.inputs)
+        return min(passes, self.steps - first) * len(self.images)
 
     def epoch(self, epoch: int, *, start: int = 0) -> Iterator[Batch]:
         """Yield the batch again and again."""
         return iter([self.batch] * (self.steps - start))
 
-    def prepare(self, records: Tensor, draws: Tensor | None = None) -> Tensor:
-        """Return the images: nothing is left to prepare."""
-        return self.inputs
-
-
-class Source(Protocol):
-    """Where the training loop takes its batches from."""
-
-    def __len__(self) -> int: ...
-    def epoch(self, epoch: int, *, start: int = 0) -> Iterator[Batch]: ...
-    def images_of_step(self, number: int, passes: int) -> int: ...
+    def transform(self, records: Tensor, draws: Tensor | None = None) -> Tensor:
+        """Return the images as they are."""
+        return self.images
 
 
 @dataclass(frozen=True)
-class Feed:
-    """All that a run eats: batches, how they are prepared, what it is tested on, and its name for reports."""
+class Inputs:
+    """The data of a run: batches to train on, images to evaluate on, their transform, a name for reports."""
 
-    train: Source
+    train: Batches | Synthetic
     test_set: Images | None
-    prepare: Callable[..., Tensor]
+    transform: Callable[..., Tensor]
     description: str
+    batch_size: int  # images of one process in one pass
+    images_per_step: int  # of all ranks
 
 
-def feed(args: argparse.Namespace, place: Place, *, device: torch.device, batch_size: int) -> Feed:
-    """Return what `args` asks for, for this rank. Raises image_files.DataError without the data set."""
+def build_inputs(args: argparse.Namespace, world: World, device: torch.device) -> Inputs:
+    """Return the data that `args` names, for this rank. Raises image_files.DataError without the data set."""
+    size = args.batch_size or args.global_batch // (world.size * args.accumulate)
+    sizes = (size, size * world.size * args.accumulate)
+    if size < 1:
+        raise LaunchError(f"a global batch of {args.global_batch} leaves some ranks without an image.")
     if args.data == "synthetic":
         shape = (3, args.image_size, args.image_size)
-        source = Synthetic(shape, classes=10, batch_size=batch_size, device=device, steps=args.steps)
-        return Feed(source, None, source.prepare, "synthetic")
+        source = Synthetic(shape, classes=10, batch_size=size, device=device, steps=args.steps)
+        return Inputs(source, None, source.transform, "synthetic", *sizes)
     train_set, test_set = (image_files.load(args.data, args.data_dir, half) for half in (True, False))
-    sampler = DistributedSampler[object](train_set, place.world_size, place.rank, seed=args.seed)
-    train = Batches(
-        train_set,
-        sampler,
-        batch_size=batch_size,
-        device=device,
-        crop=args.crop,
-        seed=args.seed,
-        workers=args.workers,
-    )
-    prepare = Prepare(train_set, mean=args.mean, std=args.std, size=args.image_size, crop=args.crop).to(
-        device
-    )
+    # The sampler repeats a few images so that all ranks have equally many: a rank with one batch more would
+    # wait for the others' gradients for ever.
+    sampler = DistributedSampler[object](train_set, world.size, world.rank, seed=args.seed)
+    options = {"crop": args.crop, "seed": args.seed, "workers": args.workers}
+    train = Batches(train_set, sampler, batch_size=size, device=device, **options)
+    transform = Transform(train_set, mean=args.mean, std=args.std, size=args.image_size, crop=args.crop)
     made = " (made data, not the real set)" if train_set.made else ""
-    return Feed(train, test_set, prepare, args.data + made)
+    return Inputs(train, test_set, transform.to(device), args.data + made, *sizes)

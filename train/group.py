@@ -1,4 +1,4 @@
-"""Who am I, and with whom: the place of this process in the job, and the process group."""
+"""The process group: which rank this process is, how the ranks form a group, stop together and leave it."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import NoReturn
 
@@ -22,104 +22,111 @@ class LaunchError(Exception):
 
 
 @dataclass(frozen=True)
-class Place:
-    """This process among the others: its rank of `world_size`, its number on its node, and how they meet."""
+class World:
+    """The ranks of the job, and which of them this process is. Local: among the ranks of its machine."""
 
     rank: int
     local_rank: int
-    world_size: int
-    local_world_size: int
-    init_method: str | None  # None: alone
+    size: int
+    local_size: int
+    init_method: str | None  # the address at which the ranks meet; None: there is one rank
 
 
-def find_place(
-    positional: list[int],
-    *,
-    env: Mapping[str, str],
+def find_world(
+    positional: Sequence[int] = (),
     local_rank: int | None = None,
     world_size: int | None = None,
     init_method: str | None = None,
-) -> Place:
-    """Return the place that argv (`RANK LOCAL_RANK`, `--local_rank`, ...) and, where silent, `env` give.
+) -> World:
+    """Return the world: from the arguments, else from the environment, else this process is the only rank.
 
-    With no rank anywhere the process is alone. Raises LaunchError when what is given does not fit together.
+    `positional` is [RANK, LOCAL_RANK] or empty. Raises LaunchError if the values do not fit together.
     """
     if len(positional) == 1:
         raise LaunchError("RANK without LOCAL_RANK. Type: main.py RANK LOCAL_RANK")
     try:
-        rank = positional[0] if positional else int(env.get("RANK", 0))
-        local = positional[1] if positional else local_rank
-        local = int(env.get("LOCAL_RANK", 0)) if local is None else local
-        size = world_size or int(env.get("WORLD_SIZE", 0))
-        local_size = int(env.get("LOCAL_WORLD_SIZE", 0))
+        rank = positional[0] if positional else int(os.environ.get("RANK", "0"))
+        if positional:
+            local_rank = positional[1]
+        elif local_rank is None:
+            local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+        size = world_size or int(os.environ.get("WORLD_SIZE", "0"))
+        local_size = int(os.environ.get("LOCAL_WORLD_SIZE", "0"))
     except ValueError as error:
+        names = "RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE"
+        raise LaunchError(f"{names} must be numbers: {error}") from error
+    if not size and (positional or "RANK" in os.environ):
+        raise LaunchError(f"rank {rank} of how many? Give --world-size or WORLD_SIZE.")
+    return _check(World(rank, local_rank, size or 1, local_size or size or 1, init_method))
+
+
+def _check(world: World) -> World:
+    """Return `world`, with an init_method if it needs one. Raises LaunchError if its values do not fit."""
+    if not 0 <= world.rank < world.size:
+        last = world.size - 1
         raise LaunchError(
-            f"RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE must be numbers: {error}"
-        ) from error
-    if not size:
-        if positional or "RANK" in env:
-            raise LaunchError(f"rank {rank} of how many? Give --world-size or WORLD_SIZE.")
-        size = 1
-    if not 0 <= rank < size:
-        raise LaunchError(f"rank {rank} does not fit a world of {size}: ranks go from 0 to {size - 1}.")
-    if size > 1 and not init_method:
-        if not {"MASTER_ADDR", "MASTER_PORT"} <= env.keys():
-            raise LaunchError(
-                "where do the ranks meet? Give --init-method tcp://HOST:PORT or set MASTER_ADDR, MASTER_PORT."
-            )
-        init_method = "env://"
-    return Place(rank, local, size, local_size or size, init_method)
+            f"rank {world.rank} does not fit a world of {world.size}: ranks go from 0 to {last}."
+        )
+    if world.size == 1 or world.init_method:
+        return world
+    if not {"MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys():
+        raise LaunchError(
+            "where do the ranks meet? Give --init-method tcp://HOST:PORT or set MASTER_ADDR, MASTER_PORT."
+        )
+    return replace(world, init_method="env://")
 
 
-def choose_device(name: str, place: Place) -> torch.device:
-    """Return the device of this rank: `name` is cpu, cuda, or auto (cuda where there is a GPU).
+def choose_device(name: str, world: World) -> torch.device:
+    """Return the device of this rank. `name` is cpu, cuda, or auto (cuda if there is a GPU).
 
-    Raises LaunchError when the GPU numbered LOCAL_RANK is not there.
+    A rank takes the GPU numbered LOCAL_RANK: with plain "cuda" all ranks of a machine would share GPU 0.
+    Raises LaunchError if that GPU does not exist.
     """
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if name == "cpu" or (name == "auto" and not gpus):
         return torch.device("cpu")
-    if place.local_rank >= gpus:
+    if world.local_rank >= gpus:
         raise LaunchError(
-            f"local rank {place.local_rank} wants GPU {place.local_rank}, and this machine has {gpus}: "
-            f"start at most {gpus} ranks here, or give --device cpu."
+            f"local rank {world.local_rank} needs GPU {world.local_rank}, and this machine has {gpus}: "
+            f"start at most {gpus} ranks on it, or give --device cpu."
         )
-    return torch.device("cuda", place.local_rank)
+    return torch.device("cuda", world.local_rank)
 
 
-def share_cores(place: Place) -> None:
-    """Divide the cores among the ranks of the node, unless OMP_NUM_THREADS says: idle threads spin."""
+def divide_cores(world: World) -> None:
+    """Divide the cores among the ranks of the machine, unless OMP_NUM_THREADS is set.
+
+    By default each rank has as many threads as there are cores, and waiting threads keep their cores busy.
+    """
     if "OMP_NUM_THREADS" not in os.environ:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        torch.set_num_threads(max(1, cores // place.local_world_size))
+        torch.set_num_threads(max(1, cores // world.local_size))
 
 
-def join(place: Place, *, device: torch.device, backend: str | None = None, timeout_s: float = 600) -> None:
-    """Form the process group: by default gloo for tensors on the CPU and nccl for those on a GPU.
+def join(world: World, *, device: torch.device, backend: str | None = None, timeout_s: float = 600) -> None:
+    """Form the process group. The default backend is gloo for CPU tensors and nccl for GPU tensors.
 
-    Raises LaunchError when the group does not form: a port that is taken, ranks that do not come, or that
-    were told of another world size.
+    Raises LaunchError if the group does not form: the port is taken, ranks are missing, or the ranks were
+    started with different world sizes.
     """
-    default = "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl"
-    chosen = "cpu:gloo,cuda:nccl" if backend == "nccl" else backend or default
-    rank, size, timeout = place.rank, place.world_size, timedelta(seconds=timeout_s)
+    both = "cpu:gloo,cuda:nccl"  # nccl sends no CPU tensors; StopSignal and checkpoint.load have some
+    backend = both if backend == "nccl" else backend or ("gloo" if device.type == "cpu" else both)
+    rank, size, timeout = world.rank, world.size, timedelta(seconds=timeout_s)
     try:
         store = dist.HashStore()  # type: ignore[attr-defined]
-        if place.init_method:
-            store, *_ = next(rendezvous(place.init_method, rank, size, timeout=timeout))
+        if world.init_method:
+            store, *_ = next(rendezvous(world.init_method, rank, size, timeout=timeout))
             store.set_timeout(timeout)
-        told = store.compare_set("world_size", "", str(size)).decode()
-        if told != str(size):
-            raise LaunchError(f"rank {rank} was told of a world of {size}, another rank of {told}.")
-        dist.init_process_group(chosen, store=store, rank=rank, world_size=size, timeout=timeout)
-    except (RuntimeError, ValueError, AssertionError) as error:  # the last for an unknown backend
-        raise LaunchError(
-            f"rank {place.rank} of {place.world_size} found no group at {place.init_method}: {error}"
-        ) from error
+        first_size = store.compare_set("world_size", "", str(size)).decode()
+        if first_size != str(size):
+            raise LaunchError(f"rank {rank} has world size {size}, another rank has {first_size}.")
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
+    except (RuntimeError, ValueError, AssertionError) as error:  # AssertionError: an unknown backend
+        raise LaunchError(f"rank {rank} of {size} found no group at {world.init_method}: {error}") from error
 
 
 def leave() -> None:
-    """End the process group together.
+    """Leave the process group, all ranks together.
 
     The pause is for gloo (seen with torch 2.13): a group destroyed while a peer is still in its last
     collective aborts that peer, about once in 20 groups.
@@ -130,50 +137,50 @@ def leave() -> None:
 
 
 def end(code: int) -> NoReturn:
-    """End this process; at once where it did not leave the group, because it failed.
+    """End this process: at once if it failed, and so did not leave the group.
 
-    A regular exit may be aborted by gloo's threads then, or wait for them for ever (seen with torch 2.13).
+    After a failure gloo's threads may abort a regular exit, or block it for ever (seen with torch 2.13).
     """
     if dist.is_initialized():
         os._exit(code)
     sys.exit(code)
 
 
-class Stop:
-    """SIGTERM, agreed on: all ranks stop after the same step, with a checkpoint.
+class StopSignal:
+    """SIGTERM to any rank stops all ranks after the same step.
 
-    The handler only sets a flag: a rank inside a collective must not act alone. The ranks tell each other by
-    one all_reduce (on the CPU) after each step. Where steps are so short that this would be felt, it is after
-    every so many: `LOOK_S` apart, and `MOST_STEPS` at most.
+    The handler only sets a flag: a rank inside a collective must not act alone. The ranks exchange their
+    flags by an all_reduce on the CPU: after each step, or every `INTERVAL_S` seconds if steps are shorter,
+    but at least every `MOST_STEPS` steps.
     """
 
-    LOOK_S = 0.1
+    INTERVAL_S = 0.1
     MOST_STEPS = 20
 
     def __init__(self) -> None:
-        self.asked = False
-        self.steps, self.every, self.since = 0, 1, time.perf_counter()
-        signal.signal(signal.SIGTERM, self._handle)
+        self.received = False
+        self.steps, self.interval, self.last_exchange = 0, 1, time.perf_counter()
+        signal.signal(signal.SIGTERM, self._receive)
 
-    def _handle(self, *_: object) -> None:
-        self.asked = True
+    def _receive(self, *_: object) -> None:
+        self.received = True
 
     def agreed(self) -> bool:
-        """Say whether any rank was asked to stop; every rank calls this after each step."""
+        """Return True if any rank received SIGTERM. Every rank calls this after each step."""
         self.steps += 1
-        if self.steps < self.every:
+        if self.steps < self.interval:
             return False
         now = time.perf_counter()
-        told = torch.tensor([float(self.asked), (now - self.since) / self.steps])
-        dist.all_reduce(told)
-        asked, step_s = (told / dist.get_world_size()).tolist()
-        self.every = max(1, min(self.MOST_STEPS, int(self.LOOK_S / step_s)))
-        self.steps, self.since = 0, now
-        return bool(asked)
+        totals = torch.tensor([float(self.received), (now - self.last_exchange) / self.steps])
+        dist.all_reduce(totals)
+        received, step_s = (totals / dist.get_world_size()).tolist()
+        self.interval = max(1, min(self.MOST_STEPS, int(self.INTERVAL_S / step_s)))
+        self.steps, self.last_exchange = 0, now
+        return bool(received)
 
 
 def is_broken(error: RuntimeError) -> bool:
-    """Say whether `error` is what a rank sees when another one is gone."""
+    """Return True if `error` is one that a rank raises when another rank has ended."""
     return isinstance(error, dist.DistError) or "gloo" in str(error).lower() or "Connection" in str(error)
 
 
@@ -185,24 +192,19 @@ def spawn(run: Callable[[list[str]], int], ranks: int, argv: list[str]) -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
-    env = {
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": port,
-        "WORLD_SIZE": str(ranks),
-        "LOCAL_WORLD_SIZE": str(ranks),
-    }
-    own = {**env, **os.environ, "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
-    processes = torch.multiprocessing.spawn(_spawned, (run, argv, own), nprocs=ranks, join=False)
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    env = {**meeting, **os.environ, "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
+    processes = torch.multiprocessing.spawn(_run_rank, (run, argv, env), nprocs=ranks, join=False)
     signal.signal(signal.SIGTERM, lambda *_: [os.kill(pid, signal.SIGTERM) for pid in processes.pids()])
     try:
         while not processes.join(grace_period=30):
             pass
-    except torch.multiprocessing.ProcessExitedException as ended:
-        return int(ended.exit_code)
+    except torch.multiprocessing.ProcessExitedException as error:
+        return int(error.exit_code)
     return 0
 
 
-def _spawned(rank: int, run: Callable[[list[str]], int], argv: list[str], env: dict[str, str]) -> None:
+def _run_rank(rank: int, run: Callable[[list[str]], int], argv: list[str], env: dict[str, str]) -> None:
     os.environ.update(env, RANK=str(rank), LOCAL_RANK=str(rank))
     at = argv.index("--spawn")
     end(run(argv[:at] + argv[at + 2 :]))

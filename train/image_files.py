@@ -1,6 +1,6 @@
-"""Read the data sets from their own published files.
+"""Read data sets from their published files.
 
-The pixels stay in the file's own uint8 records, mapped into memory: the ranks of a node share one copy.
+The pixels stay in the uint8 records of the files, mapped into memory: the ranks of a node share one copy.
 """
 
 from __future__ import annotations
@@ -18,16 +18,17 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 HERE = Path(__file__).resolve().parent
-MADE = "MADE.json"  # lies in a folder of made data and says how many samples each file holds
+MADE = "MADE.json"  # the file that marks a folder of made data, with the number of samples of each half
+PUBLISHED_FOLDER = {"stl10": "stl10_binary", "cifar10": "cifar-10-batches-bin", "mnist": "MNIST/raw"}
 
 
 class DataError(Exception):
-    """A data set is missing, cut short, or not what its name says."""
+    """A data set is missing, cut short, or another one than its name says."""
 
 
 @dataclass(frozen=True)
 class Format:
-    """How a data set's files hold an image: `header` bytes, channels x height x width (or width x height)."""
+    """A record of a data set: `header` bytes, then the pixels: channels, height, width (or width, height)."""
 
     shape: tuple[int, int, int]
     header: int = 0
@@ -37,7 +38,7 @@ class Format:
 
     @property
     def record(self) -> int:
-        """Bytes of one record."""
+        """Bytes of a record."""
         channels, height, width = self.shape
         return self.header + channels * height * width
 
@@ -46,14 +47,14 @@ FORMATS = {
     "stl10": Format((3, 96, 96), columns_first=True),
     "cifar10": Format((3, 32, 32), header=1),
     "mnist": Format((1, 28, 28)),
-    "digits": Format((1, 8, 8), header=0, scale=16),
+    "digits": Format((1, 8, 8), scale=16),
 }
 COUNTS = {"stl10": (5000, 8000), "cifar10": (50000, 10000), "mnist": (60000, 10000), "digits": (1471, 326)}
 
 
 @dataclass(frozen=True)
 class Images(Dataset[tuple[Tensor, Tensor, Tensor]]):
-    """One half of a data set: `records` are [n, format.record] uint8 each, `labels` [N] int64 from 0."""
+    """Half of a data set: `records` [n, format.record] uint8 of each file; `labels` [N] int64, from 0."""
 
     name: str
     folder: Path
@@ -68,61 +69,56 @@ class Images(Dataset[tuple[Tensor, Tensor, Tensor]]):
 
     def gather(self, index: Tensor, *, pinned: bool = False) -> Tensor:
         """Return the records [B, format.record] of the samples `index` [B], without a loop over samples."""
-        out = torch.empty(len(index), self.format.record, dtype=torch.uint8, pin_memory=pinned)
+        output = torch.empty(len(index), self.format.record, dtype=torch.uint8, pin_memory=pinned)
         if len(self.records) == 1:
-            return torch.index_select(self.records[0], 0, index, out=out)
+            return torch.index_select(self.records[0], 0, index, out=output)
         first = 0
         for part in self.records:
-            here = ((index >= first) & (index < first + len(part))).nonzero().squeeze(1)
-            out[here] = part.index_select(0, index[here] - first)
+            positions = ((index >= first) & (index < first + len(part))).nonzero().squeeze(1)
+            output[positions] = part.index_select(0, index[positions] - first)
             first += len(part)
-        return out
+        return output
 
     def pixels(self, records: Tensor) -> Tensor:
-        """Return the images [B, C, H, W] in `records` [B, format.record]: a view."""
+        """Return the images [B, C, H, W] of `records` [B, format.record]: a view."""
         channels, height, width = self.format.shape
-        bytes_only = records[:, self.format.header :]
+        pixels = records[:, self.format.header :]
         if self.format.columns_first:
-            return bytes_only.unflatten(1, (channels, width, height)).transpose(2, 3)
-        return bytes_only.unflatten(1, (channels, height, width))
+            return pixels.unflatten(1, (channels, width, height)).transpose(2, 3)
+        return pixels.unflatten(1, (channels, height, width))
 
     def __getitems__(self, samples: list[int]) -> tuple[Tensor, Tensor, Tensor]:
-        """Return records, labels and numbers of a batch: what a DataLoader's worker calls."""
+        """Return records, labels and numbers of a batch. The workers of a DataLoader call this."""
         index = torch.tensor(samples)
         return self.gather(index), self.labels[index], index
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        """Let a worker process map the files itself, instead of being sent their content."""
+        """Pickle only the name: a worker process maps the files itself."""
         return load, (self.name, self.folder, self.train)
 
 
 def load(name: str, folder: Path, train: bool) -> Images:
     """Return the training or the held-out half of `name` (stl10, cifar10, mnist, digits) in `folder`.
 
-    Raises DataError when a file is missing, cut short, swapped for another or of the wrong format.
+    Raises DataError if a file is missing, cut short, swapped for another or in another format.
     """
     if name == "digits":
         return _digits(train)
-    root = next(
-        (f for f in (folder / f"{name}_binary", folder / PUBLISHED_FOLDER[name], folder) if f.is_dir()),
-        folder,
-    )
+    roots = (folder / f"{name}_binary", folder / PUBLISHED_FOLDER[name])
+    root = next((root for root in roots if root.is_dir()), folder)
     made = _made_counts(root)
-    count = made[0 if train else 1] if made else COUNTS[name][0 if train else 1]
+    count = (made or COUNTS[name])[0 if train else 1]
     try:
         records, labels = READERS[name](root, train, count)
     except (OSError, RuntimeError) as error:
         hint = f"Type: python {HERE / 'data.py'} get {name} {folder}"
         raise DataError(f"{name} cannot be read in {root}: {error}. {hint}") from error
-    wrong = (labels < 0) | (labels >= FORMATS[name].classes)
-    if wrong.any():
+    unknown = labels[(labels < 0) | (labels >= FORMATS[name].classes)]
+    if len(unknown):
         raise DataError(
-            f"{root} holds a label {int(labels[wrong][0])}: that is not {name}, or the files are swapped."
+            f"{root} holds a label {int(unknown[0])}: that is not {name}, or the files are swapped."
         )
     return Images(name, folder, train, bool(made), FORMATS[name], records, labels)
-
-
-PUBLISHED_FOLDER = {"stl10": "stl10_binary", "cifar10": "cifar-10-batches-bin", "mnist": "MNIST/raw"}
 
 
 def _made_counts(root: Path) -> list[int] | None:
@@ -133,22 +129,22 @@ def _made_counts(root: Path) -> list[int] | None:
         raise DataError(f"{path} does not say how many images were made: make them again.") from error
 
 
-def _mapped(path: Path, *, records: int, size: int, offset: int = 0) -> Tensor:
-    """Map `path` as [records, size] uint8 behind `offset` bytes; a file of another length is a DataError."""
+def _map(path: Path, *, records: int, size: int, offset: int = 0) -> Tensor:
+    """Map `path` after `offset` bytes as [records, size] uint8. Raises DataError if its length is another."""
     expected = offset + records * size
     if not path.exists() and (packed := path.with_name(path.name + ".gz")).exists():
         _unpack(packed, path)
-    found = path.stat().st_size
-    if found != expected:
+    length = path.stat().st_size
+    if length != expected:
         raise DataError(
-            f"{path} has {found} bytes, not {expected}: cut short, or another file under its name."
+            f"{path} has {length} bytes, not {expected}: cut short, or another file under its name."
         )
     content = torch.from_file(str(path), shared=False, size=expected, dtype=torch.uint8)
     return content[offset:].view(records, size)
 
 
 def _unpack(packed: Path, path: Path) -> None:
-    """Unpack once for all ranks: aside, then renamed, so that several may try."""
+    """Unpack for all ranks, under another name that is then changed: several ranks may do so at once."""
     aside = path.with_name(f"{path.name}.{torch.randint(1 << 60, (1,)).item()}")
     try:
         with gzip.open(packed) as source, aside.open("wb") as target:
@@ -162,14 +158,14 @@ def _unpack(packed: Path, path: Path) -> None:
 
 def _stl10(root: Path, train: bool, count: int) -> tuple[tuple[Tensor, ...], Tensor]:
     half = "train" if train else "test"
-    labels = _mapped(root / f"{half}_y.bin", records=count, size=1).view(-1).long() - 1  # stored from 1
-    return (_mapped(root / f"{half}_X.bin", records=count, size=FORMATS["stl10"].record),), labels
+    labels = _map(root / f"{half}_y.bin", records=count, size=1).view(-1).long() - 1  # from 1 in the file
+    return (_map(root / f"{half}_X.bin", records=count, size=FORMATS["stl10"].record),), labels
 
 
 def _cifar10(root: Path, train: bool, count: int) -> tuple[tuple[Tensor, ...], Tensor]:
     names = [f"data_batch_{i}.bin" for i in range(1, 6)] if train else ["test_batch.bin"]
     parts = tuple(
-        _mapped(root / name, records=count // len(names), size=FORMATS["cifar10"].record) for name in names
+        _map(root / name, records=count // len(names), size=FORMATS["cifar10"].record) for name in names
     )
     return parts, torch.cat([part[:, 0] for part in parts]).long()
 
@@ -177,28 +173,28 @@ def _cifar10(root: Path, train: bool, count: int) -> tuple[tuple[Tensor, ...], T
 def _mnist(root: Path, train: bool, count: int) -> tuple[tuple[Tensor, ...], Tensor]:
     half = "train" if train else "t10k"
     images, labels = root / f"{half}-images-idx3-ubyte", root / f"{half}-labels-idx1-ubyte"
-    records = _mapped(images, records=count, size=28 * 28, offset=16)
-    answers = _mapped(labels, records=count, size=1, offset=8)
+    records = _map(images, records=count, size=28 * 28, offset=16)
+    digits = _map(labels, records=count, size=1, offset=8)
     for path, expected in ((images, (2051, count, 28, 28)), (labels, (2049, count))):
         with path.open("rb") as file:
-            head = tuple(int.from_bytes(file.read(4), "big") for _ in expected)
-        if head != expected:
-            raise DataError(f"{path} begins with {head}, not {expected}: it is not MNIST's.")
-    return (records,), answers.view(-1).long()
+            header = tuple(int.from_bytes(file.read(4), "big") for _ in expected)
+        if header != expected:
+            raise DataError(f"{path} begins with {header}, not {expected}: it is not MNIST's.")
+    return (records,), digits.view(-1).long()
 
 
 READERS = {"stl10": _stl10, "cifar10": _cifar10, "mnist": _mnist}
 
 
 def _digits(train: bool) -> Images:
-    """The UCI digits that ship beside this file. Two of each eleven are held out: ten would pick by digit."""
+    """Return half of the UCI digits. Two of eleven are held out: the digits have an order of period ten."""
     path = HERE / "digits.csv.gz"
     try:
         text = gzip.decompress(path.read_bytes()).decode("ascii")
         values = bytearray(map(int, text.replace("\n", ",").rstrip(",").split(",")))
         rows = torch.frombuffer(values, dtype=torch.uint8).view(sum(COUNTS["digits"]), 65)
     except (OSError, EOFError, ValueError, RuntimeError) as error:
-        raise DataError(f"{path} cannot be read as the UCI digits: {error}. Copy it anew.") from error
+        raise DataError(f"{path} cannot be read as the UCI digits: {error}. Copy it again.") from error
     held_out = torch.arange(len(rows)) % 11 > 8
     half = ~held_out if train else held_out
     pixels, labels = rows[half, :64].contiguous(), rows[half, 64].long()

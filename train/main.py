@@ -1,15 +1,15 @@
-"""Train with DistributedDataParallel on one process, one machine or many.
+"""Train with DistributedDataParallel (DDP): one process, one machine or many.
 
     python train/main.py                                                     # alone
-    python train/main.py --spawn 4                                           # 4 ranks here, by mp.spawn
-    torchrun --nproc-per-node 4 train/main.py                                # 4 ranks here
-    torchrun --nnodes 2 --node-rank I --nproc-per-node 8 --master-addr HOST train/main.py    # on each of two
+    python train/main.py --spawn 4                                           # 4 ranks, by mp.spawn
+    torchrun --nproc-per-node 4 train/main.py                                # 4 ranks, by torchrun
+    torchrun --nnodes 2 --node-rank I --nproc-per-node 8 --master-addr HOST train/main.py    # I = 0, 1
     python train/main.py 0 0 --world-size 2 --init-method tcp://HOST:23456   # two machines by hand:
     python train/main.py 1 0 --world-size 2 --init-method tcp://HOST:23456   #   RANK LOCAL_RANK
     awsddp train --world-size 16 -- --recipe stl10-resnet18                  # on a cluster
 
-It keeps config.json, metrics.jsonl, loss.svg and checkpoints/ in $AWSDDP_RUN_DIR, else in runs/local-<time>.
-Started again with the same folder, or with --resume FOLDER, it goes on from the newest checkpoint there.
+Results: config.json, metrics.jsonl, loss.svg and checkpoints/ in $AWSDDP_RUN_DIR, else in runs/local-<time>.
+With the same folder, or with --resume FOLDER, training continues from the newest checkpoint in it.
 Exit codes: 0 done, 1 failed, 2 wrong usage, 75 stopped by SIGTERM after a checkpoint: start it again.
 """
 
@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import os
 import sys
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
@@ -42,215 +41,245 @@ PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float
 
 
 class TrainingError(Exception):
-    """The training cannot go on. The text says why, and what to change."""
+    """The training cannot continue. The text gives the reason, and what to change."""
 
 
 @dataclass
 class Position:
-    """Where the training stands: `images` of `epoch` are done (by all ranks together) after `step` steps."""
+    """Progress of the training: `step` steps in all; of `epoch`, all ranks together have used `images`."""
 
     step: int = 0
     epoch: int = 1
     images: int = 0
-    best: float = 0.0
+    best: float = 0.0  # the highest accuracy so far
 
 
 def main(argv: list[str]) -> int:
-    """Join the group, train, leave the group; return the exit code."""
-    args = recipes.arguments(__doc__, argv)
+    """Join the process group, train, leave the group; return the exit code."""
+    args = recipes.parse_arguments(__doc__, argv)
     if args.spawn:
         return group.spawn(run, args.spawn, argv)
-    say("Collect Inputs")
-    place = group.find_place(
-        args.place,
-        env=os.environ,
-        local_rank=args.local_rank,
-        world_size=args.world_size,
-        init_method=args.init_method,
-    )
-    device = group.choose_device(args.device, place)
-    group.share_cores(place)
-    say(f"Initialize Process Group: rank {place.rank} of {place.world_size} on {device}")
-    group.join(place, device=device, backend=args.backend, timeout_s=args.timeout)
-    code = train(args, place, device)
+    print_line("Collect Inputs")
+    world = group.find_world(args.place, args.local_rank, args.world_size, args.init_method)
+    device = group.choose_device(args.device, world)  # plain "cuda" would be GPU 0 on every rank
+    group.divide_cores(world)
+    print_line(f"Initialize Process Group: rank {world.rank} of {world.size} on {device}")
+    group.join(world, device=device, backend=args.backend, timeout_s=args.timeout)
+    code = Trainer(args, world, device).train()
     group.leave()
     return code
 
 
-def train(args: argparse.Namespace, place: group.Place, device: torch.device) -> int:
-    """Train as `args` says; return 0, or STOPPED when a rank was told to end. Every rank calls it."""
-    leader = place.rank == 0
-    stop = group.Stop()
-    torch.manual_seed(args.seed)
+class Trainer:
+    """A training run. Every rank has one; all ranks call the same methods in the same order."""
 
-    say("Initialize Model")  # DDP gives every rank the weights of rank 0
-    net = models.build(args.model).to(device)
-    ddp = DistributedDataParallel(
-        net, device_ids=[device.index] if device.type == "cuda" else None, gradient_as_bucket_view=True
-    )
-    model = torch.compile(ddp) if args.compile else ddp
-    lr = args.lr * (place.world_size if args.scale_lr else 1)
-    optimizer = torch.optim.SGD(
-        net.parameters(), lr=lr, momentum=args.momentum, weight_decay=args.weight_decay, fused=True
-    )
-    criterion = nn.CrossEntropyLoss()
-    scaler = torch.amp.GradScaler(device.type, enabled=args.precision == "fp16")
-    autocast = torch.autocast(device.type, PRECISIONS[args.precision], enabled=args.precision != "fp32")
+    def __init__(self, args: argparse.Namespace, world: group.World, device: torch.device) -> None:
+        self.args, self.world, self.device = args, world, device
+        self.stop = group.StopSignal()
+        torch.manual_seed(args.seed)
 
-    say("Initialize Dataloaders")
-    batch_size = args.batch_size or args.global_batch // (place.world_size * args.accumulate)
-    if batch_size < 1:
-        raise group.LaunchError(f"a global batch of {args.global_batch} leaves some ranks without an image.")
-    feed = batches.feed(args, place, device=device, batch_size=batch_size)
-    per_step = batch_size * place.world_size * args.accumulate
+        print_line("Initialize Model")
+        self.net = models.build(args.model).to(device)
+        # DDP sends rank 0's weights to all ranks now, and averages their gradients in each backward pass.
+        device_ids = [device.index] if device.type == "cuda" else None
+        self.ddp = DistributedDataParallel(self.net, device_ids=device_ids, gradient_as_bucket_view=True)
+        self.model = torch.compile(self.ddp) if args.compile else self.ddp
+        # A larger batch often allows a learning rate that is larger in proportion, but not always
+        # (https://arxiv.org/abs/1706.02677).
+        self.lr = args.lr * (world.size if args.scale_lr else 1)
+        options = {"lr": self.lr, "momentum": args.momentum, "weight_decay": args.weight_decay}
+        self.optimizer = torch.optim.SGD(self.net.parameters(), **options, fused=True)
+        self.criterion = nn.CrossEntropyLoss()
+        # Small gradients become 0 in fp16, so the scaler multiplies the loss. bf16 has the range of fp32.
+        self.scaler = torch.amp.GradScaler(device.type, enabled=args.precision == "fp16")
+        dtype = PRECISIONS[args.precision]
+        self.autocast = torch.autocast(device.type, dtype, enabled=args.precision != "fp32")
 
-    folder = meters.run_folder()
-    metrics = meters.Metrics(folder if leader else None)
-    if leader:
-        folder.mkdir(parents=True, exist_ok=True)
-        settings = {
-            **vars(args),
-            "world_size": place.world_size,
-            "batch_size": batch_size,
-            "data": feed.description,
-        }
-        meters.write_config(folder, settings, device=device)
+        print_line("Initialize Dataloaders")
+        self.inputs = batches.build_inputs(args, world, device)
+        self.meters = meters.Meters(device, accuracy=args.print_every > 0)
+        self.folder = meters.results_folder()
+        self.metrics = meters.Metrics(self.folder if world.rank == 0 else None)
+        if world.rank == 0:  # only rank 0 writes: the ranks of a node have the same folder
+            self.write_config()
+        self.resume()
+
+    def write_config(self) -> None:
+        """Create the results folder and config.json, and print what a step is."""
+        args, size, inputs = self.args, self.world.size, self.inputs
+        sizes = {"world_size": size, "batch_size": inputs.batch_size, "data": inputs.description}
+        meters.write_config(self.folder, {**vars(args), **sizes}, device=self.device)
         passes = f" x {args.accumulate} passes" if args.accumulate > 1 else ""
-        scaled = f", {args.lr} x {place.world_size}" if args.scale_lr else ""
-        say(f"{feed.description}: {batch_size} images x {place.world_size} ranks{passes} = {per_step} a step")
-        say(f"Learning rate {lr}{scaled}")
+        step = f"{inputs.batch_size} images x {size} ranks{passes} = {inputs.images_per_step} a step"
+        print_line(f"{inputs.description}: {step}")
+        print_line(f"Learning rate {self.lr}" + (f", {args.lr} x {size}" if args.scale_lr else ""))
 
-    at = Position()
-    kept = checkpoint.load([folder, args.resume] if args.resume else [folder])
-    if kept is not None:
-        restored = checkpoint.restore(kept, name=args.model, net=net, optimizer=optimizer, scaler=scaler)
-        at = Position(**restored)
-        if not checkpoint.restore_rng(kept["rng"], place=place, device=device):
-            say(f"The checkpoint is of {len(kept['rng'])} ranks: other random numbers from here on")
-        say(f"Resume after step {at.step}, epoch {at.epoch}, image {at.images}")
-    elif args.resume:
-        raise checkpoint.CheckpointError(f"no rank finds a checkpoint at {args.resume}.")
-    metrics.forget_after(at.step)
+    def resume(self) -> None:
+        """Continue from the newest checkpoint that any rank finds, if there is one."""
+        args, self.position = self.args, Position()
+        state = checkpoint.load([self.folder, args.resume] if args.resume else [self.folder])
+        if state is not None:
+            position = checkpoint.restore(
+                state, name=args.model, net=self.net, optimizer=self.optimizer, scaler=self.scaler
+            )
+            self.position = at = Position(**position)
+            # With other random numbers a resumed run differs from one that was not interrupted.
+            if not checkpoint.restore_rng(state["rng"], world=self.world, device=self.device):
+                ranks = len(state["rng"])
+                print_line(f"The checkpoint is of {ranks} ranks: other random numbers from here on")
+            print_line(f"Resume after step {at.step}, epoch {at.epoch}, image {at.images}")
+        elif args.resume:
+            raise checkpoint.CheckpointError(f"no rank finds a checkpoint at {args.resume}.")
+        self.metrics.drop_after(self.position.step)
 
-    def keep(*, best: bool = False) -> None:
-        state = checkpoint.state(args.model, net=net, optimizer=optimizer, scaler=scaler)
-        state |= {"at": asdict(at), "rng": checkpoint.gather_rng(device)}
-        if leader:
-            checkpoint.save_step(state, folder / "checkpoints", step=at.step, best=best)
-
-    progress = meters.Progress(device, hits=args.print_every > 0)
-    for epoch in range(at.epoch, args.epochs + 1):
-        say(f"Begin Training Epoch {epoch}")
-        at.epoch = epoch
-        drops = (epoch - 1) // args.lr_drop_every if args.lr_drop_every else 0
-        for parameters in optimizer.param_groups:
-            parameters["lr"] = lr / 10**drops
-        ddp.train()
-        progress.begin()
-        done = at.images // per_step * args.accumulate
-        for number, batch in enumerate(feed.train.epoch(epoch, start=done), done + 1):
-            progress.data_ready()
-            last_pass = number % args.accumulate == 0 or number == len(feed.train)
-            if (number - 1) % args.accumulate == 0:
-                optimizer.zero_grad()
-
-            inputs = feed.prepare(batch.records, batch.draws)
-            with nullcontext() if last_pass else ddp.no_sync():
-                with autocast:
-                    logits = model(inputs)
-                    loss = criterion(logits, batch.labels)
-                share = len(batch.labels) / feed.train.images_of_step(number, args.accumulate)
-                scaler.scale(loss * share if share < 1 else loss).backward()
-            progress.add(loss, logits, batch.labels)
-            if not last_pass:
-                progress.batch_done()
-                continue
-
-            if args.clip_norm:
-                scaler.unscale_(optimizer)
-                nn.utils.clip_grad_norm_(net.parameters(), args.clip_norm)
-            scaler.step(optimizer)
-            scaler.update()
-            at.step += 1
-            at.images += per_step
-            progress.batch_done()
-
-            if number % (args.log_every * args.accumulate) == 0 or number == len(feed.train):
-                row = progress.row()
-                total = -(-len(feed.train) // args.accumulate) * args.epochs
-                rate = optimizer.param_groups[0]["lr"]
-                metrics.write(epoch=epoch, step=at.step, total_steps=total, **row, lr=rate)
-                if not math.isfinite(row["loss"]):
-                    raise TrainingError(
-                        f"the loss is {row['loss']} at step {at.step}. Try a smaller --lr than {lr}."
-                    )
-            if args.print_every and number % args.print_every == 0:
-                say(f"Epoch: [{epoch}][{number}/{len(feed.train)}]  {progress.line()}")
-            stopping = stop.agreed()
-            if stopping or (args.checkpoint_every and at.step % args.checkpoint_every == 0):
-                keep()
-            if stopping:
-                say(f"Stopped after step {at.step}, with a checkpoint: go on with --resume {folder}")
+    def train(self) -> int:
+        """Train the remaining epochs; return 0, or STOPPED if a rank received SIGTERM."""
+        args, position = self.args, self.position
+        for epoch in range(position.epoch, args.epochs + 1):
+            print_line(f"Begin Training Epoch {epoch}")
+            if self.train_epoch(epoch):
+                hint = f"go on with --resume {self.folder}"
+                print_line(f"Stopped after step {position.step}, with a checkpoint: {hint}")
                 return STOPPED
+            position.epoch, position.images = epoch + 1, 0
+            is_due = epoch == args.epochs or (epoch - 1) % args.evaluate_every == 0
+            if is_due and self.inputs.test_set is not None:
+                self.validate(epoch)
+        title = f"{args.recipe}: {self.inputs.description}"
+        meters.draw(self.metrics.rows(), self.folder / "loss.svg", title=title)
+        return 0
 
-        last = epoch == args.epochs
-        at.epoch, at.images = epoch + 1, 0
-        if feed.test_set is None or not (last or (epoch - 1) % args.evaluate_every == 0):
-            continue
-        say(f"Begin Validation @ Epoch {epoch}")
-        seen = evaluate(net, feed, criterion, place=place, device=device, print_every=args.print_every * 10)
-        at.best, best = max(at.best, seen["accuracy"]), seen["accuracy"] > at.best
-        metrics.write(epoch=epoch, step=at.step, **seen, best=at.best, data=feed.description)
-        keep(best=best)
-        if args.export and place.local_rank == 0:
-            checkpoint.save(net.state_dict(), args.export)
-        if leader:
-            say(f"Epoch Summary: epoch {epoch}, accuracy {seen['accuracy']:.4f}, best {at.best:.4f}")
+    def train_epoch(self, epoch: int) -> bool:
+        """Train the steps of `epoch` that are not done yet; return True if the ranks agreed to stop."""
+        args, train_set = self.args, self.inputs.train
+        self.position.epoch = epoch
+        drops = (epoch - 1) // args.lr_drop_every if args.lr_drop_every else 0
+        for parameters in self.optimizer.param_groups:
+            parameters["lr"] = self.lr / 10**drops
+        self.ddp.train()
+        self.meters.start_epoch()
+        done = self.position.images // self.inputs.images_per_step * args.accumulate
+        for number, batch in enumerate(train_set.epoch(epoch, start=done), done + 1):
+            self.meters.data_ready()
+            is_last_pass = number % args.accumulate == 0 or number == len(train_set)
+            self.forward_backward(number, batch, is_last_pass=is_last_pass)
+            if is_last_pass:
+                self.update_weights()
+            self.meters.batch_done()
+            if is_last_pass and self.finish_step(number):
+                return True
+        return False
 
-    meters.draw(metrics.rows(), folder / "loss.svg", title=f"{args.recipe}: {feed.description}")
-    return 0
+    def forward_backward(self, number: int, batch: batches.Batch, *, is_last_pass: bool) -> None:
+        """Add the gradients of a batch, the one with this `number` in the epoch: one pass of a step."""
+        if (number - 1) % self.args.accumulate == 0:
+            self.optimizer.zero_grad()
+        images = self.inputs.transform(batch.records, batch.draws)
+        # Only the last pass averages the gradients over the ranks. no_sync must enclose the forward pass.
+        with nullcontext() if is_last_pass else self.ddp.no_sync():
+            with self.autocast:
+                logits = self.model(images)
+                loss = self.criterion(logits, batch.labels)
+            # The last batch of an epoch may be smaller: weigh a batch by its share of the step's images.
+            share = len(batch.labels) / self.inputs.train.images_of_step(number, self.args.accumulate)
+            self.scaler.scale(loss * share).backward()
+        self.meters.add(loss, logits, batch.labels)
+
+    def update_weights(self) -> None:
+        """Take a step with the optimiser."""
+        if self.args.clip_norm:
+            self.scaler.unscale_(self.optimizer)  # first: the norm of scaled gradients is meaningless
+            nn.utils.clip_grad_norm_(self.net.parameters(), self.args.clip_norm)
+        self.scaler.step(self.optimizer)  # skips the step if a gradient is infinite
+        self.scaler.update()
+        self.position.step += 1
+        self.position.images += self.inputs.images_per_step
+
+    def finish_step(self, number: int) -> bool:
+        """Log, print and save when due, after batch `number`; return True if the ranks agreed to stop."""
+        args, position, batch_count = self.args, self.position, len(self.inputs.train)
+        if number % (args.log_every * args.accumulate) == 0 or number == batch_count:
+            self.log()
+        if args.print_every and number % args.print_every == 0:
+            print_line(f"Epoch: [{position.epoch}][{number}/{batch_count}]  {self.meters.line()}")
+        # All ranks stop after the same step: if one stopped alone, the others would wait in all_reduce.
+        is_stopping = self.stop.agreed()
+        if is_stopping or (args.checkpoint_every and position.step % args.checkpoint_every == 0):
+            self.save()
+        return is_stopping
+
+    def log(self) -> None:
+        """Append a row to metrics.jsonl. Raises TrainingError if the loss is not finite."""
+        row, position = self.meters.means(), self.position
+        total = math.ceil(len(self.inputs.train) / self.args.accumulate) * self.args.epochs
+        rate = self.optimizer.param_groups[0]["lr"]
+        self.metrics.write(epoch=position.epoch, step=position.step, total_steps=total, **row, lr=rate)
+        if not math.isfinite(row["loss"]):
+            raise TrainingError(
+                f"the loss is {row['loss']} at step {position.step}. Try a smaller --lr than {self.lr}."
+            )
+
+    def validate(self, epoch: int) -> None:
+        """Evaluate on the held-out images and save a checkpoint."""
+        args, position, data = self.args, self.position, self.inputs.description
+        print_line(f"Begin Validation @ Epoch {epoch}")
+        scores = evaluate(self.net, self.inputs, self.world, self.device, print_every=args.print_every * 10)
+        accuracy, best = scores["accuracy"], position.best
+        position.best = max(best, accuracy)
+        self.metrics.write(epoch=epoch, step=position.step, **scores, best=position.best, data=data)
+        self.save(is_best=accuracy > best)
+        if args.export and self.world.local_rank == 0:
+            checkpoint.save(self.net.state_dict(), args.export)
+        if self.world.rank == 0:
+            summary = f"epoch {epoch}, accuracy {accuracy:.4f}, best {position.best:.4f}"
+            print_line(f"Epoch Summary: {summary}")
+
+    def save(self, *, is_best: bool = False) -> None:
+        """Write a checkpoint on rank 0, with the random number states of all ranks. A collective call."""
+        rng = checkpoint.gather_rng(self.device)
+        if self.world.rank != 0:
+            return
+        # net, not ddp: the names of ddp's parameters begin with "module.".
+        state = checkpoint.state(self.args.model, net=self.net, optimizer=self.optimizer, scaler=self.scaler)
+        state |= {"at": asdict(self.position), "rng": rng}
+        checkpoint.save_step(state, self.folder / "checkpoints", step=self.position.step, is_best=is_best)
 
 
 @torch.inference_mode()
 def evaluate(
-    net: nn.Module,
-    feed: batches.Feed,
-    criterion: nn.Module,
-    *,
-    place: group.Place,
-    device: torch.device,
-    print_every: int,
+    net: nn.Module, inputs: batches.Inputs, world: group.World, device: torch.device, *, print_every: int
 ) -> dict[str, float]:
-    """Return loss, top-1 and top-5 accuracy on the held-out images; a collective call.
+    """Return loss, top-1 and top-5 accuracy on the held-out images. A collective call.
 
-    Each rank takes every W-th image, and no image is counted twice, as a padding sampler would.
+    Each rank takes every W-th image. Nothing is padded, so no image counts twice, but a rank may have a batch
+    less. `net` is the network without DDP, because DDP's forward pass waits for all ranks.
     """
-    assert feed.test_set is not None
+    assert inputs.test_set is not None
     net.eval()
     for buffer in net.buffers():
-        dist.broadcast(buffer, src=0)  # batch norm's running statistics: everyone's are rank 0's
+        dist.broadcast(buffer, src=0)  # batch norm's running statistics differ by rank: take those of rank 0
     sums = torch.zeros(3, dtype=torch.float64, device=device)
-    shares = torch.arange(place.rank, len(feed.test_set), place.world_size).split(256)
-    for number, index in enumerate(shares, 1):
-        records, labels = feed.test_set.gather(index).to(device), feed.test_set.labels[index].to(device)
-        logits = net(feed.prepare(records))
-        found = logits.topk(5).indices == labels[:, None]
-        sums += torch.stack([criterion(logits, labels) * len(index), found[:, 0].sum(), found.sum()])
+    parts = torch.arange(world.rank, len(inputs.test_set), world.size).split(256)
+    for number, index in enumerate(parts, 1):
+        records, labels = inputs.test_set.gather(index).to(device), inputs.test_set.labels[index].to(device)
+        logits = net(inputs.transform(records))
+        loss = nn.functional.cross_entropy(logits, labels) * len(index)
+        sums += torch.stack([loss, *meters.count_hits(logits, labels)])
         if print_every and number % print_every == 0:
-            say(f"Test: [{number}/{len(shares)}]  Loss {sums[0].item() / (number * 256):.4f}")
+            print_line(f"Test: [{number}/{len(parts)}]  Loss {sums[0].item() / (number * 256):.4f}")
     dist.all_reduce(sums)
-    loss, top1, top5 = (sums / len(feed.test_set)).tolist()
+    loss, top1, top5 = (sums / len(inputs.test_set)).tolist()
     return {"test_loss": loss, "accuracy": top1, "top5": top5}
 
 
-def say(text: str) -> None:
-    """Print a line at once, in one piece: other ranks may share the terminal."""
+def print_line(text: str) -> None:
+    """Print `text` at once and in one piece: other ranks may share the terminal."""
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
 
 
 def run(argv: list[str]) -> int:
-    """Call main and return the exit code, an error turned into a line on stderr."""
+    """Call main; return the exit code. An error becomes one line on stderr."""
     try:
         return main(argv)
     except group.LaunchError as error:
@@ -258,7 +287,7 @@ def run(argv: list[str]) -> int:
     except (image_files.DataError, models.MissingPackage, checkpoint.CheckpointError, TrainingError) as error:
         code, text = 1, str(error)
     except OSError as error:
-        code, text = 1, f"the machine refused a file of the run: {error}. Is its disk full?"
+        code, text = 1, f"a file of the run could not be written or read: {error}. Is the disk full?"
     except RuntimeError as error:
         if not group.is_broken(error):
             raise

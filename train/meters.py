@@ -1,4 +1,4 @@
-"""What a run says and keeps: meters, metrics as JSON lines, configuration, versions, a plot of the loss."""
+"""Meters of an epoch, and the files of a run: metrics.jsonl, config.json and a plot of the loss."""
 
 from __future__ import annotations
 
@@ -15,80 +15,90 @@ import torch.distributed as dist
 from torch import Tensor
 
 
-def run_folder() -> Path:
-    """Return the folder that this run keeps its files in: $AWSDDP_RUN_DIR, or a new one under runs/."""
+def results_folder() -> Path:
+    """Return the folder for the files of this run: $AWSDDP_RUN_DIR, or a new one in runs/."""
     return Path(os.environ.get("AWSDDP_RUN_DIR") or f"runs/local-{time.strftime('%Y%m%d-%H%M%S')}")
 
 
-class Progress:
-    """The meters of an epoch: time a batch, time waiting for data, loss, top-1, top-5.
+def count_hits(logits: Tensor, labels: Tensor) -> list[Tensor]:
+    """Return how often the label is the first of `logits` [B, classes], and how often among the first 5."""
+    hits = logits.topk(5).indices == labels[:, None]
+    return [hits[:, 0].sum(), hits.sum()]
 
-    Loss and hits are summed on the device, and the host waits for the device only where they are read.
+
+class Meters:
+    """The meters of an epoch: time per batch, time waiting for data, loss, and top-1 and top-5 if wanted.
+
+    Sums stay on the device until they are read: each .item() would wait for the GPU.
+    A window is the batches since the last row of metrics.jsonl.
     """
 
-    def __init__(self, device: torch.device, *, hits: bool) -> None:
-        self.hits, self.device = hits, device
-        self.begin()
+    def __init__(self, device: torch.device, *, accuracy: bool) -> None:
+        self.device = device
+        self.names = ("loss", "train_top1", "train_top5") if accuracy else ("loss",)
+        self.start_epoch()
 
-    def begin(self) -> None:
-        """Start an epoch."""
-        self.window, self.epoch, self.last = ([torch.zeros((), device=self.device)] * 3 for _ in range(3))
-        self.window_images = self.epoch_images = self.last_images = self.batches = 0
+    def start_epoch(self) -> None:
+        """Reset all meters."""
+        self.batch_sums, self.window_sums, self.epoch_sums = self._zeros(), self._zeros(), self._zeros()
+        self.batch_images = self.window_images = self.epoch_images = self.batches = 0
         self.data_s = self.data_total_s = self.batch_s = 0.0
-        self.started = self.window_started = self.mark = time.perf_counter()
+        self.epoch_start = self.window_start = self.batch_start = time.perf_counter()
+
+    def _zeros(self) -> list[Tensor]:
+        return [torch.zeros((), device=self.device)] * len(self.names)
 
     def data_ready(self) -> None:
-        """The batch is here: what follows is work."""
-        self.data_s = time.perf_counter() - self.mark
+        """Note that the batch has arrived."""
+        self.data_s = time.perf_counter() - self.batch_start
         self.data_total_s += self.data_s
 
     def add(self, loss: Tensor, logits: Tensor, labels: Tensor) -> None:
-        """Take in the mean `loss` of a batch, and with `hits` how often `logits` [B, classes] were right."""
-        self.last_images = len(labels)
-        self.last = [loss.detach() * self.last_images]
-        if self.hits:
-            found = logits.detach().topk(5).indices == labels[:, None]
-            self.last += [found[:, 0].sum(), found.sum()]
-        self.window = [total + new for total, new in zip(self.window, self.last, strict=False)]
-        self.window_images += self.last_images
+        """Add the mean `loss` of a batch and, if accuracy is wanted, its hits."""
+        self.batch_images = len(labels)
+        self.batch_sums = [loss.detach() * self.batch_images]
+        if len(self.names) > 1:
+            self.batch_sums += count_hits(logits.detach(), labels)
+        self.window_sums = _add(self.window_sums, self.batch_sums)
+        self.window_images += self.batch_images
 
     def batch_done(self) -> None:
-        """The batch is over."""
+        """Note that the work on the batch has ended."""
         now = time.perf_counter()
-        self.batch_s, self.mark = now - self.mark, now
+        self.batch_s, self.batch_start = now - self.batch_start, now
         self.batches += 1
 
-    def row(self) -> dict[str, float]:
-        """Return the means over all ranks since the last call, and images a second. A collective call."""
-        sums = torch.stack([*self.window, torch.tensor(float(self.window_images), device=self.device)])
+    def means(self) -> dict[str, float]:
+        """Return the means of the window over all ranks, and images per second. A collective call."""
+        sums = torch.stack([*self.window_sums, torch.tensor(float(self.window_images), device=self.device)])
         dist.all_reduce(sums)
-        *values, images = sums.tolist()
-        seconds = time.perf_counter() - self.window_started
-        self.epoch = [total + new for total, new in zip(self.epoch, self.window, strict=False)]
+        *totals, images = sums.tolist()
+        seconds = time.perf_counter() - self.window_start
+        self.epoch_sums = _add(self.epoch_sums, self.window_sums)
         self.epoch_images += self.window_images
-        self.window = [torch.zeros((), device=self.device)] * 3
-        self.window_images, self.window_started = 0, time.perf_counter()
-        names = ("loss", "train_top1", "train_top5") if self.hits else ("loss",)
-        means = {name: value / max(1, images) for name, value in zip(names, values, strict=False)}
+        self.window_sums, self.window_images, self.window_start = self._zeros(), 0, time.perf_counter()
+        means = {name: total / max(1, images) for name, total in zip(self.names, totals, strict=True)}
         return {**means, "images_per_second": round(images / seconds, 1)}
 
     def line(self) -> str:
-        """Return this rank's own meters: the last batch, and in brackets the epoch so far."""
-        mean_s = (time.perf_counter() - self.started) / max(1, self.batches)
-        line = f"Time {self.batch_s:.3f} ({mean_s:.3f})"
-        line += f"  Data {self.data_s:.4f} ({self.data_total_s / max(1, self.batches):.4f})"
-        images = self.epoch_images + self.window_images
-        for name, last, before, now in zip(
-            ("Loss", "Prec@1", "Prec@5"), self.last, self.epoch, self.window, strict=False
-        ):
-            line += f"  {name} {float(last) / self.last_images:.4f} ({float(before + now) / images:.4f})"
+        """Return the meters of this rank: for the last batch, and in brackets for the epoch so far."""
+        count, images = max(1, self.batches), self.epoch_images + self.window_images
+        line = f"Time {self.batch_s:.3f} ({(time.perf_counter() - self.epoch_start) / count:.3f})"
+        line += f"  Data {self.data_s:.4f} ({self.data_total_s / count:.4f})"
+        totals = _add(self.epoch_sums, self.window_sums)
+        for name, value, total in zip(("Loss", "Prec@1", "Prec@5"), self.batch_sums, totals, strict=True):
+            line += f"  {name} {float(value) / self.batch_images:.4f} ({float(total) / images:.4f})"
         return line
 
 
-class Metrics:
-    """Appends rows to metrics.jsonl in `folder`, each written through at once so that a crash loses none.
+def _add(sums: list[Tensor], more: list[Tensor]) -> list[Tensor]:
+    return [total + value for total, value in zip(sums, more, strict=True)]
 
-    Rank 0 keeps one; elsewhere `folder` is None and nothing is written.
+
+class Metrics:
+    """Appends rows to metrics.jsonl in `folder`, each at once, so that a crash loses none.
+
+    On rank 0 only: elsewhere `folder` is None and nothing is written.
     """
 
     def __init__(self, folder: Path | None) -> None:
@@ -104,26 +114,23 @@ class Metrics:
                 file.write(json.dumps(row) + "\n")
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return the rows that are whole."""
+        """Return the complete rows: a crash may have cut the last one."""
         if self.path is None or not self.path.exists():
             return []
-        return [
-            json.loads(line)
-            for line in self.path.read_text().splitlines(keepends=True)
-            if line.endswith("\n")
-        ]
+        lines = self.path.read_text().splitlines(keepends=True)
+        return [json.loads(line) for line in lines if line.endswith("\n")]
 
-    def forget_after(self, step: int) -> None:
-        """Drop the rows past `step`: a resumed run writes them again."""
+    def drop_after(self, step: int) -> None:
+        """Remove the rows after `step`: a resumed run writes them again."""
         if self.path and self.path.exists():
-            kept = [row for row in self.rows() if row["step"] <= step]
+            rows = [row for row in self.rows() if row["step"] <= step]
             aside = self.path.with_suffix(".aside")
-            aside.write_text("".join(json.dumps(row) + "\n" for row in kept))
+            aside.write_text("".join(json.dumps(row) + "\n" for row in rows))
             aside.replace(self.path)
 
 
 def write_config(folder: Path, settings: Mapping[str, Any], *, device: torch.device) -> None:
-    """Write config.json: the settings and what they ran on."""
+    """Create `folder` and config.json in it: the settings, and the versions they ran with."""
     versions = {
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -131,12 +138,13 @@ def write_config(folder: Path, settings: Mapping[str, Any], *, device: torch.dev
         "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
         "machine": platform.platform(),
     }
+    folder.mkdir(parents=True, exist_ok=True)
     text = json.dumps({"settings": dict(settings), "versions": versions}, indent=2, default=str)
     (folder / "config.json").write_text(text + "\n")
 
 
 def draw(rows: list[dict[str, Any]], path: Path, *, title: str, width: int = 640, height: int = 360) -> None:
-    """Write the loss over the steps of `rows` as an SVG, with the held-out accuracy where there is one."""
+    """Write an SVG to `path`: the loss over the steps of `rows`, and the held-out accuracy if it is there."""
     loss = [(row["step"], row["loss"]) for row in rows if "loss" in row]
     accuracy = [(row["step"], row["accuracy"]) for row in rows if "accuracy" in row]
     if not loss:
@@ -144,14 +152,15 @@ def draw(rows: list[dict[str, Any]], path: Path, *, title: str, width: int = 640
     right, top = max(step for step, _ in loss), max(value for _, value in loss) or 1.0
 
     def line(points: list[tuple[int, float]], high: float, colour: str) -> str:
-        spots = (
+        coordinates = " ".join(
             f"{40 + (width - 60) * x / right:.1f},{height - 30 - (height - 60) * y / high:.1f}"
             for x, y in points
         )
-        return f'<polyline fill="none" stroke="{colour}" stroke-width="1.5" points="{" ".join(spots)}"/>'
+        return f'<polyline fill="none" stroke="{colour}" stroke-width="1.5" points="{coordinates}"/>'
 
-    def text(x: float, y: float, words: str, colour: str = "#444") -> str:
-        return f'<text x="{x}" y="{y}" font-family="sans-serif" font-size="12" fill="{colour}">{words}</text>'
+    def text(x: float, y: float, content: str, colour: str = "#444") -> str:
+        font = 'font-family="sans-serif" font-size="12"'
+        return f'<text x="{x}" y="{y}" {font} fill="{colour}">{content}</text>'
 
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" style="background:#fff">',

@@ -33,7 +33,7 @@ def resnet18(classes: int = 10) -> nn.Module:
 
 
 class MissingPackage(Exception):
-    """A network needs a package that this Python does not have; the text says how to get it."""
+    """A network needs a package that is not installed. The text says how to get it."""
 
 
 def _torchvision_models() -> ModuleType:
@@ -45,7 +45,7 @@ def _torchvision_models() -> ModuleType:
             f"this network needs {error.name}. Get the one for torch {release}: "
             f"{sys.executable} -m pip install torchvision torch=={release}"
         ) from error
-    except RuntimeError:  # its build does not fit torch's
+    except RuntimeError:  # built for another torch
         importlib.import_module("torchvision_operators")
         return importlib.import_module("torchvision.models")
 
@@ -54,5 +54,5 @@ MODELS: dict[str, Callable[[int], nn.Module]] = {"digits-net": digits_net, "resn
 
 
 def build(name: str, classes: int = 10) -> nn.Module:
-    """Return the network `name`, its convolutions laid out as the batches are (channels last)."""
+    """Return the network `name` in the memory layout of the batches: channels last."""
     return MODELS[name](classes).to(memory_format=torch.channels_last)

@@ -1,4 +1,4 @@
-"""Get a data set from where it is published, or make a small one in its format. Called by data.py."""
+"""Download a published data set, or make a small one in its format, for data.py."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import torch
 
 @dataclass(frozen=True)
 class Published:
-    """A file on the network: its MD5 is the one that its authors or torchvision publish."""
+    """A file to download. Its MD5 is published by its authors or by torchvision."""
 
     url: str
     md5: str
@@ -29,32 +29,26 @@ class Published:
         return self.url.rsplit("/", 1)[1]
 
 
+_STL10 = "http://ai.stanford.edu/~acoates/stl10/"
+_CIFAR10 = "https://www.cs.toronto.edu/~kriz/"
 _MNIST = "https://ossci-datasets.s3.amazonaws.com/mnist/"
 PUBLISHED = {
-    "stl10": (
-        Published(
-            "http://ai.stanford.edu/~acoates/stl10/stl10_binary.tar.gz", "91f7769df0f17e558f3565bffb0c7dfb"
-        ),
-    ),
-    "cifar10": (
-        Published(
-            "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz", "c32a1d4ab5d03f1284b67883e8d87530"
-        ),
-    ),
-    "mnist": (
+    "stl10": [Published(_STL10 + "stl10_binary.tar.gz", "91f7769df0f17e558f3565bffb0c7dfb")],
+    "cifar10": [Published(_CIFAR10 + "cifar-10-binary.tar.gz", "c32a1d4ab5d03f1284b67883e8d87530")],
+    "mnist": [
         Published(_MNIST + "train-images-idx3-ubyte.gz", "f68b3c2dcbeaaa9fbdd348bbdeb94873"),
         Published(_MNIST + "train-labels-idx1-ubyte.gz", "d53e105ee54ea40749a09fcbcd1e9432"),
         Published(_MNIST + "t10k-images-idx3-ubyte.gz", "9fb629c4189551a2d022fa330f9573f3"),
         Published(_MNIST + "t10k-labels-idx1-ubyte.gz", "ec29112dd5afa0611ce80d1b7f02629c"),
-    ),
+    ],
 }
 
 
 def get(name: str, folder: Path, *, mirror: str | None = None) -> None:
-    """Download `name` into `folder`, check it against its published MD5, unpack it; nothing is done twice.
+    """Download `name` into `folder`, check its MD5, unpack it. Does nothing if it is complete already.
 
     `mirror` is a base address that holds the same files. Several callers on one node take turns.
-    Raises image_files.DataError when the network fails or what came is not what was published.
+    Raises image_files.DataError if the download fails or is not the published file.
     """
     target = folder / image_files.PUBLISHED_FOLDER[name]
     folder.mkdir(parents=True, exist_ok=True)
@@ -83,14 +77,14 @@ def _complete(name: str, folder: Path) -> bool:
 
 
 def _download(file: Published, archive: Path, *, mirror: str | None) -> None:
-    """Fetch `file` to `archive`: written aside, checked, renamed."""
+    """Download `file` to `archive`: it is written under another name, checked, then renamed."""
     url = f"{mirror.rstrip('/')}/{file.name}" if mirror else file.url
     aside = archive.with_name(archive.name + ".part")
-    digest = hashlib.md5(usedforsecurity=False)  # what was published; it guards against damage, not an enemy
+    digest = hashlib.md5(usedforsecurity=False)  # the published kind: against damage, not against attackers
     try:
-        with urllib.request.urlopen(url, timeout=60) as answer, aside.open("wb") as target:
-            total, done = int(answer.headers.get("Content-Length") or 0), 0
-            while block := answer.read(1 << 20):
+        with urllib.request.urlopen(url, timeout=60) as response, aside.open("wb") as target:
+            total, done = int(response.headers.get("Content-Length") or 0), 0
+            while block := response.read(1 << 20):
                 target.write(block)
                 digest.update(block)
                 _progress(file.name, done, done := done + len(block), total)
@@ -106,15 +100,15 @@ def _download(file: Published, archive: Path, *, mirror: str | None) -> None:
 
 
 def _progress(name: str, before: int, done: int, total: int) -> None:
-    """Show how far a download is: a bar on a terminal, else a line each tenth."""
+    """Show the progress of a download: a bar on a terminal, else a line at each tenth."""
     if total and (sys.stderr.isatty() or before * 10 // total < done * 10 // total):
         bar = f"[{'#' * (done * 30 // total):30}] {done / 1e6:.0f} of {total / 1e6:.0f} MB"
-        again, end = ("\r", "" if done < total else "\n") if sys.stderr.isatty() else ("", "\n")
-        print(f"{again}{name} {bar}", end=end, file=sys.stderr, flush=True)
+        start, end = ("\r", "" if done < total else "\n") if sys.stderr.isatty() else ("", "\n")
+        print(f"{start}{name} {bar}", end=end, file=sys.stderr, flush=True)
 
 
 def _unpack(archive: Path, target: Path) -> None:
-    """Unpack a .tar.gz's own folder, or a .gz, as `target`: aside, then renamed."""
+    """Unpack the folder in a .tar.gz as `target`, or a .gz into it: under another name, then renamed."""
     aside = target.with_name(target.name + ".aside")
     target.parent.mkdir(parents=True, exist_ok=True)
     if archive.name.endswith(".tar.gz"):
@@ -122,41 +116,39 @@ def _unpack(archive: Path, target: Path) -> None:
         with tarfile.open(archive) as tar:
             # Python before 3.10.12 and 3.11.4 has no filters: https://docs.python.org/3/library/tarfile.html
             tar.extraction_filter = getattr(tarfile, "data_filter", None)
-            files = [one for one in tar if one.isfile() and not {"", ".."} & {*one.name.split("/")}]
+            files = [file for file in tar if file.isfile() and not {"", ".."} & {*file.name.split("/")}]
             tar.extractall(aside, files)
         shutil.rmtree(target, ignore_errors=True)
         (aside / target.name).replace(target)
         shutil.rmtree(aside)
     else:
         target.mkdir(exist_ok=True)
-        with gzip.open(archive) as source, aside.open("wb") as out:
-            shutil.copyfileobj(source, out)
+        with gzip.open(archive) as packed, aside.open("wb") as unpacked:
+            shutil.copyfileobj(packed, unpacked)
         aside.replace(target / archive.stem)
 
 
 def make(name: str, folder: Path, *, train: int = 500, test: int = 100, seed: int = 0) -> None:
-    """Write a small set in `name`'s format into `folder`, for rehearsals: it can be learnt, it is marked.
+    """Write a small, learnable set in `name`'s format into `folder`, marked as made, for rehearsals.
 
-    For mnist the UCI digits are enlarged and moved about, else each class is a random pattern under noise.
-    A real set is never overwritten. `train` is a multiple of 5.
-    Raises image_files.DataError where a real set lies.
+    For mnist: enlarged UCI digits at random positions; else each class is a random pattern with noise.
+    `train` is a multiple of 5. Raises image_files.DataError rather than overwrite a real set.
     """
     target = folder / image_files.PUBLISHED_FOLDER[name]
     if target.is_dir() and any(target.iterdir()) and not (target / image_files.MADE).exists():
         raise image_files.DataError(f"{target} is not empty and not made data: it is left alone.")
     target.mkdir(parents=True, exist_ok=True)
-    (target / image_files.MADE).write_text(
-        json.dumps({"made": f"not {name}", "counts": [train, test]}) + "\n"
-    )
-    random = torch.Generator().manual_seed(seed)
-    pattern = torch.randint(0, 256, (10, image_files.FORMATS[name].record), generator=random)
+    mark = json.dumps({"made": f"not {name}", "counts": [train, test]})
+    (target / image_files.MADE).write_text(mark + "\n")
+    random, size = torch.Generator().manual_seed(seed), image_files.FORMATS[name].record
+    patterns = torch.randint(0, 256, (10, size), generator=random)
     for half, count in ((True, train), (False, test)):
         if name == "mnist":
             pixels, labels = _enlarged_digits(count, train=half, random=random)
         else:
             labels = torch.randint(0, 10, (count,), generator=random)
-            noise = torch.randint(0, 256, (count, image_files.FORMATS[name].record), generator=random)
-            pixels = ((pattern[labels] + noise) // 2).to(torch.uint8)
+            noise = torch.randint(0, 256, (count, size), generator=random)
+            pixels = ((patterns[labels] + noise) // 2).to(torch.uint8)
         _WRITERS[name](target, half, pixels, labels.to(torch.uint8))
     print(f"made {train} + {test} images in the format of {name} in {target}: for rehearsals, not {name}")
 
@@ -166,45 +158,39 @@ def _enlarged_digits(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return `count` UCI digits, 20 x 20 somewhere in 28 x 28, flat, and their labels."""
     digits = image_files.load("digits", Path(), train)
-    chosen = torch.randint(0, len(digits), (count,), generator=random)
-    small = digits.pixels(digits.gather(chosen)).float() * (255 / 16)
+    index = torch.randint(0, len(digits), (count,), generator=random)
+    small = digits.pixels(digits.gather(index)).float() * (255 / 16)
     large = torch.nn.functional.interpolate(small, (20, 20), mode="bilinear")[:, 0]
-    place = torch.randint(0, 9, (2, count, 1), generator=random) + torch.arange(20)
+    rows, columns = torch.randint(0, 9, (2, count, 1), generator=random) + torch.arange(20)
     pixels = torch.zeros(count, 28, 28, dtype=torch.uint8)
     samples = torch.arange(count)[:, None, None]
-    pixels[samples, place[0][:, :, None], place[1][:, None, :]] = large.to(torch.uint8)
-    return pixels.flatten(1), digits.labels[chosen]
+    pixels[samples, rows[:, :, None], columns[:, None, :]] = large.to(torch.uint8)
+    return pixels.flatten(1), digits.labels[index]
 
 
-def _write(path: Path, *parts: bytes | bytearray) -> None:
-    path.write_bytes(b"".join(parts))
-
-
-def _bytes(values: torch.Tensor) -> bytearray:
+def _write(path: Path, values: torch.Tensor, header: tuple[int, ...] = ()) -> None:
     content = bytearray(values.numel())
     torch.frombuffer(content, dtype=torch.uint8).copy_(values.flatten())
-    return content
+    path.write_bytes(b"".join(number.to_bytes(4, "big") for number in header) + content)
 
 
 def _write_stl10(root: Path, train: bool, pixels: torch.Tensor, labels: torch.Tensor) -> None:
     half = "train" if train else "test"
-    _write(root / f"{half}_X.bin", _bytes(pixels))
-    _write(root / f"{half}_y.bin", _bytes(labels + 1))
+    _write(root / f"{half}_X.bin", pixels)
+    _write(root / f"{half}_y.bin", labels + 1)
 
 
 def _write_cifar10(root: Path, train: bool, pixels: torch.Tensor, labels: torch.Tensor) -> None:
     pixels[:, 0] = labels
     names = [f"data_batch_{i}.bin" for i in range(1, 6)] if train else ["test_batch.bin"]
     for name, part in zip(names, pixels.chunk(len(names)), strict=True):
-        _write(root / name, _bytes(part))
+        _write(root / name, part)
 
 
 def _write_mnist(root: Path, train: bool, pixels: torch.Tensor, labels: torch.Tensor) -> None:
     half = "train" if train else "t10k"
-    images = b"".join(n.to_bytes(4, "big") for n in (2051, len(labels), 28, 28))
-    answers = b"".join(n.to_bytes(4, "big") for n in (2049, len(labels)))
-    _write(root / f"{half}-images-idx3-ubyte", images, _bytes(pixels))
-    _write(root / f"{half}-labels-idx1-ubyte", answers, _bytes(labels))
+    _write(root / f"{half}-images-idx3-ubyte", pixels, header=(2051, len(labels), 28, 28))
+    _write(root / f"{half}-labels-idx1-ubyte", labels, header=(2049, len(labels)))
 
 
 _WRITERS = {"stl10": _write_stl10, "cifar10": _write_cifar10, "mnist": _write_mnist}

@@ -1,4 +1,4 @@
-"""Import before torch: nothing here needs NumPy, and torch need not warn at each start if it is missing."""
+"""Import this before torch: without NumPy, which nothing here needs, torch would warn at each start."""
 
 import warnings
 

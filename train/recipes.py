@@ -1,16 +1,17 @@
-"""The settings of the published programs by name, and the flags that override them."""
+"""All settings of main.py: the recipes, and the options that override them."""
 
 from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """What a name stands for. Fields up to `workers` are the defaults of the flags of the same names."""
+    """The settings of a named training. Up to `workers` they are defaults of the options with those names."""
 
     data: str  # of image_files.FORMATS, or "synthetic"
     model: str  # of models.MODELS
@@ -25,9 +26,9 @@ class Recipe:
     log_every: int = 10  # steps between rows of metrics.jsonl
     print_every: int = 10  # batches between printed lines; 0: none
     evaluate_every: int = 1  # epochs
-    export: Path | None = None  # where local rank 0 of EACH node also leaves the bare weights
+    export: Path | None = None  # a file for a copy of the weights, written on EACH node by local rank 0
     workers: int = 0
-    crop: int = 0  # random crops after padding by this much, and mirroring
+    crop: int = 0  # pixels of padding before random crops and mirroring; 0: neither
     mean: tuple[float, ...] = (0.5, 0.5, 0.5)
     std: tuple[float, ...] = (0.5, 0.5, 0.5)
 
@@ -40,7 +41,7 @@ RECIPES = {
         lr=0.05,
         weight_decay=1e-4,
         global_batch=64,
-        log_every=25,  # once an epoch, which has 23 steps as short as the all_reduce of a row
+        log_every=25,  # once an epoch (23 steps): a step takes no longer than the all_reduce of a row
         print_every=0,
         mean=(0.3,),
         std=(0.38,),
@@ -80,71 +81,62 @@ RECIPES = {
 }
 
 
-def arguments(description: str | None, argv: list[str] | None = None) -> argparse.Namespace:
-    """Return the settings: flags over the recipe that --recipe names."""
+def parse_arguments(description: str | None, argv: list[str] | None = None) -> argparse.Namespace:
+    """Return the settings: the recipe that --recipe names, overridden by the options in `argv`."""
     chooser = argparse.ArgumentParser(add_help=False)
     chooser.add_argument("--recipe", choices=RECIPES, default="digits")
-    name = chooser.parse_known_args(argv)[0].recipe
+    recipe = RECIPES[chooser.parse_known_args(argv)[0].recipe]
     parser = argparse.ArgumentParser(
         parents=[chooser], description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    _launch_flags(parser.add_argument_group("launch"))
-    _training_flags(parser.add_argument_group("training (defaults: the recipe's)"))
-    _running_flags(parser.add_argument_group("running"))
-    parser.set_defaults(**asdict(RECIPES[name]))
+    _add_launch_options(parser.add_argument_group("launch").add_argument)
+    _add_training_options(parser.add_argument_group("training (defaults: the recipe's)").add_argument)
+    _add_running_options(parser.add_argument_group("running").add_argument)
+    parser.set_defaults(**asdict(recipe))
     args = parser.parse_args(argv)
-    if args.batch_size and args.global_batch and not RECIPES[name].batch_size:
-        args.global_batch = None  # --batch-size was given over a recipe that fixes the global batch
+    if args.batch_size and args.global_batch and not recipe.batch_size:
+        args.global_batch = None  # --batch-size overrides the recipe's global batch
     return args
 
 
-def _launch_flags(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "place", nargs="*", type=int, metavar="RANK LOCAL_RANK", help="default: the environment's"
-    )
-    group.add_argument("--local-rank", "--local_rank", type=int, help="as legacy launchers pass it")
-    group.add_argument("--world-size", type=int, help="default: $WORLD_SIZE, else 1")
-    group.add_argument("--init-method", help="tcp://HOST:PORT, file:///PATH or env:// (default)")
-    group.add_argument("--spawn", type=int, metavar="N", help="start N ranks on this machine by mp.spawn")
-    group.add_argument("--backend", help="default: nccl on GPUs, gloo on CPUs")
-    group.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
-    group.add_argument(
-        "--timeout", type=float, default=600, metavar="S", help="to form the group; of a collective"
-    )
+def _add_launch_options(add: Callable[..., object]) -> None:
+    add("place", nargs="*", type=int, metavar="RANK LOCAL_RANK", help="default: the environment's")
+    add("--local-rank", "--local_rank", type=int, help="as legacy launchers pass it")
+    add("--world-size", type=int, help="default: $WORLD_SIZE, else 1")
+    add("--init-method", help="tcp://HOST:PORT, file:///PATH or env:// (default)")
+    add("--spawn", type=int, metavar="N", help="start N ranks on this machine by mp.spawn")
+    add("--backend", help="default: nccl on GPUs, gloo on CPUs")
+    add("--device", choices=["auto", "cpu", "cuda"], default="auto")
+    add("--timeout", type=float, default=600, metavar="S", help="of forming the group, and of a collective")
 
 
-def _training_flags(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--model")
-    group.add_argument("--epochs", type=int)
-    group.add_argument("--batch-size", type=int, metavar="N", help="images of one process in one pass")
-    group.add_argument("--global-batch", type=int, metavar="N", help="images of one step over all ranks")
-    group.add_argument("--accumulate", type=int, default=1, metavar="N", help="passes to a step")
-    group.add_argument("--lr", type=float)
-    group.add_argument("--scale-lr", action="store_true", help="multiply --lr by the world size")
-    group.add_argument("--lr-drop-every", type=int, metavar="EPOCHS", help="divide it by 10 then; 0: never")
-    group.add_argument("--momentum", type=float)
-    group.add_argument("--weight-decay", type=float)
-    group.add_argument("--clip-norm", type=float, metavar="NORM", help="of the gradient")
-    group.add_argument("--image-size", type=int, metavar="PIXELS", help="resize to this side")
-    group.add_argument("--seed", type=int, default=0)
-    group.add_argument("--precision", choices=["fp32", "bf16", "fp16"], default="fp32")
-    group.add_argument("--compile", action="store_true", help="torch.compile the model")
-    group.add_argument("--steps", type=int, default=100, help="of an epoch of the synthetic recipe")
+def _add_training_options(add: Callable[..., object]) -> None:
+    add("--model")
+    add("--epochs", type=int)
+    add("--batch-size", type=int, metavar="N", help="images of one process in one pass")
+    add("--global-batch", type=int, metavar="N", help="images of one step over all ranks")
+    add("--accumulate", type=int, default=1, metavar="N", help="passes per step")
+    add("--lr", type=float)
+    add("--scale-lr", action="store_true", help="multiply --lr by the world size")
+    add("--lr-drop-every", type=int, metavar="EPOCHS", help="divide --lr by 10 each time; 0: never")
+    add("--momentum", type=float)
+    add("--weight-decay", type=float)
+    add("--clip-norm", type=float, metavar="NORM", help="of the gradient")
+    add("--image-size", type=int, metavar="PIXELS", help="resize to this side")
+    add("--seed", type=int, default=0)
+    add("--precision", choices=["fp32", "bf16", "fp16"], default="fp32")
+    add("--compile", action="store_true", help="torch.compile the model")
+    add("--steps", type=int, default=100, help="of an epoch of the synthetic recipe")
 
 
-def _running_flags(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--data-dir", type=Path, default=Path("data"), help="where data.py put the data set")
-    group.add_argument("--workers", type=int, metavar="N", help="DataLoader processes; 0: gather in this one")
-    group.add_argument("--log-every", type=int, metavar="STEPS", help="between rows of metrics.jsonl")
-    group.add_argument("--print-every", type=int, metavar="BATCHES", help="between printed lines; 0: none")
-    group.add_argument("--evaluate-every", type=int, metavar="EPOCHS")
-    group.add_argument(
-        "--checkpoint-every", type=int, default=0, metavar="STEPS", help="besides each evaluation"
-    )
-    group.add_argument(
-        "--export", type=Path, metavar="PATH", help="local rank 0 of each node leaves weights there"
-    )
+def _add_running_options(add: Callable[..., object]) -> None:
+    add("--data-dir", type=Path, default=Path("data"), help="the folder in which data.py put the data set")
+    add("--workers", type=int, metavar="N", help="DataLoader processes; 0: gather in this one")
+    add("--log-every", type=int, metavar="STEPS", help="between rows of metrics.jsonl")
+    add("--print-every", type=int, metavar="BATCHES", help="between printed lines; 0: none")
+    add("--evaluate-every", type=int, metavar="EPOCHS")
+    add("--checkpoint-every", type=int, default=0, metavar="STEPS", help="as well as after each evaluation")
+    add("--export", type=Path, metavar="PATH", help="local rank 0 of each node writes the weights to it")
     resume = os.environ.get("AWSDDP_RESUME")
-    group.add_argument(
-        "--resume", type=Path, default=Path(resume) if resume else None, help="checkpoint or run folder"
-    )
+    default = Path(resume) if resume else None
+    add("--resume", type=Path, default=default, help="checkpoint or results folder; default: $AWSDDP_RESUME")

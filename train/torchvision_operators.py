@@ -1,12 +1,12 @@
-"""Import this before torchvision where its build does not fit torch's, as a CUDA build beside a CPU torch.
+"""Import this before a torchvision that was built for another torch, as a CUDA build with a CPU torch.
 
-`import torchvision` ends there with "operator torchvision::nms does not exist", because its compiled half
-cannot be loaded, and its Python half registers parts for the operators of that half. Declared here, they let
-models, transforms and datasets work; only the operators themselves (torchvision.ops) need a build that fits.
+Its import fails with "operator torchvision::nms does not exist": the compiled half cannot be loaded, and the
+Python half registers functions for its operators. Declared here, they let models, transforms and datasets
+work. The operators themselves (torchvision.ops) need a build that fits.
 """
 
 import torch
 
-LIBRARY = torch.library.Library("torchvision", "DEF")  # what it declares lasts as long as the object
+LIBRARY = torch.library.Library("torchvision", "DEF")  # its declarations last as long as this object
 for _name in ("nms", "qnms"):
     LIBRARY.define(f"{_name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")

@@ -4,7 +4,6 @@ Prints a JSON line: {model: {"off": relative error of the worst gradient, "alike
 """
 
 import json
-import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -45,10 +44,10 @@ def criterion(outputs: Tensor, labels: Tensor) -> Tensor:
     return nn.functional.mse_loss(outputs, labels[:, None].expand_as(outputs).to(outputs.dtype))
 
 
-def compare(name: str, place: group.Place, *, batch: int, steps: int) -> dict[str, object]:
+def compare(name: str, world: group.World, *, batch: int, steps: int) -> dict[str, object]:
     """Return how far a gradient is from the whole batch's; whether the weights are alike after `steps`."""
     build, shape = MODELS[name]
-    torch.manual_seed(place.rank)  # it is DDP that makes the weights alike, not the seed
+    torch.manual_seed(world.rank)  # it is DDP that makes the weights alike, not the seed
     net = build().double()
     ddp = DistributedDataParallel(net, gradient_as_bucket_view=True)
     random = torch.Generator().manual_seed(7)
@@ -60,16 +59,16 @@ def compare(name: str, place: group.Place, *, batch: int, steps: int) -> dict[st
         ddp.train(step > 0)  # in train mode batch norm and dropout couple the images of a batch
         net.zero_grad()
         criterion(
-            ddp(images[place.rank :: place.world_size]), labels[place.rank :: place.world_size]
+            ddp(images[world.rank :: world.size]), labels[world.rank :: world.size]
         ).backward()
         if step:
             optimizer.step()
-        elif place.rank == 0:
+        elif world.rank == 0:
             ours = [parameter.grad.clone() for parameter in net.parameters()]
             whole = torch.autograd.grad(criterion(net(images), labels), list(net.parameters()))
             off = max(float((a - b).norm() / b.norm()) for a, b in zip(ours, whole, strict=True))
     weights = torch.cat([parameter.detach().flatten() for parameter in net.parameters()])
-    others = [torch.empty_like(weights) for _ in range(place.world_size)]
+    others = [torch.empty_like(weights) for _ in range(world.size)]
     dist.all_gather(others, weights)
     return {"off": off, "alike": all(torch.equal(weights, other) for other in others)}
 
@@ -77,10 +76,10 @@ def compare(name: str, place: group.Place, *, batch: int, steps: int) -> dict[st
 def main() -> None:
     """Join the group, compare the models that argv names, print."""
     steps, *names = sys.argv[1:]
-    place = group.find_place([], env=os.environ)
-    group.join(place, device=CPU, timeout_s=120)
+    world = group.find_world()
+    group.join(world, device=CPU, timeout_s=120)
     found = {
-        name: compare(name, place, batch=2 * place.world_size if int(steps) else 8, steps=int(steps))
+        name: compare(name, world, batch=2 * world.size if int(steps) else 8, steps=int(steps))
         for name in names or MODELS
     }
     sys.stdout.write(json.dumps(found))

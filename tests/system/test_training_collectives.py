@@ -40,14 +40,12 @@ labels = torch.arange(8) % 6
 records = torch.nn.functional.one_hot(labels, 6).float()
 test_set = type("Set", (), {"labels": labels, "gather": lambda self, index: records[index],
                             "__len__": lambda self: len(labels)})()
-feed = SimpleNamespace(test_set=test_set, prepare=lambda records: records)
-place = SimpleNamespace(rank=rank, world_size=2)
-seen = main.evaluate(Net(), feed, torch.nn.CrossEntropyLoss(), place=place, device=torch.device("cpu"),
-                     print_every=0)
-found["accuracy"] = seen["accuracy"]
-meter = meters.Progress(torch.device("cpu"), hits=False)
+inputs = SimpleNamespace(test_set=test_set, transform=lambda records: records)
+world, cpu = SimpleNamespace(rank=rank, size=2), torch.device("cpu")
+found["accuracy"] = main.evaluate(Net(), inputs, world, cpu, print_every=0)["accuracy"]
+meter = meters.Meters(cpu, accuracy=False)
 meter.add(torch.tensor(1.0 + rank), None, labels[: 2 * (rank + 1)])
-found["loss"] = meter.row()["loss"]
+found["loss"] = meter.means()["loss"]
 print(json.dumps(found))
 dist.destroy_process_group()
 """

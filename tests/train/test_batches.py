@@ -83,7 +83,7 @@ def test_images_are_normalised_and_resized_as_a_plain_loop_does(tmp_path: Path) 
     images = image_files.load("stl10", tmp_path, False)
     records = images.gather(torch.arange(6))
     mean, std = (0.4, 0.5, 0.6), (0.2, 0.3, 0.4)
-    prepared = batches.Prepare(images, mean=mean, std=std, size=224)(records)
+    prepared = batches.Transform(images, mean=mean, std=std, size=224)(records)
     plain = torch.nn.functional.interpolate(images.pixels(records).float(), (224, 224), mode="bilinear") / 255
     plain = (plain - torch.tensor(mean)[:, None, None]) / torch.tensor(std)[:, None, None]
     assert prepared.shape == (6, 3, 224, 224)

@@ -87,12 +87,12 @@ def test_ranks_that_do_not_come_are_counted(capsys: pytest.CaptureFixture[str], 
     assert code == 2 and "rank 0 of 2" in error
 
 
-def test_a_rank_that_was_told_of_another_world_size_says_both(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_rank_with_another_world_size_names_both(capsys: pytest.CaptureFixture[str]) -> None:
     other = dist.TCPStore("127.0.0.1", 0, 2, is_master=True, wait_for_workers=False)
     other.set("world_size", "2")
     where = f"tcp://127.0.0.1:{other.port}"
     code, error = refused(capsys, "1", "0", "--world-size", "3", "--init-method", where)
-    assert code == 2 and "rank 1 was told of a world of 3, another rank of 2" in error
+    assert code == 2 and "rank 1 has world size 3, another rank has 2" in error
 
 
 def test_a_data_set_that_is_not_there_says_how_to_get_it(capsys: pytest.CaptureFixture[str]) -> None:
@@ -168,7 +168,7 @@ def test_a_disk_that_fills_while_saving_leaves_the_checkpoint_before(
 @pytest.mark.parametrize(
     ("size", "epochs", "words"),
     [
-        ("4k", "1", "refused a file of the run: [Errno 28]"),  # the first row of metrics
+        ("4k", "1", "a file of the run could not be written or read: [Errno 28]"),  # the first row of metrics
         ("200k", "1", "step-00000023.pt could not be written: [Errno 28]"),
         ("400k", "1", "best.pt could not be written: [Errno 28]"),
         ("700k", "2", "step-00000046.pt could not be written: [Errno 28]"),
