@@ -1,22 +1,22 @@
 """Three demos of DistributedDataParallel on a toy model: basic use, a checkpoint, a model over two devices.
 
-    python train/ddp_demos.py basic                       # all GPUs of this machine, or 2 ranks on its CPU
+    python train/ddp_demos.py basic                       # a rank per GPU, or 2 ranks on the CPU
     python train/ddp_demos.py checkpoint --ranks 4
     python train/ddp_demos.py split                       # two GPUs a rank: rank r owns GPUs 2r and 2r + 1
-    torchrun --nproc-per-node 2 train/ddp_demos.py basic  # under a launcher each process is one rank
+    torchrun --nproc-per-node 2 train/ddp_demos.py basic  # with a launcher each process is one rank
     torchrun --nnodes 2 --node-rank I --nproc-per-node 2 --master-addr HOST train/ddp_demos.py basic
     awsddp train train/ddp_demos.py --world-size 4 -- basic
     awsddp train train/ddp_demos.py --nproc-per-node 4 -- split                              # 8 GPUs per node
 
-Legacy launchers pass --local_rank=N, and --local_world_size=N where one process owns several GPUs.
+Legacy launchers pass --local_rank=N, and --local_world_size=N if one process owns several GPUs.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import tempfile
 import time
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from pathlib import Path
 
 import torch
@@ -27,7 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 class Toy(nn.Module):
-    """10 -> 10 -> 5; with two devices the first layer lies on one and the second on the other."""
+    """10 -> 10 -> 5: the first layer on the device `first`, the second on `second`."""
 
     def __init__(self, first: torch.device, second: torch.device) -> None:
         super().__init__()
@@ -38,12 +38,12 @@ class Toy(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return [B, 5] on the second device."""
         hidden = torch.relu(self.net1(x.to(self.first)))
-        out: Tensor = self.net2(hidden.to(self.second))
-        return out
+        output: Tensor = self.net2(hidden.to(self.second))
+        return output
 
 
 def devices(local_rank: int, demo: str) -> tuple[torch.device, torch.device]:
-    """Return where rank `local_rank` of this machine keeps its layers."""
+    """Return the devices of both layers for rank `local_rank` of this machine."""
     if not torch.cuda.is_available():
         return torch.device("cpu"), torch.device("cpu")
     if demo == "split":
@@ -52,7 +52,7 @@ def devices(local_rank: int, demo: str) -> tuple[torch.device, torch.device]:
 
 
 def step(model: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device) -> float:
-    """Train once on random numbers; return the loss."""
+    """Take a step on random numbers; return the loss."""
     optimizer.zero_grad()
     outputs = model(torch.randn(20, 10))
     loss = nn.functional.mse_loss(outputs, torch.randn(20, 5).to(device))
@@ -62,28 +62,29 @@ def step(model: nn.Module, optimizer: torch.optim.Optimizer, device: torch.devic
 
 
 def checkpoint(model: nn.Module, path: Path, rank: int, device: torch.device) -> None:
-    """Rank 0 saves, all ranks of its machine load, rank 0 removes; barriers keep them in that order."""
+    """Save on rank 0, load on all ranks of its machine, remove on rank 0. Barriers keep this order."""
     if rank == 0:
         torch.save(model.state_dict(), path.with_suffix(".aside"))
         path.with_suffix(".aside").replace(path)
-    dist.barrier()  # nobody reads before it is there
-    if path.exists():  # the other machines do not see rank 0's disk
+    dist.barrier()  # no rank reads before it is written
+    if path.exists():  # on other machines it does not: they do not share rank 0's disk
         model.load_state_dict(torch.load(path, map_location=device, weights_only=True))
         print(f"rank {rank} loaded {path.name}\n", end="", flush=True)
-    dist.barrier()  # nobody is still reading
+    dist.barrier()  # no rank is still reading
     if rank == 0:
         path.unlink()
 
 
 def run(rank: int, world_size: int, local_rank: int, demo: str) -> None:
-    """Be rank `rank`."""
+    """Run the demo as rank `rank`."""
     first, second = devices(local_rank, demo)
     if first.type == "cuda":
         torch.cuda.set_device(first)
     dist.init_process_group("nccl" if first.type == "cuda" else "gloo", rank=rank, world_size=world_size)
-    torch.manual_seed(rank)
-    several = first != second or first.type == "cpu"
-    model = DistributedDataParallel(Toy(first, second), device_ids=None if several else [first])
+    torch.manual_seed(rank)  # the ranks differ: it is DDP that gives all of them rank 0's weights
+    # device_ids only for a model on one GPU.
+    device_ids = [first] if first == second and first.type == "cuda" else None
+    model = DistributedDataParallel(Toy(first, second), device_ids=device_ids)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
     if demo == "checkpoint":
         folder = Path(os.environ.get("AWSDDP_RUN_DIR", tempfile.gettempdir()))
@@ -104,34 +105,32 @@ def run(rank: int, world_size: int, local_rank: int, demo: str) -> None:
     dist.destroy_process_group()
 
 
-def spawned(local_rank: int, ranks: int, demo: str) -> None:
-    """Be a process that mp.spawn started."""
+def run_spawned(local_rank: int, ranks: int, demo: str) -> None:
+    """Run the demo in a process of mp.spawn."""
     os.environ.setdefault("MASTER_ADDR", "localhost")
     os.environ.setdefault("MASTER_PORT", "12355")
     run(local_rank, ranks, local_rank, demo)
 
 
 def main() -> None:
-    """Run the demo as the launcher says, or on this machine's GPUs."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("demo", choices=["basic", "checkpoint", "split"])
-    parser.add_argument(
-        "--ranks", type=int, help="without a launcher; default: as the GPUs allow, 2 on a CPU"
-    )
-    parser.add_argument("--local_rank", "--local-rank", type=int, help="as legacy launchers pass it")
-    parser.add_argument("--local_world_size", type=int, help="as legacy launchers pass it; it is not needed")
+    """Run the demo as a rank of the launcher, else start ranks on this machine."""
+    parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("demo", choices=["basic", "checkpoint", "split"])
+    add("--ranks", type=int, help="without a launcher; default: as many as the GPUs allow, 2 on a CPU")
+    add("--local_rank", "--local-rank", type=int, help="as legacy launchers pass it")
+    add("--local_world_size", type=int, help="as legacy launchers pass it; it is not needed")
     args = parser.parse_args()
-    gpus = torch.cuda.device_count()
     if "RANK" in os.environ:
         local_rank = int(os.environ["LOCAL_RANK"]) if args.local_rank is None else args.local_rank
         run(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), local_rank, args.demo)
         return
-    ranks = args.ranks or (gpus // 2 if args.demo == "split" else gpus) or (0 if gpus else 2)
-    if not ranks or (gpus and ranks > (gpus // 2 if args.demo == "split" else gpus)):
-        parser.error(f"{args.demo} with {ranks or 1} ranks wants more than this machine's {gpus} GPUs")
-    mp.spawn(spawned, nprocs=ranks, args=(ranks, args.demo))  # type: ignore[attr-defined]
+    gpus = torch.cuda.device_count()
+    most = gpus // 2 if args.demo == "split" else gpus
+    ranks = args.ranks or (most if gpus else 2)
+    if gpus and not 0 < ranks <= most:
+        parser.error(f"{args.demo} with {ranks or 1} ranks needs more than this machine's {gpus} GPUs")
+    mp.spawn(run_spawned, nprocs=ranks, args=(ranks, args.demo))  # type: ignore[attr-defined]
 
 
 if __name__ == "__main__":

@@ -7,20 +7,20 @@
     awsddp exec -- env TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --nnodes 1:2 --nproc-per-node 4 \\
         --max-restarts 3 --rdzv-backend c10d --rdzv-id job1 --rdzv-endpoint HOST:29400 train/elastic.py
 
-HOST is the address of node 0 that the others reach (`awsddp status`). The variable gives each generation of
-workers a store of its own. Without it the agents keep one for all, and new workers meet the addresses of the
-dead in it (torch 2.13; https://github.com/pytorch/pytorch/issues/135712).
+HOST is node 0's address, reachable from the others (`awsddp status`). The variable gives each generation of
+workers a store of its own. Without it the agents keep one for all, in which new workers find the addresses
+of dead ones (torch 2.13; https://github.com/pytorch/pytorch/issues/135712).
 
-After a failure torchrun starts all workers anew, perhaps fewer and with other ranks. Nothing here depends on
-a rank that was: every node keeps the snapshot, and the newest one that any worker finds is sent to all.
+After a failure torchrun starts all workers again, perhaps fewer and with other ranks. So nothing depends on
+an earlier rank: every node keeps the snapshot, and the newest one that any worker finds is sent to all.
 """
 
 from __future__ import annotations
 
-import argparse
 import io
 import os
 import time
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from pathlib import Path
 from typing import Any
 
@@ -31,47 +31,65 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 def network() -> nn.Module:
-    """Return what is trained: it learns to add 20 numbers."""
+    """Return the network, which learns to add 20 numbers."""
     return nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 1))
 
 
 def newest(path: Path) -> dict[str, Any] | None:
-    """Return the newest snapshot that any worker finds at `path`, on all of them, or None."""
-    own = path.read_bytes() if path.exists() else b""
-    epoch = torch.load(io.BytesIO(own), map_location="cpu", weights_only=True)["epoch"] if own else 0
-    found = [torch.zeros(2, dtype=torch.long) for _ in range(dist.get_world_size())]
-    dist.all_gather(found, torch.tensor([epoch, len(own)]))
-    source = max(range(len(found)), key=lambda rank: int(found[rank][0]))
-    size = int(found[source][1])
+    """Return on all workers the newest snapshot that any worker finds at `path`, or None."""
+    content = bytearray(path.read_bytes() if path.exists() else b"")
+    epoch = load(content)["epoch"] if content else 0
+    snapshots = [torch.zeros(2, dtype=torch.long) for _ in range(dist.get_world_size())]
+    dist.all_gather(snapshots, torch.tensor([epoch, len(content)]))
+    source = max(range(len(snapshots)), key=lambda rank: int(snapshots[rank][0]))
+    size = int(snapshots[source][1])
     if size == 0:
         return None
-    content = bytearray(own) if dist.get_rank() == source else bytearray(size)
+    if dist.get_rank() != source:
+        content = bytearray(size)
     dist.broadcast(torch.frombuffer(content, dtype=torch.uint8), src=source)
+    return load(content)
+
+
+def load(content: bytearray) -> dict[str, Any]:
+    """Return the snapshot in `content`. On the CPU: it may come from another worker's GPU."""
     return dict(torch.load(io.BytesIO(content), map_location="cpu", weights_only=True))
 
 
 def save(snapshot: dict[str, Any], path: Path) -> None:
-    """Write the snapshot aside and rename it: a worker that dies here leaves the one before."""
+    """Write the snapshot and then rename it: a worker that fails in between leaves the last one."""
     aside = path.with_suffix(".aside")
     torch.save(snapshot, aside)
     aside.replace(path)
 
 
+def train_epoch(
+    model: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device, *, seed: int, steps: int
+) -> float:
+    """Train for `steps` steps; return the last loss."""
+    random = torch.Generator().manual_seed(seed)
+    loss = torch.zeros(())
+    for _ in range(steps):
+        inputs = torch.randn(32, 20, generator=random).to(device)
+        optimizer.zero_grad()
+        loss = nn.functional.mse_loss(model(inputs), inputs.sum(1, keepdim=True))
+        loss.backward()
+        optimizer.step()
+    return loss.item()
+
+
 def main() -> None:
-    """Train for --epochs epochs in all, however often it is started."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    """Train until --epochs epochs are done, over all starts together."""
+    parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--steps", type=int, default=20, help="of an epoch")
-    parser.add_argument("--fail-at", type=int, default=0, metavar="EPOCH", help="rank 1 dies after it")
+    parser.add_argument("--fail-at", type=int, default=0, metavar="EPOCH", help="rank 1 fails after it")
     parser.add_argument("--snapshot", type=Path, help="default: snapshot.pt in $AWSDDP_RUN_DIR or here")
     args = parser.parse_args()
-    local_rank = int(os.environ["LOCAL_RANK"])
-    path: Path = args.snapshot or Path(os.environ.get("AWSDDP_RUN_DIR", ".")) / "snapshot.pt"
-    gpu = torch.cuda.is_available()
+    path = args.snapshot or Path(os.environ.get("AWSDDP_RUN_DIR", ".")) / "snapshot.pt"
+    local_rank, gpu = int(os.environ["LOCAL_RANK"]), torch.cuda.is_available()
     device = torch.device("cuda", local_rank) if gpu else torch.device("cpu")
-    dist.init_process_group("cpu:gloo,cuda:nccl" if gpu else "gloo")
+    dist.init_process_group("cpu:gloo,cuda:nccl" if gpu else "gloo")  # gloo sends the snapshot, on the CPU
     rank, world_size = dist.get_rank(), dist.get_world_size()
 
     torch.manual_seed(0)
@@ -87,19 +105,12 @@ def main() -> None:
     print(f"rank {rank} of {world_size}: {done} epochs are done\n", end="", flush=True)
 
     for epoch in range(done + 1, args.epochs + 1):
-        random = torch.Generator().manual_seed(epoch * 1000 + rank)
-        loss = torch.zeros(())
-        for _ in range(args.steps):
-            inputs = torch.randn(32, 20, generator=random).to(device)
-            optimizer.zero_grad()
-            loss = nn.functional.mse_loss(model(inputs), inputs.sum(1, keepdim=True))
-            loss.backward()
-            optimizer.step()
-        if local_rank == 0:
+        loss = train_epoch(model, optimizer, device, seed=epoch * 1000 + rank, steps=args.steps)
+        if local_rank == 0:  # one worker of each node: any node may be lost
             save({"model": net.state_dict(), "optimizer": optimizer.state_dict(), "epoch": epoch}, path)
         if rank == 0:
-            print(f"epoch {epoch}  loss {loss.item():.6f}  on {world_size} workers", flush=True)
-        dist.barrier()  # the snapshot is there before anyone goes on
+            print(f"epoch {epoch}  loss {loss:.6f}  on {world_size} workers", flush=True)
+        dist.barrier()  # no worker continues before the snapshot is written
         if epoch == args.fail_at and rank == 1:
             os._exit(17)
     dist.barrier()

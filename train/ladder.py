@@ -1,20 +1,20 @@
-"""The first rungs: a model on one GPU, on all GPUs of a machine with DataParallel (one line), then with DDP.
+"""From one GPU to many: one GPU, then DataParallel (one line) on all GPUs of a machine, then DDP.
 
     python train/ladder.py single                                 # one GPU, or the CPU
     python train/ladder.py dataparallel                           # one process, all GPUs of this machine
-    torchrun --nproc-per-node 2 train/ladder.py ddp               # a process a GPU, one machine
+    torchrun --nproc-per-node 2 train/ladder.py ddp               # one process per GPU
     torchrun --nnodes 2 --node-rank I --nproc-per-node 2 --master-addr HOST train/ladder.py ddp    # I = 0, 1
     awsddp train train/ladder.py --world-size 4 -- ddp
 
-The next rungs: elastic.py, where nodes come and go, and parameter_server.py, where DDP does not fit.
-All three rungs see the same batches and print the same losses: DDP's ranks each take their part of the batch.
+All three train on the same batches and print the same losses: each rank of DDP takes its part of a batch.
+The next steps: elastic.py, for workers that fail, and parameter_server.py, for tasks that DDP does not fit.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import time
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
 
 import torch
 import torch.distributed as dist
@@ -23,31 +23,28 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 
 def network() -> nn.Module:
-    """Return what is trained: [B, 1] of inputs [B, 20]."""
+    """Return the network: [B, 1] of inputs [B, 20]."""
     return nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 1))
 
 
 def model_and_device(rung: str) -> tuple[nn.Module, torch.device]:
-    """Return the model as the rung `rung` wraps it, and where its inputs go."""
-    local_rank = int(os.environ.get("LOCAL_RANK", "0")) if rung == "ddp" else 0
+    """Return the model in the wrapper of `rung`, and the device of its inputs."""
+    local_rank = int(os.environ.get("LOCAL_RANK", "0")) if rung == "ddp" else 0  # a GPU for each rank
     device = torch.device("cuda", local_rank) if torch.cuda.is_available() else torch.device("cpu")
     torch.manual_seed(0)
     net = network().to(device)
     if rung == "dataparallel":
-        return DataParallel(net), device  # without a GPU it calls the model as it is
+        return DataParallel(net), device  # without a GPU it only calls the model
     if rung == "ddp":
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
-        return DistributedDataParallel(
-            net, device_ids=[local_rank] if device.type == "cuda" else None
-        ), device
+        device_ids = [local_rank] if device.type == "cuda" else None
+        return DistributedDataParallel(net, device_ids=device_ids), device
     return net, device
 
 
 def main() -> None:
-    """Fit a line through noise, and print the loss of the whole batch."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    """Learn a linear function; print the loss of the whole batch."""
+    parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     parser.add_argument("rung", choices=["single", "dataparallel", "ddp"])
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--batch-size", type=int, default=64, help="of all ranks together")

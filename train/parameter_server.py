@@ -1,22 +1,22 @@
-"""Where DDP does not fit: a parameter server and its trainers over torch.distributed.rpc.
+"""A task for which DDP does not fit: a parameter server and its trainers, with torch.distributed.rpc.
 
-Rank 0 is the server: it holds the weights and the optimiser. Each other rank trains at its own pace: it takes
-the weights, computes gradients on its share of the digits, and sends them back; nobody waits for anybody.
+Rank 0 is the server: it holds the weights and the optimiser. Each other rank trains at its own speed: it
+fetches the weights, computes gradients on its share of the digits and sends them; no rank waits for another.
 
     torchrun --nproc-per-node 3 train/parameter_server.py               # one machine: a server, two trainers
     torchrun --nnodes 2 --node-rank I --nproc-per-node 2 --master-addr HOST train/parameter_server.py
     awsddp train train/parameter_server.py --world-size 4
 
-TP_SOCKET_IFNAME names the interface, as awsddp sets it. Every rank listens on a port of its own: open all
+TP_SOCKET_IFNAME names the network interface; awsddp sets it. Every rank listens on a random port: open all
 ports between the machines. torch.distributed.rpc needs NumPy (seen with torch 2.13).
 """
 
 from __future__ import annotations
 
-import argparse
 import gzip
 import os
 import threading
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -26,12 +26,12 @@ from torch import Tensor, nn
 
 
 def network() -> nn.Module:
-    """Return the model that all of them know."""
+    """Return the network, the same on all ranks."""
     return nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
 
 
 def digits(*, train: bool) -> tuple[Tensor, Tensor]:
-    """Return the UCI digits beside this file, each seventh held out: pixels [N, 64] of 0..1, labels."""
+    """Return pixels [N, 64] from 0 to 1 and labels of the UCI digits; every seventh is held out."""
     text = gzip.decompress((Path(__file__).resolve().parent / "digits.csv.gz").read_bytes()).decode()
     rows = torch.tensor([[int(value) for value in line.split(",")] for line in text.split()])
     rows = rows[(torch.arange(len(rows)) % 7 < 6) == train]
@@ -39,22 +39,22 @@ def digits(*, train: bool) -> tuple[Tensor, Tensor]:
 
 
 class Server:
-    """The weights, changed by whoever sends gradients. It lives on rank 0; trainers reach it by an RRef."""
+    """The weights and their optimiser, on rank 0. The trainers call its methods through an RRef."""
 
     def __init__(self, lr: float) -> None:
         torch.manual_seed(0)
         self.model = network()
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=lr)
-        self.lock = threading.Lock()  # calls of several trainers run in several threads
+        self.lock = threading.Lock()  # calls from several trainers run in several threads
         self.updates = 0
 
     def weights(self) -> list[Tensor]:
-        """Return the weights as they are now."""
+        """Return a copy of the current weights."""
         with self.lock:
             return [parameter.detach().clone() for parameter in self.model.parameters()]
 
     def update(self, gradients: list[Tensor]) -> list[Tensor]:
-        """Take a step along `gradients`; return the new weights, so that a trainer asks once a batch."""
+        """Take a step with `gradients`; return the new weights, so that a batch is one call."""
         with self.lock:
             for parameter, gradient in zip(self.model.parameters(), gradients, strict=True):
                 parameter.grad = gradient
@@ -63,13 +63,13 @@ class Server:
         return self.weights()
 
     def accuracy(self, pixels: Tensor, labels: Tensor) -> tuple[float, int]:
-        """Return the accuracy on these images, and how many updates came in."""
+        """Return the accuracy on these images, and the number of updates so far."""
         with self.lock, torch.inference_mode():
             return float((self.model(pixels).argmax(1) == labels).float().mean()), self.updates
 
 
 def train(server: rpc.RRef[Server], trainer: int, trainers: int, epochs: int) -> float:
-    """Be trainer `trainer` of `trainers`; return the last loss."""
+    """Train as trainer `trainer` of `trainers`; return the last loss."""
     pixels, labels = (part[trainer::trainers] for part in digits(train=True))
     model, loss = network(), torch.zeros(())
     weights = server.rpc_sync().weights()
@@ -85,10 +85,8 @@ def train(server: rpc.RRef[Server], trainer: int, trainers: int, epochs: int) ->
 
 
 def main() -> None:
-    """Rank 0 serves and hands out the work; the others wait for it."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    """On rank 0: start the server and the trainers. The other ranks wait for calls."""
+    parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--lr", type=float, default=0.1)
     args = parser.parse_args()
@@ -102,11 +100,11 @@ def main() -> None:
     if rank == 0:
         server = rpc.RRef(Server(args.lr))
         trainers = world_size - 1
-        work = [
+        results = [
             rpc.rpc_async(f"rank{n}", train, args=(server, n - 1, trainers, args.epochs), timeout=0)
             for n in range(1, world_size)
         ]
-        for number, loss in enumerate([job.wait() for job in work], 1):
+        for number, loss in enumerate([result.wait() for result in results], 1):
             print(f"trainer {number}: last loss {loss:.4f}", flush=True)
         accuracy, updates = server.local_value().accuracy(*digits(train=False))
         print(f"{trainers} trainers, {updates} updates, accuracy {accuracy:.4f}", flush=True)

@@ -1,13 +1,12 @@
-"""Can these machines form a process group, and how fast is its all-reduce? Each rank says how far it is.
+"""Can these machines form a process group, and how fast is its all-reduce? Each rank reports its progress.
 
     torchrun --nproc-per-node 2 train/probe.py                                    # one machine
     torchrun --nnodes 2 --node-rank 0 --nproc-per-node 2 --master-addr HOST --master-port 29500 train/probe.py
     torchrun --nnodes 2 --node-rank 1 --nproc-per-node 2 --master-addr HOST --master-port 29500 train/probe.py
     awsddp train train/probe.py --world-size 4
 
-INIT_METHOD in the environment is taken where it is set (file:///PATH on Windows), else env://. With --json
-each line is JSON: "rank", "at" (started, arrived where the ranks meet, joined, reduced), and the "gbyte_s" of
-the last.
+The ranks meet at $INIT_METHOD (on Windows file:///PATH) if it is set, else at env://. With --json each line
+is JSON: "rank", "at" (started; arrived where the ranks meet; joined; reduced), and for the last "gbyte_s".
 """
 
 from __future__ import annotations
@@ -22,12 +21,12 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-LIMIT = timedelta(seconds=240)
-LEAST_BYTES, MOST_BYTES = 512 << 10, 256 << 20
-ENOUGH_S, TIMES = 0.2, 3
+TIMEOUT = timedelta(seconds=240)
+FIRST_BYTES, LAST_BYTES = 512 << 10, 256 << 20
+ENOUGH_S, REPEATS = 0.2, 3
 
 
-def say(at: str, text: str, **figures: float) -> None:
+def report(at: str, text: str, **figures: float) -> None:
     """Print a line in one piece: ranks share a terminal, and torchrun's write unbuffered."""
     line = f"[{os.getpid()}] {text}"
     if "--json" in sys.argv:
@@ -35,14 +34,14 @@ def say(at: str, text: str, **figures: float) -> None:
     print(f"{line}\n", end="", flush=True)
 
 
-def meet(where: str, rank: int, world_size: int) -> dist.Store:
-    """Return the store in which the ranks meet, without waiting for the others."""
-    if where != "env://":
-        return next(dist.rendezvous(where, rank, world_size))[0]
-    is_held = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # by torchrun itself
+def connect(init_method: str, rank: int, world_size: int) -> dist.Store:
+    """Return the store at which the ranks meet, without waiting for the other ranks."""
+    if init_method != "env://":
+        return next(dist.rendezvous(init_method, rank, world_size))[0]
+    torchrun_has_it = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    first = rank == 0 and not is_held
-    return dist.TCPStore(host, port, world_size, first, timeout=LIMIT, wait_for_workers=False)
+    is_server = rank == 0 and not torchrun_has_it
+    return dist.TCPStore(host, port, world_size, is_server, timeout=TIMEOUT, wait_for_workers=False)
 
 
 def bus_gbyte_s(size: int, seconds: float, ranks: int) -> float:
@@ -55,54 +54,56 @@ def bus_gbyte_s(size: int, seconds: float, ranks: int) -> float:
 
 def measure(device: torch.device) -> float:
     """Return the best bus bandwidth (GB/s) of all-reduces of growing size, by the slowest rank's time."""
-    size, best = LEAST_BYTES, 0.0
+    size, best = FIRST_BYTES, 0.0
     while True:
         values, seconds = torch.ones(size // 4, device=device), []
-        for _ in range(1 + TIMES):  # the first one warms up
+        for _ in range(1 + REPEATS):  # the first one warms up
             dist.barrier()
-            began = time.perf_counter()
+            started = time.perf_counter()
             dist.all_reduce(values)
-            values[0].item()  # on a GPU nothing else waits for its end
-            took = torch.tensor([time.perf_counter() - began], device=device)
-            dist.all_reduce(took, dist.ReduceOp.MAX)
-            seconds.append(float(took))
+            values[0].item()  # waits for the GPU
+            elapsed = torch.tensor([time.perf_counter() - started], device=device)
+            dist.all_reduce(elapsed, dist.ReduceOp.MAX)
+            seconds.append(float(elapsed))
             if seconds[-1] > ENOUGH_S and len(seconds) > 1:
                 break
         best = max(best, bus_gbyte_s(size, min(seconds[1:]), dist.get_world_size()))
-        if min(seconds[1:]) > ENOUGH_S or size == MOST_BYTES:
+        if min(seconds[1:]) > ENOUGH_S or size == LAST_BYTES:
             return best
         size *= 8
 
 
 def main() -> None:
-    """Form the group, add the ranks up, time an all-reduce, and say what was seen."""
+    """Form the group, add up the ranks, time the all-reduce, and report each."""
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     gpus = torch.cuda.device_count()
-    where = os.environ.get("INIT_METHOD", "env://")
-    place = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}" if where == "env://" else where
-    say("started", f"{socket.gethostname()}: rank {rank} of {world_size} goes to {place}")
+    init_method = os.environ.get("INIT_METHOD", "env://")
+    address = init_method
+    if init_method == "env://":
+        address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+    report("started", f"{socket.gethostname()}: rank {rank} of {world_size} goes to {address}")
     started = time.perf_counter()
-    store = meet(where, rank, world_size)
-    say("arrived", f"rank {rank} waits for the others")
+    store = connect(init_method, rank, world_size)
+    report("arrived", f"rank {rank} waits for the others")
     backend = "nccl" if gpus else "gloo"
-    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=LIMIT)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=TIMEOUT)
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     device = torch.device("cuda", local_rank % gpus) if gpus else torch.device("cpu")
     if gpus:
         torch.cuda.set_device(device)
     total = torch.tensor([rank], device=device)
     dist.all_reduce(total)
-    right = int(total) == world_size * (world_size - 1) // 2
+    is_right = int(total) == world_size * (world_size - 1) // 2
     seconds = time.perf_counter() - started
-    say(
+    report(
         "joined",
         f"world_size = {dist.get_world_size()}, rank = {dist.get_rank()}, backend = {dist.get_backend()}, "
-        f"sum of ranks {'right' if right else 'WRONG'} after {seconds:.2f} s",
+        f"sum of ranks {'right' if is_right else 'WRONG'} after {seconds:.2f} s",
     )
-    if not right:
+    if not is_right:
         raise SystemExit("the sum of all ranks is wrong")
     rate = measure(device)
-    say("reduced", f"all-reduce: {rate:.2g} GB/s bus bandwidth", gbyte_s=rate)
+    report("reduced", f"all-reduce: {rate:.2g} GB/s bus bandwidth", gbyte_s=rate)
     dist.barrier()
     time.sleep(0.2)  # torch 2.13's gloo may abort a peer that is still in its last collective
     dist.destroy_process_group()
