@@ -244,10 +244,11 @@ class Inputs:
 
 def build_inputs(args: argparse.Namespace, world: World, device: torch.device) -> Inputs:
     """Return the data that `args` names, for this rank. Raises image_files.DataError without the data set."""
-    size = args.batch_size or args.global_batch // (world.size * args.accumulate)
-    sizes = (size, size * world.size * args.accumulate)
+    parts, global_batch = world.size * args.accumulate, args.global_batch or 0
+    size = args.batch_size or global_batch // parts
+    sizes = (size, size * parts)
     if size < 1:
-        raise LaunchError(f"a global batch of {args.global_batch} leaves some ranks without an image.")
+        raise LaunchError(f"a global batch of {global_batch} leaves some ranks without an image.")
     if args.data == "synthetic":
         shape = (3, args.image_size, args.image_size)
         source = Synthetic(shape, classes=10, batch_size=size, device=device, steps=args.steps)

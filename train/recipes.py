@@ -92,10 +92,10 @@ def parse_arguments(description: str | None, argv: list[str] | None = None) -> a
     _add_launch_options(parser.add_argument_group("launch").add_argument)
     _add_training_options(parser.add_argument_group("training (defaults: the recipe's)").add_argument)
     _add_running_options(parser.add_argument_group("running").add_argument)
-    parser.set_defaults(**asdict(recipe))
+    parser.set_defaults(**{**asdict(recipe), "batch_size": None, "global_batch": None})
     args = parser.parse_args(argv)
-    if args.batch_size and args.global_batch and not recipe.batch_size:
-        args.global_batch = None  # --batch-size overrides the recipe's global batch
+    if args.batch_size is None and args.global_batch is None:  # either option overrides the recipe's
+        args.batch_size, args.global_batch = recipe.batch_size, recipe.global_batch
     return args
 
 

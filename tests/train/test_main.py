@@ -17,10 +17,18 @@ from tests.support.launching import TRAIN, gpus_for, run_program, run_ranks, sta
 from tests.support.seed import drawn
 
 import obtain  # isort: skip
+import recipes  # isort: skip
 
 
 def losses(found: list[dict[str, float]]) -> list[float]:
     return [row["loss"] for row in found if "loss" in row]
+
+
+@pytest.mark.parametrize("recipe", ["digits", "stl10-resnet18"])
+def test_either_size_of_a_batch_overrides_the_recipe(recipe: str) -> None:
+    for option, sizes in (("--batch-size", (8, None)), ("--global-batch", (None, 8))):
+        args = recipes.parse_arguments(None, ["--recipe", recipe, option, "8"])
+        assert (args.batch_size, args.global_batch) == sizes
 
 
 def test_two_passes_of_half_a_batch_are_one_of_the_whole(tmp_path: Path) -> None:
